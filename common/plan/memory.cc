@@ -22,9 +22,11 @@ struct QuantSizes {
   int64_t row_bytes = 0;
 };
 
-QuantSizes QuantSizesOf(const spec::JobSpec& job) {
+QuantSizes QuantSizesOf(const spec::JobSpec& job, const Unit& unit) {
   if (job.quantization.bits == 8) return {kInt8CutUnit, kInt8CutUnit, kFp32Bytes};
-  const bool nested = job.quantization.double_quant;
+  // All of a model alike.
+  const bool nested = std::any_of(unit.parameters.begin(), unit.parameters.end(),
+                                  [](const Parameter& p) { return p.double_quant; });
   const int64_t scales = nested ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
   return {kNf4CutUnit, kNf4CutUnit / 2 + scales, 0};
 }
@@ -124,15 +126,18 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
   const int64_t compute = bf16 ? kBf16Bytes : kFp32Bytes;
   const int64_t master = bf16_master ? kBf16Bytes : kFp32Bytes;
   const ShardParts parts = PartsOf(job);
-  const QuantSizes quant = QuantSizesOf(job);
   Memory memory;
   for (size_t i = 0; i < units.size(); ++i) {
     const Unit& unit = units[i];
+    const QuantSizes quant = QuantSizesOf(job, unit);
     UnitSizes sizes = SizesOf(unit, quant);
     const int64_t codes = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes;
     const bool streams = Streams(job, device) && IsBlock(units, i);
     if (streams) {
-      memory.host_weights += codes + CeilDiv(sizes.linears, parts.weights) * compute;
+      memory.host_weights += codes;
+      // Of QLoRA the quantised weights alone.
+      if (job.qlora()) sizes.linears = 0;
+      memory.host_weights += CeilDiv(sizes.linears, parts.weights) * compute;
       sizes.frozen -= sizes.linears;
     }
     int64_t& trained =

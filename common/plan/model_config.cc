@@ -124,11 +124,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   } else {
     FailUnknownFamily(config, type);
   }
-  if (config.Has("quantization_config")) {
-    config.Fail("quantization_config",
-                "says that the weights are quantised already; use the original weights, they are "
-                "quantised when loaded");
-  }
+  const std::optional<ConfigReader> text =
+      FindWrapper(type) != nullptr ? config.Object("text_config") : std::nullopt;
+  const bool in_text = text && !config.Has("quantization_config");
+  model.stored = ReadStoredWeights(in_text ? *text : config);
   if (!error.ok()) return error;
   return model;
 }

@@ -8,6 +8,7 @@
 
 #include "common/base/status.h"
 #include "common/plan/layer_kinds.h"
+#include "common/plan/stored_weights.h"
 
 // The description of a model, from the config.json that transformers writes. Read the same way by
 // the server, which refuses at submit what ranks cannot run, and by the ranks.
@@ -37,6 +38,7 @@ struct ModelShape {
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;
+  StoredWeights stored;
 };
 
 enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kLongRope, kNone };

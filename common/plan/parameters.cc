@@ -57,9 +57,12 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
   return std::nullopt;
 }
 
-Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job,
+Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::JobSpec& job,
               const std::vector<std::string>& targets) {
   const bool full = job.full_finetune();
+  // Of a checkpoint in 4 bits no weight is quantised again.
+  const bool as_stored = shape.stored.form == StoredForm::kNf4;
+  const bool double_quant = as_stored ? shape.stored.double_quant : job.quantization.double_quant;
   Unit unit;
   for (const TensorInfo& tensor : tensors.tensors) {
     const bool linear = tensor.role == TensorRole::kLinear;
@@ -67,12 +70,24 @@ Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job,
     const bool bias_trained =
         tensor.role == TensorRole::kBias &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
-    unit.parameters.push_back({tensor.name, tensor.elements(), full || bias_trained,
-                               linear && job.qlora(), false, linear ? tensor.shape[0] : 0});
+    const bool quantized =
+        linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
+    unit.parameters.push_back({.name = tensor.name,
+                               .elements = tensor.elements(),
+                               .trainable = full || bias_trained,
+                               .quantized = quantized,
+                               .rows = linear ? tensor.shape[0] : 0,
+                               .double_quant = quantized && double_quant});
     if (!linear || !adapted) continue;
     const int64_t r = job.lora.r, out = tensor.shape[0], in = tensor.shape[1];
-    unit.parameters.push_back({tensor.module() + ".lora_A.weight", r * in, true, false, true});
-    unit.parameters.push_back({tensor.module() + ".lora_B.weight", out * r, true, false, true});
+    unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
+                               .elements = r * in,
+                               .trainable = true,
+                               .adapter = true});
+    unit.parameters.push_back({.name = tensor.module() + ".lora_B.weight",
+                               .elements = out * r,
+                               .trainable = true,
+                               .adapter = true});
   }
   return unit;
 }
@@ -81,7 +96,7 @@ std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> targets = TargetsOf(shape, job);
   std::vector<Unit> units;
   for (const TensorUnit& tensors : TensorsOf(shape)) {
-    units.push_back(MakeUnit(tensors, job, targets));
+    units.push_back(MakeUnit(shape, tensors, job, targets));
   }
   return units;
 }
@@ -114,6 +129,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     "most {}",
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
+  if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   return CheckOptimizer(shape, job);

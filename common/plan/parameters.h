@@ -21,9 +21,10 @@ struct Parameter {
   std::string name;  // as in the checkpoint; adapters: "<module>.lora_A.weight"
   int64_t elements = 0;
   bool trainable = false;
-  bool quantized = false;  // stored in 4 or 8 bits
-  bool adapter = false;    // added by LoRA, not part of the base
-  int64_t rows = 0;        // outputs of a linear's weight
+  bool quantized = false;     // held in 4 or 8 bits
+  bool adapter = false;       // added by LoRA, not part of the base
+  int64_t rows = 0;           // outputs of a linear's weight
+  bool double_quant = false;  // of weights in 4 bits, the blocks' scales are quantised too
 };
 
 // The parameters that are gathered, reduced and sharded as one, in the engine's order: the
@@ -42,7 +43,8 @@ std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linear
 bool MatchesTarget(std::string_view module, std::string_view target);
 
 // A request of the job that the model cannot meet, or nullopt: an entry of lora.target_modules that
-// matches no linear, 8-bit states where nothing trained is large enough.
+// matches no linear, 8-bit states where nothing trained is large enough, anything but QLoRA of
+// weights that are stored in 4 bits.
 std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job);
 
 // The job's parameters. InvalidArgument for a problem that CheckJob finds.

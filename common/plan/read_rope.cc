@@ -16,12 +16,14 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     scaling.Fail("partial_rotary_factor", "other than 1 is not supported");
   }
   if (type == "default") return;
-  const int64_t max_positions = config.Size("max_position_embeddings");
-  rope.original_max_positions = scaling.Size("original_max_position_embeddings", max_positions);
   if (type == "linear") {
     rope.type = RopeType::kLinear;
     rope.factor = scaling.Required<double>("factor");
-  } else if (type == "llama3") {
+    return;
+  }
+  const int64_t max_positions = config.Size("max_position_embeddings");
+  rope.original_max_positions = scaling.Size("original_max_position_embeddings", max_positions);
+  if (type == "llama3") {
     rope.type = RopeType::kLlama3;
     rope.factor = scaling.Required<double>("factor");
     rope.low_freq_factor = scaling.Required<double>("low_freq_factor");

@@ -46,6 +46,15 @@ def load_model(folder, use_nf4):
     return model.eval()
 
 
+def compute_in_float32(model):
+    """Products of bitsandbytes' 4-bit weights, where a checkpoint has them, as of all other weights."""
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.compute_dtype = torch.float32
+            module.train()  # else they are packed anew, for products in bfloat16, on some CPUs
+    return model
+
+
 def load_adapter(model, folder):
     """The adapter over the model; every file's tensor must have found its place."""
     import peft
@@ -65,6 +74,7 @@ def load_adapter(model, folder):
 
 
 def compare(model, input_ids, ours):
+    compute_in_float32(model)
     with torch.no_grad():
         theirs = model(input_ids=input_ids).logits
     if theirs.shape != ours.shape:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Trains SmolLM2 for a few steps through sft-rank, once with adapters and once whole, and holds the
-logits of what it delivers, loaded by peft and transformers, against those of sft-rank.
+"""Trains SmolLM2 for a few steps through sft-rank, with adapters, with adapters on the model as
+bitsandbytes stores it in 4 bits, and whole, and holds the logits of what it delivers, loaded by peft
+and transformers, against those of sft-rank.
 
     delivery.py --bin FOLDER [--model build/demo/model]
 
@@ -10,6 +11,7 @@ Run by run.sh; check_peft.py compares. Needs deploy/requirements/parity.txt.
 import argparse
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENS = ROOT / "tests/parity/goldens/series/tokens.safetensors"
 LIMIT_S = 1800
 # Rates at which a few steps move the logits by far more than the tolerance.
-TRAINING = {"lora": {"mode": "lora"}, "fft": {"mode": "full_finetune"}}
-RATE = {"lora": 1e-3, "fft": 1e-4}
+TRAINING = {"lora": {"mode": "lora"}, "stored": {"mode": "lora", "use_qlora": True},
+            "fft": {"mode": "full_finetune"}}
+RATE = {"lora": 1e-3, "stored": 1e-3, "fft": 1e-4}
 
 
 def job(kind):
@@ -29,6 +32,7 @@ def job(kind):
         "job": {"model": "model", "data": "train.jsonl"},
         "compute": {"gpu_type": "CPU", "variant": "CPU-1x"},
         "training": TRAINING[kind],
+        "quantization": {"bits": 4 if kind == "stored" else 0},
         "hyperparameters": {
             "per_device_batch": 2, "global_batch": 2, "sequence_length": 64, "max_steps": 4,
             "learning_rate": RATE[kind], "parallelism": {"compute_type": "fp32"}},
@@ -58,11 +62,30 @@ def train(program, kind, model, folder):
     return folder / "output"
 
 
+def store_in_4_bits(model, folder):
+    """The model as a repository in 4 bits has it, with the tokenizer's files."""
+    import torch
+    import transformers
+
+    quantization = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", "model.layers.1.mlp", "model.layers.2.self_attn.k_proj"])
+    transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.bfloat16, quantization_config=quantization,
+        device_map="cpu").save_pretrained(folder)
+    for file in model.glob("*token*"):
+        shutil.copy(file, folder)
+    return folder
+
+
 def check(program, kind, model, folder):
+    if kind == "stored":
+        model = store_in_4_bits(model, folder / "stored")
     output = train(program, kind, model, folder)
     tokens, logits = folder / "tokens.safetensors", folder / "logits.safetensors"
     save_file({"input_ids": load_file(TOKENS)["input_ids"][0].contiguous()}, tokens)
-    what = ["--model", model, "--adapter", output] if kind == "lora" else ["--model", output]
+    what = ["--model", output] if kind == "fft" else ["--model", model, "--adapter", output]
     run(program, "logits", *what, "--tokens", tokens, "--out", logits)
     print(f"delivery: {kind}: " + run(
         sys.executable, ROOT / "tests/parity/check_peft.py", *what, "--tokens", tokens, "--logits",

@@ -25,10 +25,11 @@ import int8_goldens
 import nf4_goldens
 import schedules
 import series
+import stored
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
-PARTS = ["families", "nf4", "int8", "schedules", "series"]
+PARTS = ["families", "stored", "nf4", "int8", "schedules", "series"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps). Norms of gradients
 # part first: 2e-4 was seen between two machines whose losses agree to 5e-5.
@@ -124,6 +125,8 @@ def main():
         schedules.make(out / "schedules")
     if "families" in parts:
         families.make(out / "families")
+    if "stored" in parts:
+        stored.make(out / "stored")
     if "series" in parts:
         torch.set_num_threads(min(4, os.cpu_count()))
         series.make(out / "series", GOLDENS, args.model, ROOT / "deploy/demo/train.jsonl")

@@ -51,6 +51,9 @@ void WriteConfig(const fs::path& source, const fs::path& target, at::ScalarType 
   config[key] = TorchName(type);
   // Weights are written as they are computed with, whatever the source was quantised to.
   config.erase("quantization_config");
+  if (config.contains("text_config") && config["text_config"].is_object()) {
+    config["text_config"].erase("quantization_config");
+  }
   WriteTextFile(target, DumpJson(config, 2) + "\n");
 }
 

@@ -42,6 +42,7 @@ constexpr DtypeName kDtypes[] = {
     {"BF16", at::kBFloat16},
     {"F8_E4M3", at::kFloat8_e4m3fn},
     {"F8_E5M2", at::kFloat8_e5m2},
+    {"F8_E8M0", at::kFloat8_e8m0fnu},
     {"I64", at::kLong},
     {"I32", at::kInt},
     {"I16", at::kShort},

@@ -109,6 +109,10 @@ std::vector<std::string> LinearsOf(const ModelLayout& layout) {
 }
 
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
+  if (const auto problem = plan::CheckStored(layout.stored, spec)) {
+    throw UserError(problem->key + ": " + problem->message, "bad_model",
+                    "change the job, or give the original model");
+  }
   if (spec.full_finetune()) {
     for (UnitInfo& unit : layout.units) {
       for (ParamInfo& param : unit.params) param.trainable = true;

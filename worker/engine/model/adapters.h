@@ -17,8 +17,9 @@ std::vector<std::string> LinearsOf(const ModelLayout& layout);
 // quantised) base. Quantised are the linear layers of the blocks, adapted or not, as bitsandbytes
 // does through transformers; embedding, norms and head never.
 //
-// Throws UserError when a target module matches nothing (naming the modules there are) or matches
-// something that is not a linear layer of a block.
+// Throws UserError for a job that cannot use the weights as they are stored (plan::CheckStored),
+// and when a target module matches nothing (naming the modules there are) or matches something that
+// is not a linear layer of a block.
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
 
 // alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.

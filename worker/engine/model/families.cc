@@ -31,6 +31,7 @@ ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
   layout.prefix = config.prefix;
   layout.optional_prefix = plan::NamesOf(config).optional_prefix;
+  layout.stored = config.stored;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
     UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};
     for (plan::TensorInfo& tensor : tensors.tensors) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <unordered_set>
@@ -19,12 +20,6 @@ namespace {
 
 using at::Tensor;
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 bool InBase(const ParamInfo& param) {
   return param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB;
 }
@@ -36,28 +31,6 @@ std::string FileName(const ModelFiles& files, const ModelLayout& layout, const s
   const std::string& optional = layout.optional_prefix;
   if (optional.empty() || files.Contains(name) || !name.starts_with(optional)) return name;
   return name.substr(optional.size());
-}
-
-void CheckParam(const ModelFiles& files, const ParamInfo& param, const std::string& name) {
-  const std::string where = files.dir().string();
-  if (!files.Contains(name)) {
-    throw UserError(
-        where + ": the weights hold no tensor " + param.name + ", which config.json asks for",
-        "bad_model", "download the model again, or correct config.json");
-  }
-  const TensorInfo& info = files.Info(name);
-  std::vector<int64_t> shape = param.shape;
-  if (param.transposed) std::reverse(shape.begin(), shape.end());
-  if (info.shape != shape) {
-    throw UserError(where + ": " + name + " has shape " + ShapeText(info.shape) +
-                        ", config.json asks for " + ShapeText(shape),
-                    "bad_model", "config.json and weights must be of one model");
-  }
-  if (!at::isFloatingType(info.dtype)) {
-    throw UserError(where + ": " + name + " has type " + std::string(SafetensorsDtype(info.dtype)) +
-                        ", not a float type",
-                    "bad_model", "use the original weights: they are quantised when loaded");
-  }
 }
 
 // A head that is tied, tables and masks that are computed and the other parts of a multimodal model
@@ -127,7 +100,12 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
   return source;
 }
 
-std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options) {
+// The format of quantised weights: the job's, or that in which the checkpoint holds them.
+std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options, const ModelLayout& layout,
+                                      const BaseWeights& base) {
+  if (options.bits == 4 && layout.stored.form == plan::StoredForm::kNf4) {
+    return MakeNf4Format(base.nested());
+  }
   switch (options.bits) {
     case 4:
       return MakeNf4Format(options.double_quant);
@@ -138,20 +116,39 @@ std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options) {
   }
 }
 
+void LoadQuantized(const ParamInfo& param, int unit, int index, const BaseWeights& base,
+                   const FrozenOptions& options, at::Device device, QuantizedSource& source) {
+  if (param.plain_among_quantized) {
+    const Tensor weight = at::empty(param.shape, at::TensorOptions(device).dtype(options.compute));
+    base.Copy(param, weight);
+    source.LoadPlain(unit, index, weight);
+    return;
+  }
+  const auto [first, count] = source.RangeOf(unit, index);
+  if (options.bits == 4 && base.HoldsNf4(param)) {
+    source.LoadBytes(unit, index, base.ReadBytes(param, first, count));
+  } else {
+    source.Load(unit, index, base.Read(param, first, count));
+  }
+}
+
 }  // namespace
 
 BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout,
                          at::Device device)
     : files_(ModelFiles::Open(model_dir)),
+      device_(device),
       reader_(device.is_cpu() ? nullptr : std::make_unique<TensorReader>(device)) {
   std::unordered_set<std::string> known;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!InBase(param)) continue;
       const std::string name = FileName(files_, layout, param.name);
-      CheckParam(files_, param, name);
-      if (name != param.name) file_names_[param.name] = name;
+      StoredTensor stored = FindStored(files_, param, name, layout.stored);
+      if (stored.form == plan::StoredForm::kNf4) nested_ = nested_ && stored.nested_as_held;
       known.insert(name);
+      known.insert(stored.beside.begin(), stored.beside.end());
+      stored_.emplace(param.name, std::move(stored));
     }
   }
   for (const std::string& name : files_.Names()) {
@@ -163,23 +160,47 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   }
 }
 
-const std::string& BaseWeights::NameOf(const ParamInfo& param) const {
-  const auto found = file_names_.find(param.name);
-  return found == file_names_.end() ? param.name : found->second;
+void BaseWeights::QuantizeAsStored(ModelLayout& layout) const {
+  bool any = false;
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) param.quantized = false;
+    for (const std::vector<int>& weights : unit.shared_matrices) {
+      const auto holds_nf4 = [&](int weight) { return HoldsNf4(unit.params[weight]); };
+      if (std::none_of(weights.begin(), weights.end(), holds_nf4)) continue;
+      any = true;
+      for (const int weight : weights) {
+        unit.params[weight].quantized = true;
+        unit.params[weight].plain_among_quantized = !holds_nf4(weight);
+      }
+    }
+  }
+  if (any) return;
+  throw UserError(files_.dir().string() +
+                      ": quantization_config of config.json says that the weights are stored in 4 "
+                      "bits, but none is",
+                  "bad_model", "config.json and weights must be of one model");
+}
+
+Tensor BaseWeights::ReadElements(const std::string& name, int64_t first, int64_t count) const {
+  return reader_ ? reader_->Read(files_.File(name), name, first, count)
+                 : files_.ViewRange(name, first, count);
 }
 
 Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
-  if (!param.transposed) return ReadStored(param, first, count);
-  const Tensor whole = ReadStored(param, 0, param.numel());
-  return whole.view({param.shape[1], param.shape[0]}).t().reshape({-1}).narrow(0, first, count);
+  const StoredTensor& stored = Stored(param);
+  const auto read = std::bind_front(&BaseWeights::ReadElements, this);
+  if (!stored.transposed) return ReadStored(stored, first, count, read);
+  const Tensor whole = ReadStored(stored, 0, param.numel(), read);
+  return whole.view(stored.shape).t().reshape({-1}).narrow(0, first, count);
 }
 
-Tensor BaseWeights::ReadStored(const ParamInfo& param, int64_t first, int64_t count) const {
-  const std::string& name = NameOf(param);
-  const Tensor part = reader_ ? reader_->Read(files_.File(name), name, first, count)
-                              : files_.ViewRange(name, first, count);
-  const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
-  return kept ? part : part.to(at::kFloat);
+QuantizedPart BaseWeights::ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const {
+  return ReadNf4(Stored(param), first, count, nested_, device_,
+                 std::bind_front(&BaseWeights::ReadElements, this));
+}
+
+bool BaseWeights::HoldsNf4(const ParamInfo& param) const {
+  return Stored(param).form == plan::StoredForm::kNf4;
 }
 
 void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_elements) const {
@@ -193,7 +214,10 @@ void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_el
   }
 }
 
-void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(NameOf(param)); }
+void BaseWeights::Done(const ParamInfo& param) const {
+  files_.DropPages(Stored(param).name);
+  for (const std::string& name : Stored(param).beside) files_.DropPages(name);
+}
 
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
                                          const FrozenOptions& options, Communicator& comm) {
@@ -210,13 +234,13 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
       .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
       .sharded = options.sharded,
       .run = options.run};
-  auto source = std::make_unique<QuantizedSource>(layout, FormatOf(options), quantized, comm);
+  auto source =
+      std::make_unique<QuantizedSource>(layout, FormatOf(options, layout, base), quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
       if (!param.quantized) continue;
-      const auto [first, count] = source->RangeOf(unit, static_cast<int>(i));
-      source->Load(unit, static_cast<int>(i), base.Read(param, first, count));
+      LoadQuantized(param, unit, static_cast<int>(i), base, options, comm.device(), *source);
       base.Done(param);
     }
   }

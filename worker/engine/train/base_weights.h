@@ -9,6 +9,7 @@
 #include "common/plan/execution.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/stored_tensor.h"
 #include "worker/engine/train/tensor_reader.h"
 #include "worker/engine/weights/quantized_source.h"
 #include "worker/engine/weights/weight_source.h"
@@ -19,14 +20,26 @@ namespace sft::engine {
 // Thread-compatible.
 class BaseWeights {
  public:
-  // Throws UserError naming the tensor: missing, of another shape or type than config.json says, or
-  // present in the files but unknown to the layout (the result would be another model).
+  // Throws UserError naming the tensor: missing, of another shape or type than config.json says,
+  // stored in a form that is not read (FindStored), or present in the files but unknown to the
+  // layout (the result would be another model).
   BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout, at::Device device);
 
+  // Has `layout` quantise the weights that the files hold in 4 bits and no others. Throws UserError
+  // if none is.
+  void QuantizeAsStored(ModelLayout& layout) const;
+
   // Elements [first, first + count) of a parameter of the base, flat, as stored (16-bit floats that
-  // are not bf16 become fp32), on the device. On a CPU pages are read from the file when the tensor
-  // is used.
+  // are not bf16 become fp32) or de-quantised to fp32, on the device. On a CPU pages are read from
+  // the file when the tensor is used.
   at::Tensor Read(const ParamInfo& param, int64_t first, int64_t count) const;
+  // The bytes of such elements where the files hold them in NF4; `first` is a multiple of its cut
+  // unit.
+  QuantizedPart ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const;
+  bool HoldsNf4(const ParamInfo& param) const;
+  // True if ReadBytes gives scales that are quantised too: as bitsandbytes' are, unless some
+  // weight's are laid out in another way than kernels/nf4_tables.h says.
+  bool nested() const { return nested_; }
   // The whole parameter into `to`, of its shape and of any type and stride, in parts of whole rows
   // of at most so many elements: on a GPU no second one of its size is held.
   void Copy(const ParamInfo& param, const at::Tensor& to,
@@ -35,14 +48,13 @@ class BaseWeights {
   void Done(const ParamInfo& param) const;
 
  private:
-  // The parameter's name in the files.
-  const std::string& NameOf(const ParamInfo& param) const;
-  // As Read, in the order in which the file has the elements.
-  at::Tensor ReadStored(const ParamInfo& param, int64_t first, int64_t count) const;
+  at::Tensor ReadElements(const std::string& name, int64_t first, int64_t count) const;
+  const StoredTensor& Stored(const ParamInfo& param) const { return stored_.at(param.name); }
 
   ModelFiles files_;
-  std::map<std::string, std::string, std::less<>>
-      file_names_;                        // where they differ from the layout's
+  at::Device device_;
+  std::map<std::string, StoredTensor, std::less<>> stored_;
+  bool nested_ = true;
   std::unique_ptr<TensorReader> reader_;  // none on a CPU
 };
 

@@ -18,6 +18,7 @@
 #include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/tensor_hash.h"
 #include "worker/engine/model/adapters.h"
+#include "worker/engine/train/stored_tensor.h"
 
 namespace sft::engine {
 
@@ -166,25 +167,64 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
   return hasher.Finish();
 }
 
+// The parts of a multimodal model that are not trained: a delivered model has them as they are, but
+// none in FP8.
+std::vector<StoredTensor> OtherParts(const ModelFiles& files, const ModelLayout& layout) {
+  std::vector<StoredTensor> parts;
+  std::set<std::string, std::less<>> beside;
+  for (const std::string& name : files.Names()) {
+    if (!layout.IsOtherPart(name)) continue;
+    const TensorInfo& info = files.Info(name);
+    const bool fp8 = info.dtype == at::kFloat8_e4m3fn && info.shape.size() == 2 &&
+                     files.Contains(name + "_scale_inv");
+    if (fp8 && layout.stored.form == plan::StoredForm::kFp8) {
+      parts.push_back(FindStored(files, {name, info.shape}, name, layout.stored));
+      beside.insert(parts.back().beside.begin(), parts.back().beside.end());
+    } else {
+      parts.push_back({.name = name, .shape = info.shape});
+    }
+  }
+  std::erase_if(parts, [&](const StoredTensor& part) { return beside.contains(part.name); });
+  return parts;
+}
+
+bool IsPlain(const StoredTensor& part) { return part.form == plan::StoredForm::kPlain; }
+
+Tensor WholeOf(const StoredTensor& part, const ModelFiles& files) {
+  if (IsPlain(part)) return files.View(part.name);
+  const auto read = [&](const std::string& name, int64_t first, int64_t count) {
+    return files.ViewRange(name, first, count);
+  };
+  return ReadStored(part, 0, files.Info(part.name).numel(), read).view(part.shape);
+}
+
+TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> shape) {
+  TensorInfo info;
+  info.name = std::move(name);
+  info.dtype = type;
+  info.shape = std::move(shape);
+  return info;
+}
+
 std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec,
                            const DeliveryOptions& options, bool writes) {
   std::unique_ptr<ModelWriter> writer;
-  std::optional<ModelFiles> base;  // the parts that are not trained come from it as they are
+  std::optional<ModelFiles> base;  // the parts that are not trained come from it
+  std::vector<StoredTensor> others;
   if (writes) {
     base = ModelFiles::Open(options.model_dir);
     std::vector<TensorInfo> infos;
     for (const UnitInfo& unit : model.layout().units) {
       for (const ParamInfo& param : unit.params) {
-        TensorInfo info;
-        info.name = param.name;
-        info.dtype = model.compute_type();
-        info.shape = param.shape;
-        if (param.transposed) std::reverse(info.shape.begin(), info.shape.end());
-        infos.push_back(std::move(info));
+        std::vector<int64_t> shape = param.shape;
+        if (param.transposed) std::reverse(shape.begin(), shape.end());
+        infos.push_back(InfoOf(param.name, model.compute_type(), std::move(shape)));
       }
     }
-    for (const std::string& name : base->Names()) {
-      if (model.layout().IsOtherPart(name)) infos.push_back(base->Info(name));
+    others = OtherParts(*base, model.layout());
+    for (const StoredTensor& part : others) {
+      infos.push_back(IsPlain(part) ? base->Info(part.name)
+                                    : InfoOf(part.name, model.compute_type(), part.shape));
     }
     ModelWriterOptions writer_options;
     writer_options.target = options.target;
@@ -198,9 +238,7 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
     if (writer) writer->Write(param.name, param.transposed ? weight.t().contiguous() : weight);
   });
   if (writer) {
-    for (const std::string& name : base->Names()) {
-      if (model.layout().IsOtherPart(name)) writer->Write(name, base->View(name));
-    }
+    for (const StoredTensor& part : others) writer->Write(part.name, WholeOf(part, *base));
     writer->Commit();
   }
   return hasher.Finish();

@@ -121,8 +121,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   const plan::ExecutionPlan run =
       execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
   const bool full = spec_.full_finetune();
-  if (run.blocks_on_host && !full) StreamLinears(layout_);
+  if (run.blocks_on_host && !full && !spec_.qlora()) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
+  if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),

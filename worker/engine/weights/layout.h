@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/plan/parameters.h"
+#include "common/plan/stored_weights.h"
 
 // A model's parameters, cut into units: the pieces that are acquired, gathered, reduced and
 // released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
@@ -24,7 +25,9 @@ struct ParamInfo {
   std::vector<int64_t> shape;
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
-  bool quantized = false;   // kept as bytes of a format (quant_format.h), never trainable
+  bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
+  // Of these: plain itself, in a matrix with weights whose checkpoint has them quantised.
+  bool plain_among_quantized = false;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
   int64_t numel() const;
@@ -75,6 +78,7 @@ struct ModelLayout {
   std::vector<UnitInfo> units;
   std::string prefix;           // of the names of all base parameters (plan::ModelShape::prefix)
   std::string optional_prefix;  // which files may leave out (plan::TensorNames)
+  plan::StoredWeights stored;
 
   // True for a tensor of the checkpoint that is no part of the decoder: of a vision tower, say.
   bool IsOtherPart(std::string_view name) const { return !name.starts_with(prefix); }

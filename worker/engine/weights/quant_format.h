@@ -24,6 +24,8 @@ struct PlaneSpec {
 struct QuantizedPart {
   std::vector<at::Tensor> planes;  // flat, cut units * per_cut_unit elements each
   at::Tensor constants;            // whole-tensor values that every rank needs; may be undefined
+  // The weight itself where it is not quantised but stands among weights that are; else undefined.
+  at::Tensor plain;
 };
 
 // Immutable; any thread.

@@ -52,7 +52,9 @@ Tensor QuantizedSource::NewBuffer(const Unit& unit) const {
 QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   Unit unit;
   UnitInfo in_cut_units = info;
-  for (ParamInfo& param : in_cut_units.params) param.shape = {format_->CutUnits(param.numel())};
+  for (ParamInfo& param : in_cut_units.params) {
+    param.shape = {param.plain_among_quantized ? 0 : format_->CutUnits(param.numel())};
+  }
   unit.cut_units = FlatLayout(in_cut_units, [](const ParamInfo& p) { return p.quantized; });
   const int64_t total = unit.cut_units.size();
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
@@ -62,6 +64,7 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
     unit.planes.push_back(ZeroBuffer(size, plane.type, comm_.device(), on_host_));
   }
   unit.constants.resize(unit.cut_units.pieces().size());
+  unit.plain.resize(unit.cut_units.pieces().size());
   return unit;
 }
 
@@ -84,13 +87,39 @@ QuantizedSource::Range QuantizedSource::RangeOf(int unit, int param) const {
   return {};
 }
 
-void QuantizedSource::Load(int unit, int param, const Tensor& part) {
-  Unit& u = units_[unit];
-  const auto& pieces = u.cut_units.pieces();
+size_t QuantizedSource::PieceOf(const Unit& unit, int param) {
+  const auto& pieces = unit.cut_units.pieces();
   const auto piece = std::find_if(pieces.begin(), pieces.end(),
                                   [param](const FlatLayout::Piece& p) { return p.param == param; });
   if (piece == pieces.end())
     throw InternalError("a weight that is not quantised was loaded as one");
+  return static_cast<size_t>(piece - pieces.begin());
+}
+
+void QuantizedSource::LoadPlain(int unit, int param, Tensor weight) {
+  Unit& u = units_[unit];
+  u.plain[PieceOf(u, param)] = std::move(weight);
+}
+
+void QuantizedSource::LoadBytes(int unit, int param, const QuantizedPart& bytes) {
+  Unit& u = units_[unit];
+  const size_t place = PieceOf(u, param);
+  u.constants[place] = bytes.constants;
+  if (bytes.planes.empty()) return;
+  const int64_t first = FirstCutUnit(u);
+  const int64_t begin = std::max(first, u.cut_units.pieces()[place].begin) - first;
+  const std::vector<PlaneSpec> specs = format_->planes();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    u.planes[i]
+        .narrow(0, begin * specs[i].per_cut_unit, bytes.planes[i].numel())
+        .copy_(bytes.planes[i]);
+  }
+}
+
+void QuantizedSource::Load(int unit, int param, const Tensor& part) {
+  Unit& u = units_[unit];
+  const size_t place = PieceOf(u, param);
+  const FlatLayout::Piece* const piece = &u.cut_units.pieces()[place];
   const ParamInfo& info = layout_.units[unit].params[param];
   const int64_t numel = info.numel();
   std::vector<int64_t> elements;  // of this parameter, by rank
@@ -118,7 +147,7 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
         .narrow(0, own_begin * specs[i].per_cut_unit, quantized.planes[i].numel())
         .copy_(quantized.planes[i]);
   }
-  u.constants[piece - pieces.begin()] = quantized.constants;
+  u.constants[place] = quantized.constants;
 }
 
 void QuantizedSource::StartFetch(Unit& u) {
@@ -211,15 +240,15 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
 
 QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {
   const std::vector<PlaneSpec> specs = format_->planes();
-  const auto& pieces = u.cut_units.pieces();
-  const auto piece = std::find_if(pieces.begin(), pieces.end(),
-                                  [param](const FlatLayout::Piece& p) { return p.param == param; });
+  const size_t place = PieceOf(u, param);
+  const FlatLayout::Piece& piece = u.cut_units.pieces()[place];
   QuantizedPart part;
+  part.plain = u.plain[place];
   for (size_t i = 0; i < specs.size(); ++i) {
     part.planes.push_back((fetches() ? u.fetched : u.planes)[i].narrow(
-        0, piece->begin * specs[i].per_cut_unit, piece->count * specs[i].per_cut_unit));
+        0, piece.begin * specs[i].per_cut_unit, piece.count * specs[i].per_cut_unit));
   }
-  part.constants = u.constants[piece - pieces.begin()];
+  part.constants = u.constants[place];
   return part;
 }
 
@@ -249,6 +278,9 @@ int64_t QuantizedSource::ResidentBytes() const {
     }
     for (const Tensor& constants : unit.constants) {
       if (constants.defined()) bytes += static_cast<int64_t>(constants.nbytes());
+    }
+    for (const Tensor& plain : unit.plain) {
+      if (plain.defined()) bytes += static_cast<int64_t>(plain.nbytes());
     }
     if (unit.own.defined() && !unit.carries) bytes += static_cast<int64_t>(unit.own.nbytes());
   }

@@ -48,6 +48,12 @@ class QuantizedSource : public WeightSource {
   // Quantises what RangeOf asked for: flat fp32 or bf16 on comm's device. Every rank calls it for
   // every quantised parameter, in one order.
   void Load(int unit, int param, const at::Tensor& part);
+  // In place of Load for weights that need no quantising: their bytes, of what RangeOf asked for,
+  // planes without padding.
+  void LoadBytes(int unit, int param, const QuantizedPart& bytes);
+  // In place of Load for a parameter that is plain_among_quantized: the whole weight in the type of
+  // the computation, whatever RangeOf says.
+  void LoadPlain(int unit, int param, at::Tensor weight);
 
   void Prefetch(int unit, WeightUse use) override;
   void Acquire(int unit, UnitWeights& weights) override;
@@ -62,6 +68,7 @@ class QuantizedSource : public WeightSource {
     std::vector<int64_t> counts;  // cut units of each rank; one count when not sharded
     std::vector<at::Tensor> planes;
     std::vector<at::Tensor> constants;  // by piece
+    std::vector<at::Tensor> plain;      // by piece, where it is plain_among_quantized
     // Planes of the whole unit on the device while they are fetched, and this rank's on their way.
     std::vector<at::Tensor> fetched, staged;
     std::vector<WorkPtr> gathers;
@@ -81,6 +88,7 @@ class QuantizedSource : public WeightSource {
   void ChooseOwners(const plan::ExecutionPlan& run);
   at::Tensor NewBuffer(const Unit& unit) const;
   int64_t FirstCutUnit(const Unit& unit) const;
+  static size_t PieceOf(const Unit& unit, int param);
   // True if a unit's bytes have to be brought together before they are de-quantised.
   bool fetches() const { return sharded_ || on_host_; }
   // On the side stream where the bytes come from the host.

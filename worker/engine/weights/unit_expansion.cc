@@ -55,7 +55,11 @@ class PlainExpansion : public UnitExpansion {
     for (size_t i = 0; i < places_.size(); ++i) {
       if (places_[i].begin < 0) continue;
       const QuantizedPart part = quantized(static_cast<int>(i));
-      format_.Dequantize(View(elements, i), part.planes, part.constants);
+      if (part.plain.defined()) {
+        View(elements, i).copy_(part.plain);
+      } else {
+        format_.Dequantize(View(elements, i), part.planes, part.constants);
+      }
     }
     return WeightUse::kBoth;
   }
@@ -129,14 +133,12 @@ class Fp8Expansion : public UnitExpansion {
           Tensor rows = Forward(matrix, buffer)
                             .narrow(0, member.first_row, member.rows)
                             .narrow(1, 0, matrix.info.columns);
-          format_.DequantizeFp8(rows, part.planes, part.constants,
-                                matrix.forward_scale.narrow(0, member.first_row, member.rows),
-                                /*transposed=*/false);
+          WriteFp8(rows, part, matrix.forward_scale.narrow(0, member.first_row, member.rows),
+                   /*transposed=*/false);
         }
         if (Includes(use, WeightUse::kBackward)) {
           Tensor columns = Backward(matrix, buffer).narrow(1, member.first_row, member.rows);
-          format_.DequantizeFp8(columns, part.planes, part.constants, matrix.backward_scale,
-                                /*transposed=*/true);
+          WriteFp8(columns, part, matrix.backward_scale, /*transposed=*/true);
         }
       }
     }
@@ -175,6 +177,14 @@ class Fp8Expansion : public UnitExpansion {
                 plan::RowStride(m.info.rows, m.info.rank));
   }
 
+  void WriteFp8(Tensor out, const QuantizedPart& part, const Tensor& scale, bool transposed) const {
+    if (part.plain.defined()) {
+      ops::Fp8QuantizeWith(out, transposed ? part.plain.t().contiguous() : part.plain, scale);
+    } else {
+      format_.DequantizeFp8(out, part.planes, part.constants, scale, transposed);
+    }
+  }
+
   static Tensor ScaleOf(const Tensor& largest) {
     const Tensor scale = (largest * (ops::kFp8Room / kFp8Largest)).clamp_min_(kFp8SmallestScale);
     return at::where(largest > 0, scale, 1.0f);
@@ -187,9 +197,12 @@ class Fp8Expansion : public UnitExpansion {
     Tensor of_columns;
     for (const MatrixInfo::Member& member : matrix.info.members) {
       const QuantizedPart part = quantized(member.weight);
-      const Tensor weight = at::empty({member.rows, matrix.info.columns},
-                                      part.planes[0].options().dtype(at::kBFloat16));
-      format_.Dequantize(weight, part.planes, part.constants);
+      Tensor weight = part.plain;
+      if (!weight.defined()) {
+        weight = at::empty({member.rows, matrix.info.columns},
+                           part.planes[0].options().dtype(at::kBFloat16));
+        format_.Dequantize(weight, part.planes, part.constants);
+      }
       of_rows.push_back(at::linalg_vector_norm(weight, kInfinity, {1}, false, at::kFloat));
       const Tensor columns = at::linalg_vector_norm(weight, kInfinity, {0}, false, at::kFloat);
       of_columns = of_columns.defined() ? at::maximum(of_columns, columns) : columns;

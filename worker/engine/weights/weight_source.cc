@@ -89,6 +89,7 @@ void ResidentSource::AllocateMatrices(const UnitInfo& info, int unit,
                                       const at::TensorOptions& options) {
   for (int i = 0; i < static_cast<int>(info.shared_matrices.size()); ++i) {
     const MatrixInfo matrix = info.Matrix(i);
+    if (info.params[matrix.members[0].weight].quantized) continue;  // another source's
     const Tensor rows = at::empty({matrix.rows + matrix.rank, matrix.stride()}, options);
     for (const MatrixInfo::Member& member : matrix.members) {
       units_[unit][member.weight] =

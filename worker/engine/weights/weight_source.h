@@ -100,7 +100,7 @@ class ResidentSource : public WeightSource {
   explicit ResidentSource(const ModelLayout& layout);
   void Set(int unit, int param, at::Tensor tensor);
   // Allocates the matrices of a unit with room for the adapters and sets the weights that stand in
-  // them, uninitialised, for the caller to fill.
+  // them, uninitialised, for the caller to fill. Not those of quantised weights.
   void AllocateMatrices(const UnitInfo& info, int unit, const at::TensorOptions& options);
   const at::Tensor& Get(int unit, int param) const { return units_[unit][param]; }
 

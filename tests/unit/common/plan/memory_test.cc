@@ -10,7 +10,7 @@ namespace {
 // One block of 16384 quantised elements' worth, so that every figure can be checked by hand.
 std::vector<Unit> SmallUnits() {
   return {{{{"embedding", 1000, false, false, false}}},
-          {{{"linear", 20000, false, true, false},
+          {{{"linear", 20000, false, true, false, 0, true},
             {"a", 5000, true, false, true},
             {"b", 3001, true, false, true}}}};
 }
@@ -80,9 +80,9 @@ TEST(MemoryTest, OneTypeForComputeAndMasterNeedsNoCopy) {
 }
 
 TEST(MemoryTest, ScalesWithoutDoubleQuantisationAreFp32) {
-  spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
-  job.quantization.double_quant = false;
-  EXPECT_EQ(PlanMemory(SmallUnits(), job, Device::kGpu).frozen_weights,
+  std::vector<Unit> units = SmallUnits();
+  units[1].parameters[0].double_quant = false;
+  EXPECT_EQ(PlanMemory(units, Job(spec::Sharding::kDdp, 1), Device::kGpu).frozen_weights,
             1000 * 2 + 2 * (8192 + 256 * 4));
 }
 

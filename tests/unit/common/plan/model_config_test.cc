@@ -278,7 +278,6 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
            {Config("llama", R"(, "rms_norm_eps": "x")"), "\"rms_norm_eps\" has the wrong type"},
            {Config("llama", R"(, "head_dim": 15)"), "\"head_dim\" must be even"},
            {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu and"},
-           {Config("llama", R"(, "quantization_config": {"bits": 4})"), "quantised already"},
            {Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"),
             "config.json: rope_scaling: \"rope_type\" \"dynamic\" is not supported"},
            {Config("llama", R"(, "rope_scaling": {"rope_type": "linear"})"),

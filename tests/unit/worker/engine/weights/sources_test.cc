@@ -236,6 +236,69 @@ TEST_P(QuantizedSourceTest, WeightsThatShareAMatrixStandInIt) {
   EXPECT_TRUE(at::equal(matrix.narrow(0, 40, 24).narrow(1, 0, 70), weights[1]));
 }
 
+// Weights that a checkpoint has in 4 bits come as bytes; one that it left plain stands among them.
+ModelLayout WithPlainMember() {
+  ModelLayout layout = AdaptedLayout("abc");
+  for (UnitInfo& unit : layout.units) unit.params[1].plain_among_quantized = true;
+  return layout;
+}
+
+void LoadBytesAndPlain(QuantizedSource& source, const ModelLayout& layout, Communicator& comm) {
+  const auto format = MakeNf4Format(true);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    const std::vector<int64_t> counts = {40 * 70};
+    const auto local = MakeLocalCommunicator(at::kCPU);
+    const QuantizedPart whole =
+        format->Quantize(Values(layout, unit, 0).view({-1}), 70, counts, *local);
+    const auto [first, count] = source.RangeOf(unit, 0);
+    source.LoadBytes(unit, 0, count > 0 ? whole : QuantizedPart{{}, whole.constants, {}});
+    EXPECT_EQ(source.RangeOf(unit, 1).count, 0);
+    source.LoadPlain(unit, 1, Values(layout, unit, 1));
+  }
+  EXPECT_GE(source.ResidentBytes(), 3 * (24 * 70 * 4)) << comm.rank();
+}
+
+TEST(StoredWeightsTest, APlainWeightStandsAmongQuantisedOnes) {
+  const ModelLayout layout = WithPlainMember();
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  const ModelLayout all = AdaptedLayout("abc");
+  QuantizedSource quantised(all, MakeNf4Format(true), {}, *local);
+  LoadQuantized(quantised, all);
+  RunRanks(2, [&](Communicator& comm) {
+    for (const bool sharded : {false, true}) {
+      QuantizedSource source(layout, MakeNf4Format(true), {.sharded = sharded}, comm);
+      LoadBytesAndPlain(source, layout, comm);
+      for (int unit : {0, 1, 2, 1}) {
+        const AcquiredUnit acquired(source, layout, unit);
+        EXPECT_TRUE(at::equal(acquired.weights()[1], Values(layout, unit, 1)));
+        EXPECT_EQ(acquired.weights().matrices.size(), 1U);
+      }
+    }
+  });
+  QuantizedSource source(layout, MakeNf4Format(true), {}, *local);
+  LoadBytesAndPlain(source, layout, *local);
+  const AcquiredUnit actual(source, layout, 1), expected(quantised, layout, 1);
+  EXPECT_TRUE(at::equal(actual.weights()[0], expected.weights()[0]));
+}
+
+TEST(StoredWeightsTest, APlainWeightIsPartOfAnFp8Matrix) {
+  const ModelLayout layout = WithPlainMember();
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  QuantizedSource source(layout, MakeNf4Format(true), {.compute = at::kFloat8_e4m3fn}, *local);
+  LoadBytesAndPlain(source, layout, *local);
+  const AcquiredUnit acquired(source, layout, 1);
+  const Fp8Matrix& matrix = acquired.weights().fp8[0];
+  const Tensor plain = Values(layout, 1, 1);
+  const Tensor forward = matrix.forward.narrow(0, 40, 24).narrow(1, 0, 70).to(at::kFloat) *
+                         matrix.forward_scale.narrow(0, 40, 24).unsqueeze(1);
+  const Tensor backward =
+      matrix.backward.narrow(1, 40, 24).to(at::kFloat) * matrix.backward_scale.unsqueeze(1);
+  // Three bits of mantissa, and what is small beside the largest of a row.
+  for (const Tensor& error : {forward - plain, backward - plain.t()}) {
+    EXPECT_LT(error.norm().item<float>(), 0.04f * plain.norm().item<float>());
+  }
+}
+
 TEST(JoinMatricesTest, RefusesWeightsThatLieApart) {
   const ModelLayout layout = AdaptedLayout();
   UnitWeights weights(layout.units[0]);

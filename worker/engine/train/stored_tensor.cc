@@ -1,0 +1,290 @@
+#include "worker/engine/train/stored_tensor.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/pow.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "common/base/json.h"
+#include "common/base/round.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/kernels/nf4_tables.h"
+#include "worker/engine/kernels/ops.h"
+
+namespace sft::engine {
+
+namespace {
+
+using at::Tensor;
+using plan::StoredForm;
+
+constexpr char kNf4State[] = ".quant_state.bitsandbytes__nf4";
+constexpr int64_t kMaxStateBytes = 1 << 20;
+
+[[noreturn]] void BadTensor(const ModelFiles& files, const std::string& problem,
+                            const std::string& advice = "download the model again") {
+  throw UserError(files.dir().string() + ": " + problem, "bad_model", advice);
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+int64_t Numel(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+// A tensor that belongs to `tensor`, with the type and number of elements that it must have.
+void Require(const ModelFiles& files, const std::string& name, at::ScalarType type, int64_t count,
+             StoredTensor& tensor) {
+  if (!files.Contains(name)) {
+    BadTensor(files, fmt::format("the weights hold {} in 4 bits, but not {}", tensor.name, name));
+  }
+  const TensorInfo& info = files.Info(name);
+  if (info.dtype != type || info.numel() != count) {
+    BadTensor(files, fmt::format("{} has {} elements of {}, {} of shape {} asks for {} of {}", name,
+                                 info.numel(), SafetensorsDtype(info.dtype), tensor.name,
+                                 ShapeText(tensor.shape), count, SafetensorsDtype(type)));
+  }
+  tensor.beside.push_back(name);
+}
+
+bool HoldsTable(const ModelFiles& files, const std::string& name, std::span<const float> table) {
+  const Tensor stored = files.View(name).contiguous();
+  return std::memcmp(stored.const_data_ptr(), table.data(), table.size_bytes()) == 0;
+}
+
+// The description that bitsandbytes packs into a tensor.
+nlohmann::json ReadState(const ModelFiles& files, const std::string& name) {
+  const TensorInfo& info = files.Info(name);
+  nlohmann::json state;
+  if (info.dtype == at::kByte && info.numel() <= kMaxStateBytes) {
+    const Tensor bytes = files.View(name).contiguous();
+    state = ParseJson(std::string_view(static_cast<const char*>(bytes.const_data_ptr()),
+                                       static_cast<size_t>(bytes.numel())));
+  }
+  if (!state.is_object()) BadTensor(files, name + " is not the JSON object of bitsandbytes");
+  return state;
+}
+
+template <typename T>
+T StateValue(const ModelFiles& files, const nlohmann::json& state, const std::string& name,
+             const char* key) {
+  try {
+    return state.at(key).get<T>();
+  } catch (const nlohmann::json::exception&) {
+    BadTensor(files, fmt::format("{} has no \"{}\", or of another type", name, key));
+  }
+}
+
+void FindNf4(const ModelFiles& files, StoredTensor& tensor) {
+  tensor.form = StoredForm::kNf4;
+  const std::string& name = tensor.name;
+  const std::string state_name = name + kNf4State;
+  const nlohmann::json state = ReadState(files, state_name);
+  tensor.beside.push_back(state_name);
+  if (const auto shape = StateValue<std::vector<int64_t>>(files, state, state_name, "shape");
+      shape != tensor.shape) {
+    BadTensor(files,
+              fmt::format("{} has shape {}, config.json asks for {}", name, ShapeText(shape),
+                          ShapeText(tensor.shape)),
+              "config.json and weights must be of one model");
+  }
+  const int64_t n = Numel(tensor.shape);
+  if (files.Info(name).numel() != CeilDiv(n, 2)) {
+    BadTensor(files, fmt::format("{} has {} bytes, {} elements of 4 bits are {}", name,
+                                 files.Info(name).numel(), n, CeilDiv(n, 2)));
+  }
+  tensor.block = StateValue<int64_t>(files, state, state_name, "blocksize");
+  if (tensor.block <= 0 || tensor.block % kNf4Block != 0) {
+    BadTensor(files,
+              fmt::format("{} is in blocks of {} elements: multiples of {} are read", name,
+                          tensor.block, kNf4Block),
+              "use the original weights: they are quantised when loaded");
+  }
+  Require(files, name + ".quant_map", at::kFloat, std::size(kNf4Values), tensor);
+  if (!HoldsTable(files, name + ".quant_map", kNf4Values)) {
+    BadTensor(files, name + ".quant_map does not hold the values of NF4",
+              "use the original weights: they are quantised when loaded");
+  }
+  const int64_t blocks = CeilDiv(n, tensor.block);
+  if (!files.Contains(name + ".nested_absmax")) {
+    Require(files, name + ".absmax", at::kFloat, blocks, tensor);
+    return;
+  }
+  Require(files, name + ".absmax", at::kByte, blocks, tensor);
+  tensor.nested_block = StateValue<int64_t>(files, state, state_name, "nested_blocksize");
+  tensor.offset = StateValue<float>(files, state, state_name, "nested_offset");
+  if (tensor.nested_block <= 0)
+    BadTensor(files, state_name + ": \"nested_blocksize\" is not above 0");
+  Require(files, name + ".nested_absmax", at::kFloat, CeilDiv(blocks, tensor.nested_block), tensor);
+  Require(files, name + ".nested_quant_map", at::kFloat, std::size(kDynamicMap), tensor);
+  tensor.nested_as_held = tensor.block == kNf4Block && tensor.nested_block == kNestedBlock &&
+                          HoldsTable(files, name + ".nested_quant_map", kDynamicMap);
+}
+
+// FP8: "X.weight_scale_inv" beside "X.weight". The scales of activations are for products in FP8.
+void FindFp8(const ModelFiles& files, const plan::StoredWeights& stored, StoredTensor& tensor) {
+  tensor.form = StoredForm::kFp8;
+  const std::string scale = tensor.name + "_scale_inv";
+  const int64_t rows = tensor.shape.front(), columns = Numel(tensor.shape) / rows;
+  tensor.scale_rows = stored.block > 0 ? stored.block : rows;
+  tensor.scale_columns = stored.block > 0 ? stored.block : columns;
+  if (!files.Contains(scale)) {
+    BadTensor(files, fmt::format("the weights hold {} in FP8, but not {}", tensor.name, scale));
+  }
+  const TensorInfo& info = files.Info(scale);
+  const std::vector<int64_t> expected = {CeilDiv(rows, tensor.scale_rows),
+                                         CeilDiv(columns, tensor.scale_columns)};
+  const bool fits = stored.block > 0 ? info.shape == expected : info.numel() == 1;
+  if (!fits || (!at::isFloatingType(info.dtype) && info.dtype != at::kByte)) {
+    BadTensor(files,
+              fmt::format("{} has shape {} and type {}, {} of shape {} asks for {} of floats",
+                          scale, ShapeText(info.shape), SafetensorsDtype(info.dtype), tensor.name,
+                          ShapeText(tensor.shape), ShapeText(expected)));
+  }
+  tensor.beside.push_back(scale);
+  const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
+  for (const char* unused : {".activation_scale", ".input_scale"}) {
+    if (files.Contains(module + unused)) tensor.beside.push_back(module + unused);
+  }
+}
+
+// The scales of blocks of 64 elements.
+Tensor ReadAbsmax(const StoredTensor& tensor, int64_t first, int64_t count,
+                  const ReadElements& read) {
+  const int64_t ratio = tensor.block / kNf4Block;
+  const int64_t begin = first / ratio, stored = CeilDiv(first + count, ratio) - begin;
+  Tensor absmax = read(tensor.name + ".absmax", begin, stored);
+  if (tensor.nested_block > 0) {
+    const int64_t nested = begin / tensor.nested_block;
+    const int64_t before = begin - nested * tensor.nested_block;
+    const Tensor scales =
+        read(tensor.name + ".nested_absmax", nested, CeilDiv(before + stored, tensor.nested_block))
+            .repeat_interleave(tensor.nested_block)
+            .narrow(0, before, stored);
+    const Tensor map = read(tensor.name + ".nested_quant_map", 0, std::size(kDynamicMap));
+    absmax = map.index_select(0, absmax.to(at::kInt)).mul_(scales).add_(tensor.offset);
+  }
+  if (ratio == 1) return absmax;
+  return absmax.repeat_interleave(ratio).narrow(0, first - begin * ratio, count);
+}
+
+Tensor DequantizeNf4(const StoredTensor& tensor, int64_t first, int64_t count,
+                     const ReadElements& read) {
+  const int64_t begin = first / kNf4Block * kNf4Block, elements = first + count - begin;
+  const Tensor codes = read(tensor.name, begin / 2, CeilDiv(elements, 2));
+  const Tensor absmax =
+      ReadAbsmax(tensor, begin / kNf4Block, CeilDiv(elements, kNf4Block), read).contiguous();
+  Tensor weight = at::empty({elements}, codes.options().dtype(at::kFloat));
+  ops::Nf4Dequantize(weight, codes, absmax);
+  return weight.narrow(0, first - begin, count);
+}
+
+// Bytes are powers of two (E8M0).
+Tensor AsFloat(const Tensor& scale) {
+  const Tensor values = scale.to(at::kFloat);
+  return scale.scalar_type() == at::kByte ? at::pow(2.0, values.sub(127.0)) : values;
+}
+
+Tensor DequantizeFp8(const StoredTensor& tensor, int64_t first, int64_t count,
+                     const ReadElements& read) {
+  const int64_t columns = Numel(tensor.shape) / tensor.shape.front();
+  const int64_t first_row = first / columns, rows = CeilDiv(first + count, columns) - first_row;
+  const Tensor weight =
+      read(tensor.name, first_row * columns, rows * columns).to(at::kFloat).view({rows, columns});
+  const int64_t across = CeilDiv(columns, tensor.scale_columns);
+  const int64_t first_block = first_row / tensor.scale_rows;
+  const int64_t blocks = CeilDiv(first_row + rows, tensor.scale_rows) - first_block;
+  const Tensor scales =
+      AsFloat(read(tensor.name + "_scale_inv", first_block * across, blocks * across))
+          .view({blocks, across});
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t from = std::max((first_block + block) * tensor.scale_rows, first_row);
+    const int64_t until = std::min((first_block + block + 1) * tensor.scale_rows, first_row + rows);
+    weight.narrow(0, from - first_row, until - from)
+        .mul_(scales[block].repeat_interleave(tensor.scale_columns).narrow(0, 0, columns));
+  }
+  return weight.view({-1}).narrow(0, first - first_row * columns, count);
+}
+
+}  // namespace
+
+StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const std::string& name,
+                        const plan::StoredWeights& stored) {
+  if (!files.Contains(name)) {
+    BadTensor(files, "the weights hold no tensor " + param.name + ", which config.json asks for",
+              "download the model again, or correct config.json");
+  }
+  StoredTensor tensor;
+  tensor.name = name;
+  tensor.shape = param.shape;
+  const TensorInfo& info = files.Info(name);
+  if (stored.form == StoredForm::kNf4 && files.Contains(name + kNf4State)) {
+    FindNf4(files, tensor);  // never transposed
+    return tensor;
+  }
+  tensor.transposed = param.transposed;
+  if (tensor.transposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
+  if (info.shape != tensor.shape) {
+    BadTensor(files,
+              fmt::format("{} has shape {}, config.json asks for {}", name, ShapeText(info.shape),
+                          ShapeText(tensor.shape)),
+              "config.json and weights must be of one model");
+  }
+  if (stored.form == StoredForm::kFp8 && info.dtype == at::kFloat8_e4m3fn) {
+    FindFp8(files, stored, tensor);
+    return tensor;
+  }
+  const bool is_float = at::isFloatingType(info.dtype) && c10::elementSize(info.dtype) > 1;
+  if (!is_float) {
+    BadTensor(files,
+              fmt::format("{} has type {}, and config.json has no quantization_config that says "
+                          "how to read it",
+                          name, SafetensorsDtype(info.dtype)),
+              "use the original weights: they are quantised when loaded");
+  }
+  return tensor;
+}
+
+Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
+                  const ReadElements& read) {
+  if (count == 0 || tensor.form == StoredForm::kPlain) {
+    const Tensor part = read(tensor.name, count == 0 ? 0 : first, count);
+    const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
+    return kept ? part : part.to(at::kFloat);
+  }
+  return tensor.form == StoredForm::kNf4 ? DequantizeNf4(tensor, first, count, read)
+                                         : DequantizeFp8(tensor, first, count, read);
+}
+
+QuantizedPart ReadNf4(const StoredTensor& tensor, int64_t first, int64_t count, bool double_quant,
+                      at::Device device, const ReadElements& read) {
+  QuantizedPart part;
+  if (double_quant) {
+    part.constants = at::full({}, tensor.offset, at::TensorOptions(device).dtype(at::kFloat));
+  }
+  if (count == 0) return part;
+  part.planes.push_back(read(tensor.name, first / 2, CeilDiv(count, 2)));
+  const int64_t block = first / kNf4Block, blocks = CeilDiv(count, kNf4Block);
+  if (!double_quant) {
+    part.planes.push_back(ReadAbsmax(tensor, block, blocks, read));
+    return part;
+  }
+  part.planes.push_back(read(tensor.name + ".absmax", block, blocks));
+  part.planes.push_back(
+      read(tensor.name + ".nested_absmax", block / kNestedBlock, CeilDiv(blocks, kNestedBlock)));
+  return part;
+}
+
+}  // namespace sft::engine
