@@ -50,6 +50,9 @@ struct Field {
   // A word that other tools accept here, and why it is refused.
   std::string_view refused_word = "";
   std::string_view refused_reason = "";
+  // Words of other tools that are taken as a value of ours, and the warning that says as which.
+  std::string_view noted_words = "";
+  std::string_view note = "";
   // Dotted spellings used by other documents. Leaf spellings are in HasLeafAliases().
   std::string_view aliases = "";
   // Environment variables beside the generic TRAIN_<KEY> and MODEL_<KEY>.
@@ -94,11 +97,21 @@ inline constexpr std::string_view kGpuTypeVariable = "SYNTH_GPU_TYPE";
 // The field that an environment variable overrides with this value; null when it names none.
 const Field* FindEnvField(std::string_view variable, std::string_view value);
 
-// Names of all variables that a client reads, in table order.
+// A variable that is a switch: set to 1 or true, it gives several keys their values.
+struct SwitchVariable {
+  std::string_view name;
+  std::string_view keys;  // "key=value key=value"
+};
+std::span<const SwitchVariable> SwitchVariables();
+// Null when the variable is no switch.
+const SwitchVariable* FindSwitchVariable(std::string_view variable);
+
+// Names of all variables that a client reads: those of the keys in table order, then the switches.
 std::vector<std::string> AllEnvNames();
 
 // Prefixes of the generic variables: a variable with such a prefix that names no key is a mistake.
-inline constexpr std::string_view kVariablePrefixes[] = {"TRAIN_", "MODEL_"};
+inline constexpr std::string_view kUnslothPrefix = "UNSLOTH_";
+inline constexpr std::string_view kVariablePrefixes[] = {"TRAIN_", "MODEL_", kUnslothPrefix};
 
 // A variable that other tools read on the training machine, and its replacement here.
 struct ForeignVariable {

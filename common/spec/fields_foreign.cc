@@ -10,17 +10,21 @@ constexpr Field kForeignTable[] = {
     {.key = "tuning.backend",
      .type = Type::kChoice,
      .def = "bnb",
-     .doc = "One engine serves every job; bnb names its 4-bit format (bitsandbytes' NF4).",
+     .doc = "Both names mean the one engine that serves every job: its 4-bit format is bnb's "
+            "(bitsandbytes' NF4), and its fused kernels serve one GPU and many.",
      .choices = "bnb|unsloth",
-     .supported = "bnb",
-     .refusal = "not supported yet: choosing a backend other than bnb; leave it out",
+     .noted_words = "unsloth",
+     .note = "\"unsloth\" is taken as the engine here, which serves every job: its fused kernels "
+             "are always on, on one GPU and on many",
      .aliases = "backend"},
     {.key = "model.torch_dtype",
      .type = Type::kChoice,
      .def = "auto",
-     .doc = "Another spelling of bf16: bfloat16 is bf16 = true, float32 is bf16 = false.",
+     .doc = "Another spelling of bf16 and fp16: bfloat16 is bf16 = true, float32 is bf16 = false, "
+            "float16 is fp16 = true.",
      .choices = "auto|bfloat16|float32|float16",
-     .synonyms = "bf16=bfloat16|fp32=float32|no=float32|fp16=float16|none=auto",
+     .synonyms = "bf16=bfloat16|fp32=float32|no=float32|fp16=float16|none=auto|torch.bfloat16="
+                 "bfloat16|torch.float32=float32|torch.float16=float16",
      .aliases = "torch_dtype dtype model.dtype mixed_precision train.mixed_precision"},
     {.key = "model.device_map",
      .type = Type::kChoice,

@@ -270,9 +270,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.fp16",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Computes in float16.",
-     .supported = "false",
-     .refusal = "not supported yet: fp16; use bf16 = true, which needs no loss scaling",
+     .doc = "true: computes in bfloat16, which every GPU that runs jobs has, as fast as float16 "
+            "and without loss scaling (on CPUs in fp32); a warning says so.",
      .aliases = "fp16.enabled"},
     {.key = "hyperparameters.parallelism.use_deepspeed",
      .type = Type::kBool,
@@ -293,9 +292,11 @@ constexpr Field kTrainingTable[] = {
      .def = "false",
      .doc = "Recomputes each block's activations in the backward pass: about a third slower, much "
             "less memory, the same loss bit for bit. false: on a GPU only as much is recomputed, "
-            "block by block, as its memory requires.",
-     .refused_word = "unsloth",
-     .refused_reason = "not supported yet: the \"unsloth\" mode; true recomputes each block",
+            "block by block, as its memory requires; \"unsloth\" stands for that.",
+     .synonyms = "unsloth=false",
+     .noted_words = "unsloth",
+     .note = "\"unsloth\" is taken as false: the plan decides block by block what is recomputed, "
+             "only as much as a GPU's memory requires; true recomputes every block",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "
                 "train.use_gradient_checkpointing"},
     {.key = "hyperparameters.parallelism.ddp_bucket_cap_mb",

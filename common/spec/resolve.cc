@@ -73,6 +73,7 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
     return;
   }
   draft->SetFromFile(*field, *std::move(value), file_name, entry.line);
+  if (IsNoted(*field, *entry.value)) draft->MarkNoted(field->key);
 }
 
 void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
@@ -181,6 +182,8 @@ void CheckRequired(Draft* draft) {
 
 void WarnIgnored(Draft* draft) {
   for (const Field* field : Fields()) {
+    const DraftEntry* entry = draft->Find(field->key);
+    if (entry != nullptr && entry->noted) draft->AddWarning(field->key, std::string(field->note));
     if (field->effect == Effect::kIgnored && draft->Given(field->key)) {
       draft->AddWarning(field->key, fmt::format("has no effect: {}", field->doc));
     }
