@@ -114,6 +114,7 @@ void ApplyDeepspeed(Draft* draft);                                          // d
 void ResolveMethod(Draft* draft);                                           // method.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
+void ResolveSchedule(Draft* draft);                                         // schedule.cc
 void ResolveSharding(Draft* draft);                                         // sharding.cc
 void ResolvePrecision(Draft* draft);                                        // method.cc
 void ResolveValidation(Draft* draft);                                       // method.cc

@@ -61,6 +61,10 @@ struct Field {
   // The first wire protocol (common/base/version.h) whose workers know the key and act on it; see
   // common/spec/job_protocol.h.
   int since = 1;
+  // Of kChoice: values that came after the key, and the first wire protocol whose workers know
+  // them.
+  std::string_view newer_choices = "";
+  int newer_since = 1;
   // The value that older workers act by, as JSON text. Empty means the default.
   std::string_view before = "";
   // Only the server acts on it: a worker need not know it.

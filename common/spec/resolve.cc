@@ -200,6 +200,10 @@ constexpr Idle kIdle[] = {
     {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora",
      "training.mode", "full_finetune"},
     {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
+    {"hyperparameters.lr_num_cycles", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|polynomial|inverse_sqrt"},
+    {"hyperparameters.lr_power hyperparameters.lr_end", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|cosine_with_restarts|inverse_sqrt"},
     {"training.validation.eval_steps", "training.validation.evaluation_strategy", "no|epoch"},
     {"training.validation.early_stopping_threshold", "training.validation.early_stopping_patience",
      "0"},
@@ -250,7 +254,9 @@ void Assign(const Value& value, T* member) {
   if constexpr (std::is_same_v<T, bool>) {
     *member = std::get<bool>(value);
   } else if constexpr (std::is_integral_v<T>) {
-    *member = static_cast<T>(std::get<int64_t>(value));
+    // A key that also takes a share, in its other meaning, holds a whole number by now.
+    const auto* number = std::get_if<double>(&value);
+    *member = static_cast<T>(number != nullptr ? *number : std::get<int64_t>(value));
   } else if constexpr (std::is_floating_point_v<T>) {
     *member = std::get<double>(value);
   } else if constexpr (std::is_enum_v<T>) {
@@ -289,6 +295,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);
     ResolveBatch(&draft);
+    ResolveSchedule(&draft);
     ResolveSharding(&draft);
     ResolvePrecision(&draft);
     ResolveValidation(&draft);
