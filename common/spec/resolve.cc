@@ -292,6 +292,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   if (readable) {
     ApplyDeepspeed(&draft);
     CheckRequired(&draft);
+    ResolveDialect(&draft);
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);
     ResolveBatch(&draft);

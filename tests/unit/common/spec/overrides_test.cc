@@ -142,7 +142,7 @@ TEST(OverridesTest, UnsupportedValuesAreRefusedInOverridesToo) {
       }
     }
   }
-  EXPECT_GT(seen, 40);
+  EXPECT_GT(seen, 100);
 }
 
 TEST(OverridesTest, AutoRemovesWhatTheFileSays) {
