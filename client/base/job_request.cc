@@ -35,7 +35,10 @@ absl::Status AddVariables(std::vector<v1::Override>& overrides) {
     others.emplace_back(foreign.name);
   }
   for (const std::string_view prefix : spec::kVariablePrefixes) {
-    for (std::string& name : EnvNamesWith(prefix)) others.push_back(std::move(name));
+    for (std::string& name : EnvNamesWith(prefix)) {
+      const bool is_foreign = std::find(others.begin(), others.end(), name) != others.end();
+      if (!is_foreign) others.push_back(std::move(name));
+    }
   }
   for (const std::string& name : others) {
     const bool is_known = std::find(known.begin(), known.end(), name) != known.end();

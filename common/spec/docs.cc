@@ -91,7 +91,7 @@ not set. `SYNTH_GPU_TYPE` holds a variant such as `H100-4x`, or a type such as `
 warning, and its value is not sent. Beside them:
 
 {variables}
-These variables of other tools have no effect and give a warning:
+These variables of other tools, and any other `UNSLOTH_*`, have no effect and give a warning:
 
 {foreign}
 ## Batch arithmetic
@@ -126,6 +126,11 @@ std::string VariablesTable() {
     for (std::string_view name : SplitWords(field->env, ' ')) {
       text += fmt::format("| `{}` | `{}` |\n", name, field->key);
     }
+  }
+  for (const SwitchVariable& variable : SwitchVariables()) {
+    std::vector<std::string> keys;
+    for (std::string_view pair : SplitWords(variable.keys, ' ')) keys.emplace_back(pair);
+    text += fmt::format("| `{}` = 1 | {} |\n", variable.name, Join(keys, "`"));
   }
   return text;
 }

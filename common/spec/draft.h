@@ -32,6 +32,7 @@ struct DraftEntry {
   // The key that gave the value where it is another one: a copy in [data.topology], or the key from
   // which a derived value follows.
   std::string given_as;
+  bool noted = false;         // given by one of Field::noted_words
   bool taken_before = false;  // in a job accepted earlier, so that newer rules do not refuse it
 };
 
@@ -50,6 +51,8 @@ class Draft {
   // Replaces the value by an equivalent one; its origin stays.
   void Rewrite(std::string_view key, Value value);
   void SetOverride(const Field& field, Value value, const Override& override_);
+  // Field::note is a warning about this value, as long as no override replaces it.
+  void MarkNoted(std::string_view key) { entries_.find(key)->second.noted = true; }
   // Copies the value of `source` with its origin, so that errors name that key.
   void TakeFrom(std::string_view key, std::string_view source);
   // Sets a value that follows from others; `from` names them ("compute.variant").
@@ -108,9 +111,11 @@ class Draft {
 // The steps of Resolve after parsing, in this order. Each reports into the draft.
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);  // overrides.cc
 void ApplyDeepspeed(Draft* draft);                                          // deepspeed.cc
+void ResolveDialect(Draft* draft);                                          // dialect.cc
 void ResolveMethod(Draft* draft);                                           // method.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
+void ResolveSchedule(Draft* draft);                                         // schedule.cc
 void ResolveSharding(Draft* draft);                                         // sharding.cc
 void ResolvePrecision(Draft* draft);                                        // method.cc
 void ResolveValidation(Draft* draft);                                       // method.cc

@@ -39,6 +39,13 @@ constexpr ForeignVariable kForeignVariables[] = {
      "a failing collective always ends the job; compute.hang_timeout says how long one may take"},
     {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
      "a failing collective always ends the job; compute.hang_timeout says how long one may take"},
+    {"UNSLOTH_COMPILE_MAXIMUM",
+     "nothing is compiled at run time and the fast kernels are always on; training.deterministic = "
+     "false lets attention sum in any order, which is a little faster"},
+};
+
+constexpr SwitchVariable kSwitchVariables[] = {
+    {"UNSLOTH_FORCE_SINGLE_GPU", "compute.gpu_count=1 compute.nodes=1"},
 };
 
 // Maps every spelling to its field, and lists every table that holds one.
@@ -151,6 +158,9 @@ const Field* FindEnvField(std::string_view variable, std::string_view value) {
                                      [](unsigned char c) { return std::isdigit(c) != 0; });
     return FindField(variant ? "compute.variant" : "compute.gpu_type");
   }
+  if (const SwitchVariable* on = FindSwitchVariable(variable)) {
+    return FindField(on->keys.substr(0, on->keys.find('=')));
+  }
   const auto& variables = GetIndex().variables;
   const auto found = variables.find(variable);
   return found == variables.end() ? nullptr : found->second;
@@ -160,7 +170,17 @@ std::vector<std::string> AllEnvNames() {
   std::vector<std::string> names{std::string(kGpuTypeVariable)};
   const std::vector<std::string>& others = GetIndex().variable_order;
   names.insert(names.end(), others.begin(), others.end());
+  for (const SwitchVariable& each : kSwitchVariables) names.emplace_back(each.name);
   return names;
+}
+
+std::span<const SwitchVariable> SwitchVariables() { return kSwitchVariables; }
+
+const SwitchVariable* FindSwitchVariable(std::string_view variable) {
+  for (const SwitchVariable& each : kSwitchVariables) {
+    if (each.name == variable) return &each;
+  }
+  return nullptr;
 }
 
 std::span<const ForeignVariable> ForeignVariables() { return kForeignVariables; }

@@ -50,6 +50,9 @@ struct Field {
   // A word that other tools accept here, and why it is refused.
   std::string_view refused_word = "";
   std::string_view refused_reason = "";
+  // Words of other tools that are taken as a value of ours, and the warning that says as which.
+  std::string_view noted_words = "";
+  std::string_view note = "";
   // Dotted spellings used by other documents. Leaf spellings are in HasLeafAliases().
   std::string_view aliases = "";
   // Environment variables beside the generic TRAIN_<KEY> and MODEL_<KEY>.
@@ -58,6 +61,10 @@ struct Field {
   // The first wire protocol (common/base/version.h) whose workers know the key and act on it; see
   // common/spec/job_protocol.h.
   int since = 1;
+  // Of kChoice: values that came after the key, and the first wire protocol whose workers know
+  // them.
+  std::string_view newer_choices = "";
+  int newer_since = 1;
   // The value that older workers act by, as JSON text. Empty means the default.
   std::string_view before = "";
   // Only the server acts on it: a worker need not know it.
@@ -94,11 +101,21 @@ inline constexpr std::string_view kGpuTypeVariable = "SYNTH_GPU_TYPE";
 // The field that an environment variable overrides with this value; null when it names none.
 const Field* FindEnvField(std::string_view variable, std::string_view value);
 
-// Names of all variables that a client reads, in table order.
+// A variable that is a switch: set to 1 or true, it gives several keys their values.
+struct SwitchVariable {
+  std::string_view name;
+  std::string_view keys;  // "key=value key=value"
+};
+std::span<const SwitchVariable> SwitchVariables();
+// Null when the variable is no switch.
+const SwitchVariable* FindSwitchVariable(std::string_view variable);
+
+// Names of all variables that a client reads: those of the keys in table order, then the switches.
 std::vector<std::string> AllEnvNames();
 
 // Prefixes of the generic variables: a variable with such a prefix that names no key is a mistake.
-inline constexpr std::string_view kVariablePrefixes[] = {"TRAIN_", "MODEL_"};
+inline constexpr std::string_view kUnslothPrefix = "UNSLOTH_";
+inline constexpr std::string_view kVariablePrefixes[] = {"TRAIN_", "MODEL_", kUnslothPrefix};
 
 // A variable that other tools read on the training machine, and its replacement here.
 struct ForeignVariable {

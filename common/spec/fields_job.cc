@@ -15,13 +15,14 @@ constexpr Field kJobTable[] = {
     {.key = "job.name",
      .derived = "the job file's name without .toml",
      .doc = "A label for lists, at most 128 bytes on one line; need not be unique.",
-     .aliases = "name"},
+     .aliases = "name run_name train.run_name"},
     {.key = "job.model",
      .derived = "required",
      .doc =
          "The base model: a directory on the nodes, or an id that is looked up below the workers' "
          "model folders and then in their Hugging Face cache.",
-     .aliases = "model.name model_name model.model_name"},
+     .aliases = "model.name model_name model.model_name base_model model.base_model "
+                "model_name_or_path model.model_name_or_path"},
     {.key = "job.data",
      .derived = "required",
      .doc =
@@ -247,12 +248,13 @@ constexpr Field kJobTable[] = {
      .doc =
          "Validation rows, written like job.data. Without an explicit training.validation.enabled "
          "it turns validation on; `--val` does so even against the file.",
-     .aliases = "val_file eval_dataset data.validation data.val_file train.val_file"},
+     .aliases =
+         "val_file eval_dataset validation_file data.validation data.val_file train.val_file"},
     {.key = "data.packing",
      .type = Type::kBool,
      .def = "false",
      .doc = "Puts several short rows into one sequence; they do not attend to each other.",
-     .aliases = "packing train.packing"},
+     .aliases = "packing train.packing sample_packing train.sample_packing"},
     {.key = "data.loss_on",
      .type = Type::kChoice,
      .def = "assistant",

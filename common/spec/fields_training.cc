@@ -14,7 +14,7 @@ constexpr Field kTrainingTable[] = {
             "stands for lora with use_qlora = true, \"fft\" for full_finetune.",
      .choices = "lora|full_finetune|qlora",
      .synonyms = "fft=full_finetune|full=full_finetune",
-     .aliases = "tuning.mode"},
+     .aliases = "tuning.mode adapter finetuning_type"},
     {.key = "training.use_qlora",
      .type = Type::kBool,
      .derived = "true with mode = \"qlora\" or where quantization.bits is not 0, else false",
@@ -34,7 +34,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
-     .doc = "Measures val.loss on the rows of data.val, on the schedule below and at the end."},
+     .doc = "Measures val.loss on the rows of data.val, on the schedule below and at the end.",
+     .aliases = "do_eval train.do_eval"},
     {.key = "training.validation.evaluation_strategy",
      .type = Type::kChoice,
      .def = "steps",
@@ -59,7 +60,7 @@ constexpr Field kTrainingTable[] = {
      .def = "val.loss",
      .doc = "The metric that save_best_model_at_end and early_stopping_patience compare.",
      .choices = "val.loss",
-     .synonyms = "eval_loss=val.loss"},
+     .synonyms = "eval_loss=val.loss|loss=val.loss"},
     {.key = "training.validation.greater_is_better",
      .type = Type::kBool,
      .def = "false",
@@ -90,7 +91,8 @@ constexpr Field kTrainingTable[] = {
      .min = 0,
      .max = 1e6,
      .above_min = true,
-     .aliases = "num_epochs num_train_epochs train.num_train_epochs train.num_epochs train.epochs"},
+     .aliases =
+         "num_epochs epochs num_train_epochs train.num_train_epochs train.num_epochs train.epochs"},
     {.key = "hyperparameters.train_kind",
      .type = Type::kChoice,
      .derived = "peft with mode = \"lora\", fft with mode = \"full_finetune\"",
@@ -107,7 +109,7 @@ constexpr Field kTrainingTable[] = {
      .max = 65536,
      .plans_auto = true,
      .aliases = "train.batch_size batch_size per_device_train_batch_size "
-                "train.per_device_train_batch_size"},
+                "train.per_device_train_batch_size micro_batch_size train.micro_batch_size"},
     {.key = "hyperparameters.gradient_accumulation_steps",
      .type = Type::kInt,
      .derived = "global_batch / (per_device_batch * gpu_count), else 1",
@@ -125,7 +127,8 @@ constexpr Field kTrainingTable[] = {
      .max = 1 << 20,
      .aliases =
          "model.max_seq_len max_seq_len train.max_seq_len model.max_seq_length max_seq_length "
-         "train.max_seq_length"},
+         "train.max_seq_length max_length train.max_length sequence_len train.sequence_len "
+         "cutoff_len train.cutoff_len"},
     {.key = "hyperparameters.learning_rate",
      .type = Type::kFloat,
      .def = "2e-5",
@@ -140,6 +143,15 @@ constexpr Field kTrainingTable[] = {
             "uses peak * min(1, t / ceil(warmup_ratio * steps)).",
      .min = 0,
      .max = 1},
+    {.key = "hyperparameters.warmup_steps",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "Optimizer steps over which the rate rises to its peak, in place of warmup_ratio; a "
+            "number below 1 is a share, as warmup_ratio. 0: warmup_ratio counts; without one, "
+            "there is no warm-up.",
+     .min = 0,
+     .max = 1e12,
+     .since = 2},
     {.key = "hyperparameters.global_batch",
      .type = Type::kInt,
      .derived = "per_device_batch * gpu_count * gradient_accumulation_steps",
@@ -158,7 +170,13 @@ constexpr Field kTrainingTable[] = {
      .doc = "AdamW with moments in fp32, in bf16, or in 8 bits; auto: the first of these, together "
             "with master_weights, with which the job fits into its GPUs, chosen at submit.",
      .choices = "adamw|adamw_bf16|adamw_8bit|auto",
-     .synonyms = "adamw_torch=adamw|adamw_bnb_8bit=adamw_8bit"},
+     .synonyms = "adamw_torch=adamw|adamw_torch_fused=adamw|adamw_hf=adamw|adamw_apex_fused=adamw|"
+                 "paged_adamw=adamw|paged_adamw_32bit=adamw|adamw_bnb_8bit=adamw_8bit|"
+                 "paged_adamw_8bit=adamw_8bit",
+     .noted_words = "paged_adamw|paged_adamw_32bit|paged_adamw_8bit",
+     .note = "a paged optimizer is taken as the same one with its states on the GPU; "
+             "offload_optimizer = true keeps them in host memory",
+     .aliases = "optim train.optim"},
     {.key = "hyperparameters.master_weights",
      .type = Type::kChoice,
      .def = "auto",
@@ -168,9 +186,44 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.lr_scheduler",
      .type = Type::kChoice,
      .def = "cosine",
-     .doc = "The rate after warm-up: constant, or falling to 0 just after the last step.",
-     .choices = "constant|linear|cosine",
-     .aliases = "lr_scheduler_type train.lr_scheduler_type"},
+     .doc = "The rate after warm-up, by transformers' formulas: constant; linear and cosine, which "
+            "fall to 0 just after the last step; cosine_with_restarts: lr_num_cycles such cosines; "
+            "polynomial: to lr_end, by the power lr_power; inverse_sqrt: peak * sqrt(W / t) with W "
+            "steps of warm-up (10000 if there is none).",
+     .choices = "constant|linear|cosine|cosine_with_restarts|polynomial|inverse_sqrt",
+     .synonyms = "constant_with_warmup=constant|cosine_with_hard_restarts=cosine_with_restarts|"
+                 "cosine_with_hard_restarts_with_warmup=cosine_with_restarts",
+     .aliases = "lr_scheduler_type train.lr_scheduler_type",
+     .newer_choices = "cosine_with_restarts|polynomial|inverse_sqrt",
+     .newer_since = 2},
+    {.key = "hyperparameters.lr_num_cycles",
+     .type = Type::kInt,
+     .def = "1",
+     .doc = "Cosines of cosine_with_restarts; the rate jumps back to its peak between them.",
+     .min = 1,
+     .max = 1e6,
+     .aliases = "lr_scheduler_kwargs.num_cycles train.lr_scheduler_kwargs.num_cycles "
+                "hyperparameters.lr_scheduler_kwargs.num_cycles",
+     .since = 2},
+    {.key = "hyperparameters.lr_power",
+     .type = Type::kFloat,
+     .def = "1",
+     .doc = "The power of polynomial; 1 is a straight line.",
+     .min = 0,
+     .max = 1000,
+     .above_min = true,
+     .aliases = "lr_scheduler_kwargs.power train.lr_scheduler_kwargs.power "
+                "hyperparameters.lr_scheduler_kwargs.power",
+     .since = 2},
+    {.key = "hyperparameters.lr_end",
+     .type = Type::kFloat,
+     .def = "1e-07",
+     .doc = "The rate to which polynomial falls just after the last step; below learning_rate.",
+     .min = 0,
+     .max = 10,
+     .aliases = "lr_scheduler_kwargs.lr_end train.lr_scheduler_kwargs.lr_end "
+                "hyperparameters.lr_scheduler_kwargs.lr_end",
+     .since = 2},
     {.key = "hyperparameters.weight_decay",
      .type = Type::kFloat,
      .def = "0",
@@ -201,12 +254,14 @@ constexpr Field kTrainingTable[] = {
      .def = "1",
      .doc = "Gradients are scaled down to this norm over all trained weights; 0: never.",
      .min = 0,
-     .max = 1e9},
+     .max = 1e9,
+     .aliases = "gradient_clipping train.gradient_clipping"},
     {.key = "hyperparameters.max_steps",
      .type = Type::kInt,
      .def = "0",
-     .doc = "Optimizer steps of the run; 0: as many as n_epochs needs.",
-     .min = 0,
+     .doc = "Optimizer steps of the run; 0, or as other tools write it -1: as many as n_epochs "
+            "needs.",
+     .min = -1,
      .max = 1e12},
     {.key = "hyperparameters.logging_steps",
      .type = Type::kInt,
@@ -220,7 +275,8 @@ constexpr Field kTrainingTable[] = {
      .doc = "Seed of everything random; two runs with one seed give equal losses bit for bit, "
             "unless training.deterministic is false.",
      .min = 0,
-     .max = 9.2e18},
+     .max = 9.2e18,
+     .aliases = "random_state train.random_state"},
 
     {.key = "hyperparameters.parallelism.fsdp",
      .type = Type::kBool,
@@ -270,9 +326,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.fp16",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Computes in float16.",
-     .supported = "false",
-     .refusal = "not supported yet: fp16; use bf16 = true, which needs no loss scaling",
+     .doc = "true: computes in bfloat16, which every GPU that runs jobs has, as fast as float16 "
+            "and without loss scaling (on CPUs in fp32); a warning says so.",
      .aliases = "fp16.enabled"},
     {.key = "hyperparameters.parallelism.use_deepspeed",
      .type = Type::kBool,
@@ -293,9 +348,11 @@ constexpr Field kTrainingTable[] = {
      .def = "false",
      .doc = "Recomputes each block's activations in the backward pass: about a third slower, much "
             "less memory, the same loss bit for bit. false: on a GPU only as much is recomputed, "
-            "block by block, as its memory requires.",
-     .refused_word = "unsloth",
-     .refused_reason = "not supported yet: the \"unsloth\" mode; true recomputes each block",
+            "block by block, as its memory requires; \"unsloth\" stands for that.",
+     .synonyms = "unsloth=false",
+     .noted_words = "unsloth",
+     .note = "\"unsloth\" is taken as false: the plan decides block by block what is recomputed, "
+             "only as much as a GPU's memory requires; true recomputes every block",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "
                 "train.use_gradient_checkpointing"},
     {.key = "hyperparameters.parallelism.ddp_bucket_cap_mb",
@@ -353,7 +410,7 @@ constexpr Field kTrainingTable[] = {
      .def = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
      .doc = "Which linears get an adapter: suffixes of module names, or \"all-linear\", which the "
             "default is for a model whose linears have other names (GPT-2, Phi-3).",
-     .aliases = "tuning.lora.target_modules target_modules"},
+     .aliases = "tuning.lora.target_modules target_modules lora_target_modules"},
     {.key = "lora.bias",
      .type = Type::kChoice,
      .def = "none",
@@ -381,12 +438,14 @@ constexpr Field kTrainingTable[] = {
      .choices = "nf4|fp4",
      .supported = "nf4",
      .refusal = "not supported yet: 4-bit formats other than nf4",
-     .aliases = "bnb_4bit_quant_type quantization.bnb_4bit_quant_type"},
+     .aliases = "bnb_4bit_quant_type quantization.bnb_4bit_quant_type "
+                "quantization_config.bnb_4bit_quant_type"},
     {.key = "quantization.double_quant",
      .type = Type::kBool,
      .def = "true",
      .doc = "Quantises the scales of the 4-bit blocks too (saves 0.37 bits per weight).",
-     .aliases = "bnb_4bit_use_double_quant quantization.bnb_4bit_use_double_quant"},
+     .aliases = "bnb_4bit_use_double_quant quantization.bnb_4bit_use_double_quant "
+                "quantization_config.bnb_4bit_use_double_quant"},
 };
 
 }  // namespace

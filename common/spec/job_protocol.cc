@@ -20,7 +20,7 @@ Json::json_pointer PointerTo(std::string_view key) {
   return Json::json_pointer(path);
 }
 
-// A key that was added after the first protocol and that workers act on.
+// A key that was added after the first protocol, or has values that were, and that workers act on.
 struct NewerField {
   const Field* field = nullptr;
   Json fallback;  // its default
@@ -30,7 +30,7 @@ std::map<std::string_view, NewerField> NewerFields() {
   const Json defaults = ToJson(JobSpec());
   std::map<std::string_view, NewerField> newer;
   for (const Field* field : Fields()) {
-    if (field->since == 1 || field->server_only) continue;
+    if (field->server_only || (field->since == 1 && field->newer_choices.empty())) continue;
     newer[field->key] = {field, defaults.at(PointerTo(field->key))};
   }
   return newer;
@@ -46,6 +46,18 @@ Json ValueOf(const T& member) {
   }
 }
 
+// The lowest protocol whose workers act on this value of the key.
+int ProtocolOf(const NewerField& newer, const Json& value) {
+  const Field& field = *newer.field;
+  if (value.is_string()) {
+    const auto later = SplitWords(field.newer_choices, '|');
+    const std::string& text = value.get_ref<const std::string&>();
+    if (std::find(later.begin(), later.end(), text) != later.end()) return field.newer_since;
+  }
+  const bool as_before = !field.before.empty() && value == std::string(field.before);
+  return as_before || value == newer.fallback ? 1 : field.since;
+}
+
 }  // namespace
 
 ProtocolNeed NeedOf(const JobSpec& spec) {
@@ -54,11 +66,9 @@ ProtocolNeed NeedOf(const JobSpec& spec) {
   VisitSpec(spec, [&](std::string_view key, const auto& member) {
     const auto found = newer.find(key);
     if (found == newer.end()) return;
-    const Field& field = *found->second.field;
-    const Json value = ValueOf(member);
-    const bool as_before = !field.before.empty() && value == std::string(field.before);
-    if (as_before || value == found->second.fallback) return;
-    need.protocol = std::max(need.protocol, field.since);
+    const int protocol = ProtocolOf(found->second, ValueOf(member));
+    if (protocol == 1) return;
+    need.protocol = std::max(need.protocol, protocol);
     need.keys.emplace_back(key);
   });
   return need;

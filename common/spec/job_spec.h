@@ -17,7 +17,14 @@ enum class Matmul { kBf16, kFp8 };
 // kAuto is replaced when a job is submitted; a rank that still sees it uses kAdamW.
 enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit, kAuto };
 enum class MasterWeights { kAuto, kFp32, kBf16 };
-enum class LrScheduler { kConstant, kLinear, kCosine };
+enum class LrScheduler {
+  kConstant,
+  kLinear,
+  kCosine,
+  kCosineWithRestarts,
+  kPolynomial,
+  kInverseSqrt
+};
 enum class LossOn { kAssistant, kAll };
 enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
@@ -34,6 +41,16 @@ enum class BadRows { kError, kSkip };
 enum class OnUnreachable { kReplace, kWait };
 // Priority classes, from the lowest; stored by number.
 enum class Priority { kLow, kNormal, kHigh, kUrgent };
+
+// The learning rate over a run (worker/engine/optim/lr_schedule.h): the decay after the warm-up and
+// the numbers that only some of the decays read.
+struct LrSettings {
+  LrScheduler kind = LrScheduler::kCosine;
+  int64_t warmup_steps = 0;  // 0: Hyperparameters::warmup_ratio counts
+  int num_cycles = 1;        // kCosineWithRestarts
+  double power = 1;          // kPolynomial
+  double end = 1e-7;         // kPolynomial: the rate just after the last step
+};
 
 // All settings of one job, with the defaults of docs/config.md. A plain value.
 struct JobSpec {
@@ -104,7 +121,7 @@ struct JobSpec {
     double warmup_ratio = 0.03;
     Optimizer optimizer = Optimizer::kAdamW;
     MasterWeights master_weights = MasterWeights::kAuto;
-    LrScheduler lr_scheduler = LrScheduler::kCosine;
+    LrSettings lr_scheduler;
     double weight_decay = 0.0;
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;

@@ -116,6 +116,31 @@ void ResolveBits(Draft* draft) {
   }
 }
 
+// An override of one of the keys that name the compute type removes the file's others.
+void DragPrecisionAlong(Draft* draft) {
+  const bool bf16 = draft->Overridden(kBf16), fp16 = draft->Overridden(kFp16) && draft->Bool(kFp16),
+             dtype = draft->Overridden(kDtype) && draft->String(kDtype) != "auto";
+  if (fp16 || dtype) draft->DropFromFile(kBf16);
+  if (bf16 || dtype) draft->DropFromFile(kFp16);
+  if (bf16 || fp16) draft->DropFromFile(kDtype);
+}
+
+// float16, which `key` asks for, leaves the type to the device: bf16 on a GPU, fp32 on a CPU.
+// Beside it, bf16 = false means as in other tools that bf16 was not asked for, not fp32.
+void TakeFp16(std::string_view key, Draft* draft) {
+  if (draft->Bool(kBf16)) {
+    draft->AddProblem(key, fmt::format("{} contradicts {}; leave one of them out",
+                                       draft->Quote(key), draft->Quote(kBf16)));
+    return;
+  }
+  const bool on_cpu = draft->String("compute.gpu_type") == "CPU";
+  if (!draft->DropFromFile(kBf16)) draft->Derive(kBf16, !on_cpu, key);
+  draft->AddWarning(key, fmt::format("{} is taken as {}", draft->Quote(key),
+                                     on_cpu ? "fp32, in which CPU slots compute"
+                                            : "bf16 = true: bfloat16 is as fast, has the range of "
+                                              "fp32 and needs no loss scaling"));
+}
+
 }  // namespace
 
 void ResolveMethod(Draft* draft) {
@@ -161,15 +186,17 @@ void ResolveMethod(Draft* draft) {
 }
 
 void ResolvePrecision(Draft* draft) {
-  if (draft->Overridden(kDtype) && draft->String(kDtype) != "auto") draft->DropFromFile(kBf16);
-  if (draft->Overridden(kBf16)) draft->DropFromFile(kDtype);
+  DragPrecisionAlong(draft);
   if (draft->Faulty({kBf16, kFp16, kDtype})) return;
   const std::string dtype = draft->String(kDtype);
-  if (dtype == "float16") {
-    draft->AddProblem(kDtype, "not supported yet: fp16; use bfloat16, which needs no loss scaling");
+  if (draft->Bool(kFp16) && !dtype.empty() && dtype != "auto" && dtype != "float16") {
+    draft->AddProblem(kDtype, fmt::format("{} contradicts {}; leave one of them out",
+                                          draft->Quote(kDtype), draft->Quote(kFp16)));
     return;
   }
-  if (!dtype.empty() && dtype != "auto") {
+  if (draft->Bool(kFp16) || dtype == "float16") {
+    TakeFp16(draft->Bool(kFp16) ? kFp16 : kDtype, draft);
+  } else if (!dtype.empty() && dtype != "auto") {
     const bool bf16 = dtype == "bfloat16";
     if (!draft->Has(kBf16)) draft->Derive(kBf16, bf16, kDtype);
     if (draft->Bool(kBf16) != bf16) {

@@ -13,6 +13,10 @@ std::string WhyNoEffect(const std::string& variable, int& compared) {
   for (const ForeignVariable& foreign : ForeignVariables()) {
     if (foreign.name == variable) return fmt::format("has no effect: {}", foreign.instead);
   }
+  if (variable.starts_with(kUnslothPrefix)) {
+    return "has no effect: it is a setting of Unsloth's own code, which is not used here; the "
+           "engine's fast kernels are always on";
+  }
   const std::string nearest = ++compared > kMostCompared ? "" : NearestVariable(variable);
   return nearest.empty()
              ? "names no key of a job, so it has no effect"
@@ -33,6 +37,22 @@ const Field* TargetOf(const Override& override_, int& compared, Draft* draft) {
   return field;
 }
 
+// Sets the keys of a switch that is on.
+void ApplySwitch(const SwitchVariable& variable, const Override& override_, Draft* draft) {
+  static constexpr Field kSwitch{.type = Type::kBool};
+  const absl::StatusOr<Value> on = ParseText(kSwitch, override_.value);
+  if (!on.ok()) {
+    draft->AddProblemAt(variable.name, 0, std::string(Message(on.status())));
+    return;
+  }
+  if (!std::get<bool>(*on)) return;
+  for (const std::string_view pair : SplitWords(variable.keys, ' ')) {
+    const size_t equals = pair.find('=');
+    const Field* field = FindField(pair.substr(0, equals));
+    draft->SetOverride(*field, ParseText(*field, pair.substr(equals + 1)).value(), override_);
+  }
+}
+
 }  // namespace
 
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
@@ -41,7 +61,12 @@ void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
     const Field* field = TargetOf(override_, compared, draft);
     if (field == nullptr) continue;
     // An empty variable usually means that it is not set.
-    if (override_.kind == OverrideKind::kEnvironment && override_.value.empty()) continue;
+    const bool variable = override_.kind == OverrideKind::kEnvironment;
+    if (variable && override_.value.empty()) continue;
+    if (const SwitchVariable* on = variable ? FindSwitchVariable(override_.key) : nullptr) {
+      ApplySwitch(*on, override_, draft);
+      continue;
+    }
     if (LeavesOut(*field, Value(override_.value))) {
       draft->DropFromFile(field->key);
       continue;
@@ -54,6 +79,7 @@ void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
       continue;
     }
     draft->SetOverride(*field, *std::move(value), override_);
+    if (IsNoted(*field, Value(override_.value))) draft->MarkNoted(field->key);
   }
 }
 

@@ -73,6 +73,7 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
     return;
   }
   draft->SetFromFile(*field, *std::move(value), file_name, entry.line);
+  if (IsNoted(*field, *entry.value)) draft->MarkNoted(field->key);
 }
 
 void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
@@ -181,6 +182,8 @@ void CheckRequired(Draft* draft) {
 
 void WarnIgnored(Draft* draft) {
   for (const Field* field : Fields()) {
+    const DraftEntry* entry = draft->Find(field->key);
+    if (entry != nullptr && entry->noted) draft->AddWarning(field->key, std::string(field->note));
     if (field->effect == Effect::kIgnored && draft->Given(field->key)) {
       draft->AddWarning(field->key, fmt::format("has no effect: {}", field->doc));
     }
@@ -197,6 +200,10 @@ constexpr Idle kIdle[] = {
     {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora",
      "training.mode", "full_finetune"},
     {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
+    {"hyperparameters.lr_num_cycles", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|polynomial|inverse_sqrt"},
+    {"hyperparameters.lr_power hyperparameters.lr_end", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|cosine_with_restarts|inverse_sqrt"},
     {"training.validation.eval_steps", "training.validation.evaluation_strategy", "no|epoch"},
     {"training.validation.early_stopping_threshold", "training.validation.early_stopping_patience",
      "0"},
@@ -247,7 +254,9 @@ void Assign(const Value& value, T* member) {
   if constexpr (std::is_same_v<T, bool>) {
     *member = std::get<bool>(value);
   } else if constexpr (std::is_integral_v<T>) {
-    *member = static_cast<T>(std::get<int64_t>(value));
+    // A key that also takes a share, in its other meaning, holds a whole number by now.
+    const auto* number = std::get_if<double>(&value);
+    *member = static_cast<T>(number != nullptr ? *number : std::get<int64_t>(value));
   } else if constexpr (std::is_floating_point_v<T>) {
     *member = std::get<double>(value);
   } else if constexpr (std::is_enum_v<T>) {
@@ -283,9 +292,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   if (readable) {
     ApplyDeepspeed(&draft);
     CheckRequired(&draft);
+    ResolveDialect(&draft);
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);
     ResolveBatch(&draft);
+    ResolveSchedule(&draft);
     ResolveSharding(&draft);
     ResolvePrecision(&draft);
     ResolveValidation(&draft);

@@ -243,6 +243,14 @@ bool LeavesOut(const Field& field, const Value& value) {
   return field.auto_derives && text != nullptr && *text == "auto";
 }
 
+bool IsNoted(const Field& field, const Value& value) {
+  const std::string* text = std::get_if<std::string>(&value);
+  if (text == nullptr || field.noted_words.empty()) return false;
+  const std::string word = Lower(Trim(*text));
+  const auto words = SplitWords(field.noted_words, '|');
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
   const std::string_view trimmed = Trim(text);
   if (!field.refused_word.empty() && trimmed == field.refused_word) {

@@ -30,6 +30,9 @@ size_t MostItems(const Field& field);
 // True when the value is "auto" and that means the same as leaving the key out.
 bool LeavesOut(const Field& field, const Value& value);
 
+// True for a word that is taken as a value of ours with a warning (Field::noted_words).
+bool IsNoted(const Field& field, const Value& value);
+
 // ToText, but "auto" for a value that the plan sets.
 std::string ToText(const Field& field, const Value& value);
 

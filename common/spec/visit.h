@@ -27,7 +27,10 @@ SFT_SPEC_ENUM(Optimizer, {"adamw", Optimizer::kAdamW}, {"adamw_bf16", Optimizer:
 SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeights::kFp32},
               {"bf16", MasterWeights::kBf16});
 SFT_SPEC_ENUM(LrScheduler, {"constant", LrScheduler::kConstant}, {"linear", LrScheduler::kLinear},
-              {"cosine", LrScheduler::kCosine});
+              {"cosine", LrScheduler::kCosine},
+              {"cosine_with_restarts", LrScheduler::kCosineWithRestarts},
+              {"polynomial", LrScheduler::kPolynomial},
+              {"inverse_sqrt", LrScheduler::kInverseSqrt});
 SFT_SPEC_ENUM(LossOn, {"assistant", LossOn::kAssistant}, {"all", LossOn::kAll});
 SFT_SPEC_ENUM(Bias, {"none", Bias::kNone}, {"all", Bias::kAll}, {"lora_only", Bias::kLoraOnly});
 SFT_SPEC_ENUM(EvalStrategy, {"no", EvalStrategy::kNo}, {"steps", EvalStrategy::kSteps},
@@ -124,9 +127,13 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.sequence_length", h.sequence_length);
   visit("hyperparameters.learning_rate", h.learning_rate);
   visit("hyperparameters.warmup_ratio", h.warmup_ratio);
+  visit("hyperparameters.warmup_steps", h.lr_scheduler.warmup_steps);
   visit("hyperparameters.optimizer", h.optimizer);
   visit("hyperparameters.master_weights", h.master_weights);
-  visit("hyperparameters.lr_scheduler", h.lr_scheduler);
+  visit("hyperparameters.lr_scheduler", h.lr_scheduler.kind);
+  visit("hyperparameters.lr_num_cycles", h.lr_scheduler.num_cycles);
+  visit("hyperparameters.lr_power", h.lr_scheduler.power);
+  visit("hyperparameters.lr_end", h.lr_scheduler.end);
   visit("hyperparameters.weight_decay", h.weight_decay);
   visit("hyperparameters.adam_beta1", h.adam_beta1);
   visit("hyperparameters.adam_beta2", h.adam_beta2);

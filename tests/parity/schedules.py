@@ -13,27 +13,35 @@ import torch
 import transformers
 
 PEAK = 1e-3
-# (total steps, warm-up ratio); warm-up steps = ceil(ratio * total).
-RUNS = [(20, 0.0), (20, 0.1), (37, 0.03), (100, 0.25), (1, 0.0), (3, 1.0)]
+# (total steps, warm-up ratio, warm-up steps of the job); where a job gives no steps, they are
+# ceil(ratio * total). The last warm-up is longer than its run.
+RUNS = [(20, 0.0, 0), (20, 0.1, 0), (37, 0.03, 0), (100, 0.25, 0), (1, 0.0, 0), (3, 1.0, 0), (40, 0.5, 7),
+        (5, 0.0, 8)]
+# (schedule, transformers' arguments)
+SCHEDULES = [("constant_with_warmup", {}), ("linear", {}), ("cosine", {}),
+             ("cosine_with_restarts", {"num_cycles": 1}), ("cosine_with_restarts", {"num_cycles": 3}),
+             ("polynomial", {"power": 1.0, "lr_end": 1e-7}), ("polynomial", {"power": 2.5, "lr_end": 1e-4}),
+             ("polynomial", {"power": 0.5, "lr_end": 0.0}), ("inverse_sqrt", {})]
 
 
-def factors(kind, warmup, total):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = transformers.get_scheduler(kind, optimizer, num_warmup_steps=warmup,
-                                          num_training_steps=total)
+def factors(kind, arguments, warmup, total):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
+    schedule = transformers.get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=total,
+                                          scheduler_specific_kwargs=arguments)
     return schedule.lr_lambdas[0]
 
 
 def make(out):
     runs = []
-    for kind in ("constant_with_warmup", "linear", "cosine"):
-        for total, ratio in RUNS:
-            warmup = math.ceil(ratio * total)
-            factor = factors(kind, warmup, total)
+    for kind, arguments in SCHEDULES:
+        for total, ratio, steps in RUNS:
+            warmup = steps or math.ceil(ratio * total)
+            factor = factors(kind, arguments, warmup, total)
             rates = [PEAK * (factor(t) if t < warmup else 1.0 if t == warmup else factor(t - 1))
                      for t in range(1, total + 1)]
-            runs.append({"kind": kind.removesuffix("_with_warmup"), "peak": PEAK, "total": total,
-                         "warmup_ratio": ratio, "warmup_steps": warmup, "rates": rates})
+            runs.append({"kind": kind.removesuffix("_with_warmup"), "arguments": arguments, "peak": PEAK,
+                         "total": total, "warmup_ratio": ratio, "job_warmup_steps": steps,
+                         "warmup_steps": warmup, "rates": rates})
     out.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(run) for run in runs)
     (out / "schedules.json").write_text(f"[\n{lines}\n]\n")

@@ -61,6 +61,19 @@ TEST(CollectOverridesTest, SendsTheNamesOfVariablesThatLookLikeKeysAndNoSecrets)
   EXPECT_EQ(text, "DEEPSPEED_CONFIG=\nTRAIN_LERNING_RATE=\nMODEL_API_KEY=\n");
 }
 
+TEST(CollectOverridesTest, SendsUnslothsSwitchWithItsValueAndTheOthersOnceByName) {
+  const std::pair<const char*, const char*> variables[] = {{"UNSLOTH_FORCE_SINGLE_GPU", "1"},
+                                                           {"UNSLOTH_COMPILE_MAXIMUM", "1"},
+                                                           {"UNSLOTH_RETURN_LOGITS", "1"}};
+  for (const auto& [name, value] : variables) setenv(name, value, 1);
+  const auto overrides = CollectOverrides(SubmitFlags());
+  for (const auto& [name, value] : variables) unsetenv(name);
+  ASSERT_TRUE(overrides.ok()) << overrides.status();
+  std::string text;
+  for (const v1::Override& o : *overrides) text += o.key() + "=" + o.value() + "\n";
+  EXPECT_EQ(text, "UNSLOTH_FORCE_SINGLE_GPU=1\nUNSLOTH_COMPILE_MAXIMUM=\nUNSLOTH_RETURN_LOGITS=\n");
+}
+
 TEST(ProblemOfTest, TakesTheLineOutOfTheText) {
   EXPECT_EQ(ProblemLine(ProblemOf({"lora.r", "line 12: is bad"}), "job.toml"),
             "job.toml:12: lora.r: is bad");

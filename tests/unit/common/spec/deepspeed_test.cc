@@ -57,6 +57,13 @@ TEST(DeepspeedTest, NumbersFillWhatTheJobLeavesOpen) {
   EXPECT_EQ(OriginOf(r, "hyperparameters.global_batch"), "DeepSpeed JSON, train_batch_size");
 }
 
+TEST(DeepspeedTest, Fp16IsTakenAsBf16) {
+  const Resolution r = With(R"({"fp16": {"enabled": true}, "bf16": {"enabled": false}})");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.parallelism.compute_type, ComputeType::kAuto);
+  EXPECT_THAT(Describe(r.warnings), HasSubstr("is taken as bf16 = true"));
+}
+
 TEST(DeepspeedTest, BothFormsOfOffloadMoveTheOptimizerToTheHost) {
   for (const std::string_view offload :
        {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu"})"}) {
@@ -183,8 +190,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"Bf16", kStageTwo, "[hyperparameters.parallelism]\nbf16 = false",
               "hyperparameters.parallelism.bf16", "bf16 = false (job.toml:8)",
               "bf16.enabled = true of the DeepSpeed JSON"},
-        Wrong{"Fp16", R"({"fp16": {"enabled": true}})", "", kConfig, "fp16.enabled = true",
-              "not supported yet: fp16"},
+        Wrong{"Fp16", R"({"fp16": {"enabled": true}})",
+              "[hyperparameters.parallelism]\nbf16 = true", "hyperparameters.parallelism.fp16",
+              "fp16 = true (DeepSpeed JSON, fp16.enabled)", "bf16 = true (job.toml:8)"},
         Wrong{"Offload", R"({"zero_optimization": {"stage": 3, "cpu_offload": true}})",
               "[hyperparameters.parallelism]\noffload_optimizer = false",
               "hyperparameters.parallelism.offload_optimizer",

@@ -33,6 +33,15 @@ TEST(JobProtocolTest, AKeyThatAnOlderWorkerWouldLoseNamesItself) {
   EXPECT_THAT(need.keys, ElementsAre("checkpoint.save_strategy"));
 }
 
+TEST(JobProtocolTest, AValueThatAnOlderWorkerDoesNotKnowNamesItsKey) {
+  EXPECT_EQ(NeedOfText("[train]\nlr_scheduler = \"linear\"\n").protocol, 1);
+  const ProtocolNeed need = NeedOfText("[train]\nlr_scheduler = \"inverse_sqrt\"\n");
+  EXPECT_EQ(need.protocol, 2);
+  EXPECT_THAT(need.keys, ElementsAre("hyperparameters.lr_scheduler"));
+  EXPECT_THAT(NeedOfText("[train]\nwarmup_steps = 10\n").keys,
+              ElementsAre("hyperparameters.warmup_steps"));
+}
+
 TEST(JobProtocolTest, ServerOnlyKeysAndOldDefaultsNeedNoNewProtocol) {
   EXPECT_EQ(NeedOfText("[checkpoint]\nsave_strategy = \"no\"\n").protocol, 1);
   JobSpec spec;

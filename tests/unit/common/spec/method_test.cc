@@ -188,6 +188,81 @@ INSTANTIATE_TEST_SUITE_P(
         Precision{"DtypeAuto", "[model]\ntorch_dtype = \"auto\"", ComputeType::kAuto}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Files that ask for float16, and what the warning says.
+struct Fp16 {
+  std::string_view name;
+  std::string_view text;
+  std::vector<Override> overrides = {};
+  ComputeType type = ComputeType::kAuto;
+  std::string_view says = "is taken as bf16 = true";
+
+  friend void PrintTo(const Fp16& p, std::ostream* out) { *out << p.name; }
+};
+
+class Fp16Test : public ::testing::TestWithParam<Fp16> {};
+
+TEST_P(Fp16Test, IsComputedInTheTypeOfTheDeviceAndSaidSo) {
+  const Resolution r = ResolveText(Minimal(GetParam().text), GetParam().overrides);
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.parallelism.compute_type, GetParam().type);
+  if (GetParam().says.empty()) {
+    EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+  } else {
+    EXPECT_THAT(Describe(r.warnings), HasSubstr(std::string(GetParam().says)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Fp16Test,
+    ::testing::Values(
+        Fp16{"Switch", "[hyperparameters.parallelism]\nfp16 = true"},
+        Fp16{"WithoutBf16", "[train]\nbf16 = false\nfp16 = true"},
+        Fp16{"NestedBool", "[fp16]\nenabled = true"},
+        Fp16{"Dtype", "[model]\ntorch_dtype = \"torch.float16\""},
+        Fp16{"DtypeAndSwitch", "[model]\ndtype = \"float16\"\n[train]\nfp16 = true"},
+        Fp16{"MixedPrecision", "[train]\nmixed_precision = \"fp16\""},
+        Fp16{"OverABf16File", "[train]\nbf16 = true", {Set("fp16", "true")}},
+        Fp16{"BothTyped", "", {Set("bf16", "false"), Set("fp16", "true")}, ComputeType::kBf16},
+        Fp16{"OnCpuSlots",
+             "[train]\nfp16 = true",
+             {Set("compute.gpu_type", "CPU")},
+             ComputeType::kAuto,
+             "is taken as fp32"},
+        Fp16{"Bf16OverIt", "[train]\nfp16 = true", {Set("bf16", "true")}, ComputeType::kBf16, ""},
+        Fp16{"Fp32OverIt", "[train]\nfp16 = true", {Set("bf16", "false")}, ComputeType::kFp32, ""},
+        Fp16{"DtypeOverIt",
+             "[train]\nfp16 = true",
+             {Set("dtype", "float32")},
+             ComputeType::kFp32,
+             ""}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(UnslothTest, ItsWordsAreTakenAndSaidSo) {
+  for (const std::string_view key :
+       {"activation_checkpointing", "gradient_checkpointing", "use_gradient_checkpointing"}) {
+    const Resolution r = ResolveText(Minimal("[train]\n" + std::string(key) + " = \"unsloth\""));
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_FALSE(r.spec.parallelism.activation_checkpointing);
+    ASSERT_EQ(r.warnings.size(), 1u) << Describe(r.warnings);
+    EXPECT_EQ(r.warnings[0].line, 7);
+    EXPECT_THAT(r.warnings[0].message, HasSubstr("the plan decides block by block"));
+  }
+  const Resolution r = ResolveText(Minimal("[tuning]\nbackend = \"Unsloth\""));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_THAT(Describe(r.warnings), HasSubstr("tuning.backend:7: \"unsloth\" is taken as"));
+}
+
+TEST(UnslothTest, AValueThatAnOverrideReplacesIsNotMentioned) {
+  const Resolution r = ResolveText(Minimal("[train]\ngradient_checkpointing = \"unsloth\""),
+                                   {Env("TRAIN_GRADIENT_CHECKPOINTING", "true")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.spec.parallelism.activation_checkpointing);
+  EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+  EXPECT_THAT(
+      Describe(ResolveText(Minimal(), {Env("TRAIN_GRADIENT_CHECKPOINTING", "unsloth")}).warnings),
+      HasSubstr("the plan decides block by block"));
+}
+
 TEST(OffloadTest, EverySpellingMovesTheOptimizerToTheHost) {
   for (const std::string_view text :
        {"[hyperparameters.parallelism]\noffload_optimizer = true",
@@ -261,12 +336,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "training.matmul", "set quantization.bits = 4, or matmul = \"bf16\""},
         WrongFile{"Fp8WithoutQlora", "[training]\nmatmul = \"fp8\"", "training.matmul",
                   "set use_qlora = true"},
-        WrongFile{"Fp16", "[hyperparameters.parallelism]\nfp16 = true",
-                  "hyperparameters.parallelism.fp16", "not supported yet: fp16"},
         WrongFile{"Bf16AndFp16", "[hyperparameters.parallelism]\nbf16 = true\nfp16 = true",
-                  "hyperparameters.parallelism.fp16", "fp16"},
-        WrongFile{"DtypeFp16", "[model]\ndtype = \"float16\"", "model.torch_dtype",
-                  "not supported yet: fp16"},
+                  "hyperparameters.parallelism.fp16",
+                  "contradicts hyperparameters.parallelism.bf16 = true"},
+        WrongFile{"DtypeFp16AndBf16", "[model]\ndtype = \"float16\"\n[train]\nbf16 = true",
+                  "model.torch_dtype", "leave one of them out"},
+        WrongFile{"DtypeBf16AndFp16", "[model]\ndtype = \"bfloat16\"\n[train]\nfp16 = true",
+                  "model.torch_dtype", "contradicts hyperparameters.parallelism.fp16 = true"},
         WrongFile{"DtypeAgainstBf16", "[model]\ndtype = \"float32\"\n[train]\nbf16 = true",
                   "model.torch_dtype", "leave one of them out"},
         WrongFile{"TensorParallel", "[hyperparameters.parallelism]\ntensor_parallel_size = 2",
@@ -311,10 +387,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "not supported yet"},
         WrongFile{"DeviceMapTable", "[device_map]\nembed = 0", "model.device_map",
                   "not supported yet"},
-        WrongFile{"UnslothCheckpointing", "[train]\nuse_gradient_checkpointing = \"unsloth\"",
-                  "hyperparameters.parallelism.activation_checkpointing", "not supported yet"},
-        WrongFile{"UnslothBackend", "[tuning]\nbackend = \"unsloth\"", "tuning.backend",
-                  "not supported yet"},
+        WrongFile{"CheckpointingOfNoTool", "[train]\nuse_gradient_checkpointing = \"fast\"",
+                  "hyperparameters.parallelism.activation_checkpointing",
+                  "must be true or false, or \"unsloth\", but is \"fast\""},
+        WrongFile{"BackendOfNoTool", "[tuning]\nbackend = \"axolotl\"", "tuning.backend",
+                  "must be \"bnb\" or \"unsloth\""},
         WrongFile{"GlooOnGpus", "[train]\ndistributed_backend = \"gloo\"",
                   "train.distributed_backend", "nccl does"},
         WrongFile{"UnknownMetric", "[training.validation]\nmetric_for_best_model = \"train.loss\"",

@@ -59,6 +59,37 @@ TEST(OverridesTest, AVariableOfAnotherToolNamesWhatTakesItsPlace) {
   }
 }
 
+TEST(OverridesTest, AVariableOfUnslothThatMeansNothingHereIsNamed) {
+  const Resolution r = ResolveText(Minimal(), {Env("UNSLOTH_RETURN_LOGITS", "")});
+  EXPECT_TRUE(r.ok());
+  ASSERT_EQ(r.warnings.size(), 1u);
+  EXPECT_EQ(r.warnings[0].key, "UNSLOTH_RETURN_LOGITS");
+  EXPECT_THAT(r.warnings[0].message, HasSubstr("setting of Unsloth's own code"));
+}
+
+TEST(OverridesTest, ASingleGpuIsForcedOverWhatTheFileSays) {
+  const std::string file =
+      "gpu_count = 16\nnodes = 2\ngpus_per_node = 8\nvariant = \"H100-8x\"\n"
+      "[data.topology]\ntotal_gpus = 16\n[hyperparameters]\nper_device_batch = 1\n"
+      "global_batch = 32\n[hyperparameters.parallelism]\nfsdp = true\n";
+  for (const char* on : {"1", "true"}) {
+    const Resolution r = ResolveText(Minimal(file), {Env("UNSLOTH_FORCE_SINGLE_GPU", on)});
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_EQ(r.spec.compute.gpu_count, 1);
+    EXPECT_EQ(r.spec.compute.variant, "H100-1x");
+    EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 32);
+    EXPECT_EQ(OriginOf(r, "compute.gpu_count"), "UNSLOTH_FORCE_SINGLE_GPU");
+  }
+  for (const char* off : {"", "0", "false"}) {
+    const Resolution r = ResolveText(Minimal(file), {Env("UNSLOTH_FORCE_SINGLE_GPU", off)});
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_EQ(r.spec.compute.gpu_count, 16);
+  }
+  const Resolution wrong = ResolveText(Minimal(), {Env("UNSLOTH_FORCE_SINGLE_GPU", "maybe")});
+  EXPECT_EQ(Describe(wrong.problems),
+            "UNSLOTH_FORCE_SINGLE_GPU:0: must be true or false, but is \"maybe\" (a string)\n");
+}
+
 TEST(OverridesTest, AnEmptyVariableIsNone) {
   const Resolution r =
       ResolveText(Minimal("[lora]\nr = 4"), {Env("TRAIN_BATCH_SIZE", ""), Env("MODEL_NAME", "")});
@@ -111,7 +142,7 @@ TEST(OverridesTest, UnsupportedValuesAreRefusedInOverridesToo) {
       }
     }
   }
-  EXPECT_GT(seen, 50);
+  EXPECT_GT(seen, 100);
 }
 
 TEST(OverridesTest, AutoRemovesWhatTheFileSays) {

@@ -13,7 +13,7 @@ using spec::LrScheduler;
 
 TEST(LrScheduleTest, WarmsUpFromTheFirstStepToThePeak) {
   for (const auto kind : {LrScheduler::kConstant, LrScheduler::kLinear, LrScheduler::kCosine}) {
-    const LrSchedule schedule(kind, 2e-4, 0.25, 10);
+    const LrSchedule schedule({kind}, 2e-4, 0.25, 10);
     ASSERT_EQ(schedule.warmup_steps(), 3);
     EXPECT_DOUBLE_EQ(schedule.At(1), 2e-4 / 3);
     EXPECT_DOUBLE_EQ(schedule.At(2), 2e-4 * 2 / 3);
@@ -23,18 +23,18 @@ TEST(LrScheduleTest, WarmsUpFromTheFirstStepToThePeak) {
 }
 
 TEST(LrScheduleTest, WarmupStepsAreRoundedUpButNotByFloatingPointNoise) {
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.03, 100).warmup_steps(), 3);
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.07, 100).warmup_steps(), 7);
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.03, 101).warmup_steps(), 4);
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.0, 100).warmup_steps(), 0);
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 1.0, 5).warmup_steps(), 5);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0.03, 100).warmup_steps(), 3);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0.07, 100).warmup_steps(), 7);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0.03, 101).warmup_steps(), 4);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0.0, 100).warmup_steps(), 0);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 1.0, 5).warmup_steps(), 5);
 }
 
 TEST(LrScheduleTest, DecaysAsTransformersAfterTheWarmup) {
   // get_{linear,cosine}_schedule_with_warmup(num_warmup_steps=2, num_training_steps=10) at the
   // optimizer's 3rd, 7th and 10th step.
-  const LrSchedule linear(LrScheduler::kLinear, 1, 0.2, 10),
-      cosine(LrScheduler::kCosine, 1, 0.2, 10);
+  const LrSchedule linear({LrScheduler::kLinear}, 1, 0.2, 10),
+      cosine({LrScheduler::kCosine}, 1, 0.2, 10);
   EXPECT_DOUBLE_EQ(linear.At(3), 1.0);
   EXPECT_DOUBLE_EQ(linear.At(7), 0.5);
   EXPECT_DOUBLE_EQ(linear.At(10), 0.125);
@@ -44,22 +44,57 @@ TEST(LrScheduleTest, DecaysAsTransformersAfterTheWarmup) {
 }
 
 TEST(LrScheduleTest, IsZeroPastTheEndAndConstantStays) {
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0, 10).At(11), 0);
-  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0, 10).At(100), 0);
-  EXPECT_NEAR(LrSchedule(LrScheduler::kCosine, 1, 0, 10).At(100), 0, 1e-16);
-  EXPECT_EQ(LrSchedule(LrScheduler::kConstant, 1, 0, 10).At(100), 1);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0, 10).At(11), 0);
+  EXPECT_EQ(LrSchedule({LrScheduler::kLinear}, 1, 0, 10).At(100), 0);
+  EXPECT_NEAR(LrSchedule({LrScheduler::kCosine}, 1, 0, 10).At(100), 0, 1e-16);
+  EXPECT_EQ(LrSchedule({LrScheduler::kConstant}, 1, 0, 10).At(100), 1);
 }
 
 TEST(LrScheduleTest, AWarmupOverTheWholeRunEndsAtThePeak) {
-  const LrSchedule schedule(LrScheduler::kCosine, 3, 1.0, 4);
+  const LrSchedule schedule({LrScheduler::kCosine}, 3, 1.0, 4);
   EXPECT_DOUBLE_EQ(schedule.At(1), 0.75);
   EXPECT_DOUBLE_EQ(schedule.At(4), 3);
 }
 
+TEST(LrScheduleTest, AWarmupInStepsGoesBeforeTheRatio) {
+  const LrSchedule schedule({.kind = LrScheduler::kLinear, .warmup_steps = 4}, 1, 0.5, 20);
+  EXPECT_EQ(schedule.warmup_steps(), 4);
+  EXPECT_DOUBLE_EQ(schedule.At(1), 0.25);
+  EXPECT_DOUBLE_EQ(schedule.At(5), 1);
+  EXPECT_DOUBLE_EQ(schedule.At(6), 1 - 1.0 / 16);
+  // Longer than the run: the peak is not reached.
+  EXPECT_DOUBLE_EQ(LrSchedule({.warmup_steps = 8}, 1, 0, 4).At(4), 0.5);
+}
+
+TEST(LrScheduleTest, RestartsAtThePeakAfterEachCycle) {
+  const LrSchedule schedule({.kind = LrScheduler::kCosineWithRestarts, .num_cycles = 2}, 1, 0, 8);
+  EXPECT_DOUBLE_EQ(schedule.At(1), 1);
+  EXPECT_NEAR(schedule.At(3), 0.5, 1e-15);
+  EXPECT_DOUBLE_EQ(schedule.At(5), 1);
+  EXPECT_EQ(schedule.At(9), 0);
+}
+
+TEST(LrScheduleTest, ThePolynomialEndsAtItsEndAndTheInverseRootNowhere) {
+  const LrSchedule polynomial({.kind = LrScheduler::kPolynomial, .power = 2, .end = 0.1}, 1, 0, 4);
+  EXPECT_DOUBLE_EQ(polynomial.At(1), 1);
+  EXPECT_DOUBLE_EQ(polynomial.At(3), 0.9 * 0.25 + 0.1);
+  EXPECT_DOUBLE_EQ(polynomial.At(5), 0.1);
+  EXPECT_DOUBLE_EQ(polynomial.At(50), 0.1);
+  const LrSchedule root({.kind = LrScheduler::kInverseSqrt, .warmup_steps = 4}, 1, 0, 10);
+  EXPECT_DOUBLE_EQ(root.At(5), 1);
+  EXPECT_DOUBLE_EQ(root.At(17), 0.5);
+}
+
+TEST(LrScheduleTest, RefusesNumbersThatNoJobMayHave) {
+  EXPECT_THROW(LrSchedule({.warmup_steps = -1}, 1, 0, 10), InternalError);
+  EXPECT_THROW(LrSchedule({.num_cycles = 0}, 1, 0, 10), InternalError);
+  EXPECT_THROW(LrSchedule({.power = 0}, 1, 0, 10), InternalError);
+}
+
 TEST(LrScheduleTest, RefusesAnEmptyRunAndARatioOutsideItsRange) {
-  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, 0, 0), InternalError);
-  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, 1.5, 10), InternalError);
-  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, std::nan(""), 10), InternalError);
+  EXPECT_THROW(LrSchedule({LrScheduler::kLinear}, 1, 0, 0), InternalError);
+  EXPECT_THROW(LrSchedule({LrScheduler::kLinear}, 1, 1.5, 10), InternalError);
+  EXPECT_THROW(LrSchedule({LrScheduler::kLinear}, 1, std::nan(""), 10), InternalError);
 }
 
 }  // namespace

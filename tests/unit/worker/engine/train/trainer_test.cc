@@ -255,7 +255,7 @@ TEST_F(TrainerTest, KeepsTheBestWeightsWhenAsked) {
   options.spec.training.validation.greater_is_better = true;  // so the first step wins
   RunOne(options);
   const Tensor best = ReadAdapter(output_dir()).pairs[0].b.clone();
-  options.spec.hyperparameters.lr_scheduler = spec::LrScheduler::kCosine;
+  options.spec.hyperparameters.lr_scheduler.kind = spec::LrScheduler::kCosine;
   options.spec.training.validation.save_best_model_at_end = false;
   RunOne(options);
   EXPECT_GT(ReadAdapter(output_dir()).pairs[0].b.norm().item<float>(), best.norm().item<float>());

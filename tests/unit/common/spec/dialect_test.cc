@@ -1,0 +1,158 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Files as people carry them over, with the values that are not our defaults.
+TEST(DialectTest, TheArgumentsOfTransformersAndTrlAreTaken) {
+  const Resolution r = ResolveText(R"(
+model_name_or_path = "org/m"
+train_file = "d.jsonl"
+validation_file = "v.jsonl"
+run_name = "first"
+num_gpus = 2
+[compute]
+gpu_type = "H100"
+[train]
+do_eval = true
+per_device_train_batch_size = 2
+per_device_eval_batch_size = 8
+gradient_accumulation_steps = 8
+max_steps = -1
+num_train_epochs = 2
+learning_rate = 2e-4
+lr_scheduler_type = "cosine_with_restarts"
+lr_scheduler_kwargs = { num_cycles = 2 }
+warmup_steps = 0.1
+optim = "paged_adamw_8bit"
+max_grad_norm = 0.3
+max_length = 1024
+packing = true
+assistant_only_loss = true
+bf16 = true
+tf32 = true
+gradient_checkpointing = true
+gradient_checkpointing_kwargs = { use_reentrant = false }
+logging_steps = 10
+logging_strategy = "steps"
+eval_strategy = "steps"
+eval_steps = 50
+save_strategy = "steps"
+save_steps = 50
+save_total_limit = 2
+load_best_model_at_end = true
+metric_for_best_model = "loss"
+report_to = ["wandb"]
+remove_unused_columns = false
+ddp_backend = "nccl"
+group_by_length = false
+label_smoothing_factor = 0.0
+seed = 7
+[lora]
+r = 8
+lora_alpha = 16
+target_modules = "all-linear"
+task_type = "CAUSAL_LM"
+use_dora = false
+modules_to_save = []
+init_lora_weights = true
+)");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  const JobSpec& s = r.spec;
+  EXPECT_EQ(s.job.model, "org/m");
+  EXPECT_EQ(s.job.name, "first");
+  EXPECT_EQ(s.compute.gpu_count, 2);
+  EXPECT_TRUE(s.training.validation.enabled);
+  EXPECT_EQ(s.hyperparameters.global_batch, 32);
+  EXPECT_EQ(s.hyperparameters.warmup_ratio, 0.1);
+  EXPECT_EQ(s.hyperparameters.lr_scheduler.num_cycles, 2);
+  EXPECT_EQ(s.hyperparameters.optimizer, Optimizer::kAdamW8bit);
+  EXPECT_EQ(s.hyperparameters.sequence_length, 1024);
+  EXPECT_TRUE(s.data.packing);
+  EXPECT_EQ(s.data.loss_on, LossOn::kAssistant);
+  const std::string warnings = Describe(r.warnings);
+  EXPECT_THAT(warnings, HasSubstr("paged optimizer"));
+  EXPECT_THAT(warnings, HasSubstr("train.report_to:38: has no effect: Metrics and logs are kept"));
+}
+
+TEST(DialectTest, TheWordsOfAxolotlAreTaken) {
+  const Resolution r = ResolveText(R"(
+base_model = "org/m"
+train_file = "d.jsonl"
+adapter = "qlora"
+sequence_len = 4096
+sample_packing = true
+micro_batch_size = 1
+gradient_accumulation_steps = 4
+num_epochs = 1
+optimizer = "adamw_bnb_8bit"
+lr_scheduler = "cosine"
+learning_rate = 2e-4
+warmup_steps = 10
+train_on_inputs = true
+lora_r = 32
+lora_alpha = 16
+lora_target_linear = true
+flash_attention = true
+val_set_size = 0
+[compute]
+gpu_type = "H100"
+)");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.spec.qlora());
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 4);
+  EXPECT_EQ(r.spec.hyperparameters.lr_scheduler.warmup_steps, 10);
+  EXPECT_EQ(r.spec.data.loss_on, LossOn::kAll);
+  EXPECT_THAT(r.spec.lora.target_modules, ElementsAre("all-linear"));
+  EXPECT_EQ(OriginOf(r, "lora.target_modules"), "derived: lora.target_linear");
+}
+
+TEST(DialectTest, AnOverrideOfEitherKeyWins) {
+  const std::string file = "[data]\ntrain_on_inputs = true\n";
+  EXPECT_EQ(ResolveText(Minimal(file), {Set("data.loss_on", "assistant")}).spec.data.loss_on,
+            LossOn::kAssistant);
+  EXPECT_EQ(ResolveText(Minimal("[data]\nloss_on = \"all\"\n"), {Set("train_on_inputs", "false")})
+                .spec.data.loss_on,
+            LossOn::kAssistant);
+}
+
+class DialectProblemTest : public ::testing::TestWithParam<WrongFile> {};
+
+TEST_P(DialectProblemTest, IsOneProblemThatSaysWhatWouldWork) { ExpectOneProblem(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, DialectProblemTest,
+    ::testing::Values(
+        WrongFile{"TwoLosses", "[data]\nloss_on = \"all\"\nassistant_only_loss = true",
+                  "data.assistant_only_loss", "contradicts data.loss_on = all (job.toml:7)"},
+        WrongFile{"TwoTools", "[data]\nassistant_only_loss = true\ntrain_on_inputs = true",
+                  "data.train_on_inputs", "leave one of them out"},
+        WrongFile{"Dora", "[lora]\nuse_dora = true", "lora.use_dora",
+                  "not supported yet: DoRA; leave it out"},
+        WrongFile{"ModulesToSave", "[lora]\nmodules_to_save = [\"lm_head\"]",
+                  "lora.modules_to_save", "mode = \"full_finetune\""},
+        WrongFile{"LoraPlus", "[lora]\nloraplus_lr_ratio = 16", "lora.loraplus_lr_ratio",
+                  "not supported yet: learning rates of their own for A and B (LoRA+)"},
+        WrongFile{"Neftune", "[train]\nneftune_noise_alpha = 5.0", "train.neftune_noise_alpha",
+                  "not supported yet: NEFTune; leave it out or set 0"},
+        WrongFile{"StartOfAdapters", "[lora]\ninit_lora_weights = \"pissa\"",
+                  "lora.init_lora_weights", "must be true or false, but is \"pissa\""},
+        WrongFile{"HeldOutPart", "[data]\nval_set_size = 0.1", "data.val_set_size",
+                  "name it in data.val"},
+        WrongFile{"Hub", "[train]\npush_to_hub = true", "train.push_to_hub", "sftctl download"},
+        WrongFile{"Grouped", "[train]\ngroup_by_length = true", "train.group_by_length",
+                  "data.packing = true"},
+        WrongFile{"ByEpoch", "[train]\nlogging_strategy = \"epoch\"", "train.logging_strategy",
+                  "logging_steps says every how many"},
+        WrongFile{"Optimizer", "[train]\noptim = \"lion\"", "hyperparameters.optimizer",
+                  "must be \"adamw\""}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace sft::spec
