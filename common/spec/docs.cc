@@ -44,15 +44,17 @@ std::string Escape(std::string_view text) {
   return escaped;
 }
 
-// A sentence about a word that other tools accept; empty where there is none.
-std::string RefusalNote(const Field& field) {
-  if (field.refused_word.empty()) return "";
-  return fmt::format("\"{}\" is refused: {}.", field.refused_word, field.refused_reason);
+// A sentence about words of other tools that are taken with a warning; empty where there are none.
+std::string WarningNote(const Field& field) {
+  if (field.noted_words.empty()) return "";
+  std::vector<std::string> words;
+  for (std::string_view word : SplitWords(field.noted_words, '|')) words.emplace_back(word);
+  return fmt::format("Warns of {}: {}.", Join(words, "\""), field.note);
 }
 
 std::string Row(const Field& field) {
   std::string doc(field.doc);
-  if (const std::string note = RefusalNote(field); !note.empty()) doc += " " + note;
+  if (const std::string note = WarningNote(field); !note.empty()) doc += " " + note;
   if (const std::string note = SupportNote(field); !note.empty()) doc += " " + note;
   if (field.effect == Effect::kIgnored) doc = "No effect. " + doc;
   std::vector<std::string> names;
@@ -73,9 +75,9 @@ JSON files and templates of other tools are not read, except a DeepSpeed JSON
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
 `multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, `qlora_14b_2xrtx4090.toml`,
-`qlora_70b_4xh200.toml`, and `long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the
-best model). `sftctl submit --dry-run FILE` shows each resolved value with where it came from, and
-all problems at once.
+`qlora_70b_4xh200.toml`, `run_unsloth.toml` (the words of an Unsloth script), and `long_run.toml`
+(checkpoints, restarts, lost nodes, early stopping, the best model). `sftctl submit --dry-run FILE`
+shows each resolved value with where it came from, and all problems at once.
 
 ## Where a value comes from
 
@@ -190,8 +192,8 @@ std::string ExplainKey(std::string_view key) {
   if (const std::string note = SupportNote(*field); !note.empty()) {
     text += fmt::format("  today     {}\n", note);
   }
-  if (const std::string note = RefusalNote(*field); !note.empty()) {
-    text += fmt::format("  refused   {}\n", note);
+  if (const std::string note = WarningNote(*field); !note.empty()) {
+    text += fmt::format("  warning   {}\n", note);
   }
   if (field->effect == Effect::kIgnored)
     text += "  effect    none; accepted for other tools' files\n";

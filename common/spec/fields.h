@@ -47,9 +47,6 @@ struct Field {
   bool auto_derives = false;
   // "auto" is a value of its own (0 for kInt) that the plan replaces (common/plan/plan.h).
   bool plans_auto = false;
-  // A word that other tools accept here, and why it is refused.
-  std::string_view refused_word = "";
-  std::string_view refused_reason = "";
   // Words of other tools that are taken as a value of ours, and the warning that says as which.
   std::string_view noted_words = "";
   std::string_view note = "";

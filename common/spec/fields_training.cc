@@ -348,11 +348,11 @@ constexpr Field kTrainingTable[] = {
      .def = "false",
      .doc = "Recomputes each block's activations in the backward pass: about a third slower, much "
             "less memory, the same loss bit for bit. false: on a GPU only as much is recomputed, "
-            "block by block, as its memory requires; \"unsloth\" stands for that.",
+            "block by block, as its memory requires.",
      .synonyms = "unsloth=false",
      .noted_words = "unsloth",
      .note = "\"unsloth\" is taken as false: the plan decides block by block what is recomputed, "
-             "only as much as a GPU's memory requires; true recomputes every block",
+             "only as much as a GPU's memory requires",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "
                 "train.use_gradient_checkpointing"},
     {.key = "hyperparameters.parallelism.ddp_bucket_cap_mb",

@@ -35,8 +35,10 @@ void ResolveWarmup(Draft* draft) {
       draft->AddWarning(kRatio, fmt::format("has no effect: {} counts", draft->Quote(kWarmup)));
     }
   }
-  if (steps < 1) draft->Derive(kRatio, steps, kWarmup);
-  if (steps > 0 && steps < 1) draft->Derive(kWarmup, 0.0, "a share is warmup_ratio");
+  if (steps == 0) draft->Derive(kRatio, 0.0, kWarmup);
+  if (steps == 0 || steps >= 1) return;
+  draft->TakeFrom(kRatio, kWarmup);
+  draft->Derive(kWarmup, 0.0, "a share is warmup_ratio");
 }
 
 // The polynomial falls from one rate to a lower one.

@@ -253,9 +253,6 @@ bool IsNoted(const Field& field, const Value& value) {
 
 absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
   const std::string_view trimmed = Trim(text);
-  if (!field.refused_word.empty() && trimmed == field.refused_word) {
-    return InvalidArgument(field.refused_reason);
-  }
   if (field.plans_auto && trimmed == "auto") return Value(int64_t{0});
   switch (field.type) {
     case Type::kBool: {
@@ -291,9 +288,6 @@ absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
 
 absl::StatusOr<Value> Check(const Field& field, Value value) {
   const std::string* word = std::get_if<std::string>(&value);
-  if (word != nullptr && !field.refused_word.empty() && *word == field.refused_word) {
-    return InvalidArgument(field.refused_reason);
-  }
   if (word != nullptr && field.plans_auto && *word == "auto") return Value(int64_t{0});
   if (field.type == Type::kFloat && std::holds_alternative<int64_t>(value)) {
     value = static_cast<double>(std::get<int64_t>(value));

@@ -11,6 +11,7 @@ import signal
 import struct
 import time
 import unittest
+import unittest.mock
 
 import clock_test
 import harness
@@ -236,6 +237,28 @@ exec {harness.BUILD}/bin/sft-rank "$@"
         found = [(step, loss) for step, loss in self.losses(low) if step <= steps]
         self.assertEqual({step for step, _ in found}, set(range(1, steps + 1)))
         self.assertEqual(found, [(step, alone[step]) for step, _ in found])
+
+    def test_the_words_of_an_unsloth_script_train_by_the_rates_that_they_name(self):
+        write_tiny_model(self.dir / "models/small")
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        settings = ("max_steps=6", "warmup_steps=2", "lr_scheduler=polynomial", "lr_power=2", "lr_end=1e-5",
+                    "optimizer=adamw", "checkpoint.save_strategy=no")
+        with unittest.mock.patch.dict(os.environ, {"UNSLOTH_FORCE_SINGLE_GPU": "1"}):
+            job = self.submit_config("run_unsloth.toml", "--model", "small",
+                                     *(word for setting in settings for word in ("--set", setting)))
+        said = {warning["key"]: warning["message"] for warning in self.status(job)["warnings"]}
+        self.assertIn("taken as the engine here", said["tuning.backend"])
+        self.assertIn("plan decides block by block", said["hyperparameters.parallelism.activation_checkpointing"])
+        self.assertIn("taken as bf16 = true", said["hyperparameters.parallelism.fp16"])
+        self.wait_success(job)
+        self.check_consistent(job, 1)
+        points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
+        found = [point["lr"] for point in points if point.get("lr")]
+        expected = [1e-4, 2e-4] + [1.9e-4 * (1 - step / 4) ** 2 + 1e-5 for step in range(4)]
+        self.assertEqual(len(found), len(expected), points)
+        for one, other in zip(found, expected):
+            self.assertAlmostEqual(one, other, delta=1e-9)
 
     def rank_pid(self, rank):
         for pid in self.wait_for_ranks(3):

@@ -1,10 +1,10 @@
 #include "tests/parity/golden_case.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
-
 #include <algorithm>
 #include <cstdlib>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
 namespace sft::engine {
 
@@ -42,7 +42,8 @@ MicroBatch PackedBatch(const Tensor& input_ids, const Tensor& labels,
 }
 
 MicroBatch RowsBatch(const Tensor& input_ids, const Tensor& labels) {
-  return PackedBatch(input_ids, labels, std::vector<int64_t>(input_ids.size(0), input_ids.size(1)));
+  return PackedBatch(input_ids, labels,
+                     std::vector<int64_t>(input_ids.size(0), input_ids.size(1)));
 }
 
 spec::JobSpec PlainJob(spec::Mode mode) {

@@ -51,6 +51,18 @@ TEST(ConfigFilesTest, QloraOnFourH100) {
   EXPECT_EQ(r.spec.hyperparameters.n_epochs, 1);
 }
 
+TEST(ConfigFilesTest, AnUnslothScriptOnTwoGpusSaysWhatItsWordsBecome) {
+  const Resolution r = Resolve(ReadConfig("run_unsloth.toml"), "u.toml", {});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.warnings.size(), 3u) << Describe(r.warnings);
+  EXPECT_TRUE(r.spec.qlora());
+  EXPECT_EQ(r.spec.compute.gpu_count, 2);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 16);
+  EXPECT_EQ(r.spec.hyperparameters.lr_scheduler.warmup_steps, 5);
+  EXPECT_EQ(r.spec.hyperparameters.optimizer, Optimizer::kAdamW8bit);
+  EXPECT_EQ(r.spec.hyperparameters.seed, 3407u);
+}
+
 TEST(ConfigFilesTest, FullFineTuningOnEightH100KeepsItsGlobalBatch) {
   const Resolution r = Resolve(ReadConfig("multi_gpu_fft_8xh100.toml"), "f.toml", {});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);

@@ -84,6 +84,13 @@ INSTANTIATE_TEST_SUITE_P(
         Warmup{"VariableOverARatio", "warmup_ratio = 0.2", {Env("TRAIN_WARMUP_STEPS", "0")}, 0, 0}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(ScheduleTest, AShareKeepsItsOrigin) {
+  const Resolution r =
+      ResolveText(Minimal("[train]\nwarmup_ratio = 0.2"), {Env("TRAIN_WARMUP_STEPS", "0.1")});
+  EXPECT_EQ(TextOf(r, "hyperparameters.warmup_ratio"), "0.1");
+  EXPECT_EQ(OriginOf(r, "hyperparameters.warmup_ratio"), "TRAIN_WARMUP_STEPS");
+}
+
 TEST(ScheduleTest, MinusOneStepIsNoLimit) {
   const Resolution r = ResolveText(Minimal("[train]\nmax_steps = -1"));
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
