@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "common/base/round.h"
 #include "worker/engine/kernels/ops.h"
@@ -15,13 +16,29 @@ using at::Tensor;
 
 namespace {
 
+// Products are fast where their sizes and rows are multiples of this.
+constexpr int64_t kAligned = 8;
+
+// A range of the vocabulary.
+struct Part {
+  int64_t first, count;
+};
+
+// The few entries behind the last multiple of kAligned, if there are any, then all others.
+std::vector<Part> PartsOf(int64_t vocabulary) {
+  const int64_t whole = vocabulary / kAligned * kAligned;
+  if (whole == vocabulary || whole == 0) return {{0, vocabulary}};
+  return {{whole, vocabulary - whole}, {0, whole}};
+}
+
 Tensor Logits(const Tensor& x, const Tensor& weight, double scale) {
-  // Rows start where products are fast, whatever the size of the vocabulary.
-  constexpr int64_t kAligned = 8;
   const int64_t vocabulary = weight.size(0);
   Tensor logits =
       at::empty({x.size(0), RoundUp(vocabulary, kAligned)}, x.options()).narrow(1, 0, vocabulary);
-  ops::Gemm(logits, x, weight.t(), scale, 0.0);
+  for (const Part& part : PartsOf(vocabulary)) {
+    Tensor to = logits.narrow(1, part.first, part.count);
+    ops::Gemm(to, x, weight.narrow(0, part.first, part.count).t(), scale, 0.0);
+  }
   return logits;
 }
 
@@ -47,10 +64,17 @@ HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& wei
     const Tensor x_chunk = x.narrow(0, first, rows);
     Tensor logits = Logits(x_chunk, weight, scale);
     result.loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/true));
-    if (dweight.defined()) ops::Gemm(dweight, logits.t(), x_chunk, scale, 1.0);
-    if (need_dx) {
+    double keep = 0.0;  // of dx, what the parts before have added
+    for (const Part& part : PartsOf(weight.size(0))) {
+      const Tensor dlogits = logits.narrow(1, part.first, part.count);
+      if (dweight.defined()) {
+        Tensor to = dweight.narrow(0, part.first, part.count);
+        ops::Gemm(to, dlogits.t(), x_chunk, scale, 1.0);
+      }
+      if (!need_dx) continue;
       Tensor dx = result.dx.narrow(0, first, rows);
-      ops::Gemm(dx, logits, weight, scale, 0.0);
+      ops::Gemm(dx, dlogits, weight.narrow(0, part.first, part.count), scale, keep);
+      keep = 1.0;
     }
   }
   return result;
