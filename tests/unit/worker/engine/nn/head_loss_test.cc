@@ -25,6 +25,25 @@ TEST(HeadLossTest, ChunksGiveTheLossAndGradientsOfTheWhole) {
   EXPECT_TRUE(at::allclose(whole_dw, chunked_dw, 1e-5, 1e-5));
 }
 
+// 48 is one product, 50 is two, 5 has no whole part.
+TEST(HeadLossTest, VocabulariesOfAnySizeGiveWhatAutogradDoes) {
+  for (const int64_t vocabulary : {48, 50, 5}) {
+    const at::Generator generator = at::detail::createCPUGenerator(2);
+    Tensor x = at::randn({19, 16}, generator, at::kFloat).set_requires_grad(true);
+    Tensor weight = at::randn({vocabulary, 16}, generator, at::kFloat).set_requires_grad(true);
+    const Tensor targets = at::randint(0, vocabulary, {19}, generator, at::kLong);
+    const Tensor logits = 0.5 * at::matmul(x, weight.t());
+    const Tensor expected = at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
+    expected.backward();
+    Tensor dweight = at::ones({vocabulary, 16});
+    const auto result =
+        HeadLoss{8, 0.5}.ForwardBackward(x.detach(), weight.detach(), targets, dweight, true);
+    EXPECT_NEAR(result.loss.item<double>(), expected.item<double>(), 1e-4) << vocabulary;
+    EXPECT_TRUE(at::allclose(result.dx, x.grad(), 1e-5, 1e-6)) << vocabulary;
+    EXPECT_TRUE(at::allclose(dweight, weight.grad() + 1, 1e-5, 1e-5)) << vocabulary;
+  }
+}
+
 TEST(HeadLossTest, NoRowsGiveZeroAndAnEmptyGradient) {
   const auto none = HeadLoss{8}.ForwardBackward(at::empty({0, 4}), at::ones({5, 4}),
                                                 at::empty({0}, at::kLong), {}, true);
