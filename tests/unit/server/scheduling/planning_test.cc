@@ -11,9 +11,9 @@ TEST_F(IntakeTest, AModelThatCannotBeTrainedIsAProblemNotANote) {
     return Problems(Request(text.replace(text.find("/models/tiny"), 12, model) + more));
   };
   EXPECT_TRUE(with(kConfig).empty());
-  const auto family = with(R"({"model_type":"gpt2"})");
+  const auto family = with(R"({"model_type":"gemma2"})");
   ASSERT_EQ(family.size(), 1u);
-  EXPECT_EQ(family[0].find("job.model: /models/tiny: config.json: \"model_type\" \"gpt2\""), 0u);
+  EXPECT_EQ(family[0].find("job.model: /models/tiny: config.json: \"model_type\" \"gemma2\""), 0u);
   const auto targets = with(kConfig, "[lora]\ntarget_modules = [\"none_proj\"]\n");
   ASSERT_EQ(targets.size(), 1u);
   EXPECT_EQ(targets[0].find("lora.target_modules: \"none_proj\" matches no linear"), 0u);

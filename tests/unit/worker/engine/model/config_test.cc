@@ -11,7 +11,7 @@ namespace {
 
 TEST(ConfigTest, ARefusalNamesTheFolderAndTheKey) {
   try {
-    ParseConfig(R"({"model_type": "gpt2"})", "models/tiny");
+    ParseConfig(R"({"model_type": "gemma2"})", "models/tiny");
     FAIL() << "accepted";
   } catch (const UserError& error) {
     EXPECT_EQ(std::string(error.what()).find("models/tiny: config.json: \"model_type\""), 0U);
