@@ -34,7 +34,8 @@ class FamilyParityTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
 };
 
-// Of each trained parameter, the mean's gradient against "grad.<prefix><name at run time>".
+// Compares the gradient of the mean of each trained parameter with "grad.<prefix><name at run
+// time>".
 void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
                      const std::string& prefix) {
   const auto& parts = model.store().parts();
@@ -85,9 +86,7 @@ TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
   const GoldenTensors golden = Read("lora.safetensors");
   const GoldenTensors rows = Read("rows.safetensors");
   const Adapter adapter = ReadAdapter(dir() / "adapter", ReadConfig(dir()).prefix);
-  spec::JobSpec job = PlainJob(spec::Mode::kLora);
-  job.lora.r = adapter.config.r;
-  job.lora.alpha = adapter.config.alpha;
+  spec::JobSpec job = PlainJob(adapter.config);
   job.lora.target_modules = {"all-linear"};
   TrainingModel model(job, dir(), *comm_);
   model.LoadAdapter(adapter);
@@ -105,9 +104,7 @@ TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
 TEST_P(FamilyParityTest, TheDeliveredAdapterHasPeftsNames) {
   const std::string prefix = ReadConfig(dir()).prefix;
   const Adapter adapter = ReadAdapter(dir() / "adapter", prefix);
-  spec::JobSpec job = PlainJob(spec::Mode::kLora);
-  job.lora.r = adapter.config.r;
-  job.lora.alpha = adapter.config.alpha;
+  spec::JobSpec job = PlainJob(adapter.config);
   job.lora.target_modules = {"all-linear"};
   TrainingModel model(job, dir(), *comm_);
   model.LoadAdapter(adapter);
@@ -137,9 +134,7 @@ class BiasParityTest : public FamilyParityTest {
  protected:
   // A job with the adapter's r, alpha, target modules and choice of biases.
   static spec::JobSpec JobOf(const Adapter& adapter) {
-    spec::JobSpec job = PlainJob(spec::Mode::kLora);
-    job.lora.r = adapter.config.r;
-    job.lora.alpha = adapter.config.alpha;
+    spec::JobSpec job = PlainJob(adapter.config);
     job.lora.target_modules = adapter.config.target_modules;
     EXPECT_TRUE(spec::ParseEnum(adapter.config.bias, &job.lora.bias));
     return job;

@@ -1,10 +1,10 @@
 #include "tests/parity/golden_case.h"
 
-#include <algorithm>
-#include <cstdlib>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+#include <cstdlib>
 
 namespace sft::engine {
 
@@ -42,8 +42,7 @@ MicroBatch PackedBatch(const Tensor& input_ids, const Tensor& labels,
 }
 
 MicroBatch RowsBatch(const Tensor& input_ids, const Tensor& labels) {
-  return PackedBatch(input_ids, labels,
-                     std::vector<int64_t>(input_ids.size(0), input_ids.size(1)));
+  return PackedBatch(input_ids, labels, std::vector<int64_t>(input_ids.size(0), input_ids.size(1)));
 }
 
 spec::JobSpec PlainJob(spec::Mode mode) {
@@ -55,6 +54,13 @@ spec::JobSpec PlainJob(spec::Mode mode) {
   spec.hyperparameters.warmup_ratio = 0.0;
   spec.hyperparameters.lr_scheduler.kind = spec::LrScheduler::kConstant;
   return spec;
+}
+
+spec::JobSpec PlainJob(const AdapterConfig& adapter) {
+  spec::JobSpec job = PlainJob(spec::Mode::kLora);
+  job.lora.r = adapter.r;
+  job.lora.alpha = adapter.alpha;
+  return job;
 }
 
 int StepsToRun(int steps) {

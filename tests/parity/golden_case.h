@@ -1,13 +1,14 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "common/spec/job_spec.h"
+#include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/data/step_plan.h"
 #include "worker/engine/train/training_model.h"
@@ -38,6 +39,8 @@ MicroBatch PackedBatch(const at::Tensor& input_ids, const at::Tensor& labels,
 
 // A job in fp32 without decay, clipping and dropout.
 spec::JobSpec PlainJob(spec::Mode mode);
+// The same for LoRA, with the adapter's r and alpha.
+spec::JobSpec PlainJob(const AdapterConfig& adapter);
 
 // Of the optimizer steps of a comparison those that this run makes: the first few; all with
 // SFT_SERIES_STEPS=20, which run.sh sets.

@@ -33,11 +33,9 @@ class StoredParityTest : public testing::TestWithParam<std::string> {
   bool nf4() const { return GetParam().starts_with("nf4"); }
   // QLoRA of what is in 4 bits, LoRA of what is not; with the golden's adapter.
   spec::JobSpec Job(const Adapter& adapter) const {
-    spec::JobSpec job = PlainJob(spec::Mode::kLora);
+    spec::JobSpec job = PlainJob(adapter.config);
     job.training.use_qlora = nf4();
     job.quantization.bits = nf4() ? 4 : 0;
-    job.lora.r = adapter.config.r;
-    job.lora.alpha = adapter.config.alpha;
     return job;
   }
   void ExpectTheReference(TrainingModel& model) const;

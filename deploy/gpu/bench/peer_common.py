@@ -50,6 +50,13 @@ def print_result(**figures):
     print("RESULT " + json.dumps(figures), flush=True)
 
 
+def print_run(torch, steps, first):
+    """The result of a run that went through, with the most memory it took."""
+    print_result(status="ok", steps=steps, first_step_at=first,
+                 reserved_gb=torch.cuda.max_memory_reserved() / 1e9,
+                 allocated_gb=torch.cuda.max_memory_allocated() / 1e9)
+
+
 def out_of_memory(error):
     """The last thing of a process whose setting does not fit: a result, not a failure."""
     print_result(status="oom", error=str(error).split("\n")[0][:300])

@@ -87,9 +87,7 @@ def train(options, rank, world):
 
     steps, first = peer_common.run_steps(options.steps, step, torch.cuda.synchronize)
     if rank == 0:
-        peer_common.print_result(status="ok", steps=steps, first_step_at=first,
-                                 reserved_gb=torch.cuda.max_memory_reserved() / 1e9,
-                                 allocated_gb=torch.cuda.max_memory_allocated() / 1e9)
+        peer_common.print_run(torch, steps, first)
 
 
 def main():

@@ -71,7 +71,7 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
               "RmsNormBackward: rstd must be [", x.size(0), "], dense, beside x");
   const ElementType type = TypeOf(x, "RmsNormBackward");
   const Fp8Output quantised = WriteFp8Too(fp8, dx, "RmsNormBackward");
-  const RmsNormShape shape = {x.size(0), x.size(1)};
+  const RowsShape shape = {x.size(0), x.size(1)};
   const auto floats = x.options().dtype(at::kFloat);
   if (x.numel() == 0) return at::zeros({need_weight_grad ? shape.width : 0}, floats);
   Tensor dweight = at::empty({need_weight_grad ? shape.width : 0}, floats);
@@ -153,7 +153,7 @@ Tensor LayerNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Te
                          const ops::Fp8Rows& fp8) {
   CheckLayerNormBackward(dx, dy, x, weight, statistics, residual);
   const ElementType type = TypeOf(x, "LayerNormBackward");
-  const RmsNormShape shape = {x.size(0), x.size(1)};
+  const RowsShape shape = {x.size(0), x.size(1)};
   const auto floats = x.options().dtype(at::kFloat);
   if (x.numel() == 0) return at::zeros({2, need_weight_grads ? shape.width : 0}, floats);
   Tensor gradients = at::empty({2, need_weight_grads ? shape.width : 0}, floats);

@@ -149,7 +149,8 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
   const std::vector<int64_t> lengths = {count};
   const Tensor cu_seqlens =
       at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
-  const Tensor whole = at::tensor({int64_t{0}, past + count}, on_device);
+  Tensor whole;  // the document so far, where its length counts
+  if (decoder_->depends_on_length()) whole = at::tensor({int64_t{0}, past + count}, on_device);
   const Tensor positions = at::arange(past, past + count, on_device);
   const std::vector<RopeTables> ropes = decoder_->RopeTablesOf(positions, whole);
   Tensor x = decoder_->Embed(ids, positions);

@@ -64,6 +64,11 @@ BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
   return {batch.documents(), RopeTablesOf(batch.positions, batch.documents().cu_seqlens)};
 }
 
+bool Decoder::depends_on_length() const {
+  return std::any_of(ropes_.begin(), ropes_.end(),
+                     [](const Rope& rope) { return rope.depends_on_length(); });
+}
+
 std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions,
                                               const Tensor& cu_seqlens) const {
   std::vector<RopeTables> tables;
@@ -193,7 +198,7 @@ const Projection* Decoder::GradientReader(int unit, GradientSink& sink) const {
 void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
   if (DropsEmbedding(dropout)) {
-    dx = Dropout(dx.contiguous(), config_.embedding_dropout, *dropout, kEmbeddingDropout);
+    dx = Dropout(dx, config_.embedding_dropout, *dropout, kEmbeddingDropout);
   }
   if (config_.learned_positions > 0) {
     Tensor positions = sink.Buffer(kEmbeddingUnit, kPositions);

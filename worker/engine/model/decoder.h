@@ -51,8 +51,10 @@ class Decoder {
 
   // The pieces of a forward, for generation.
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }
+  // True if a rope turns otherwise in long documents.
+  bool depends_on_length() const;
   // The tables of each of the model's ropes. `positions`: int64 [T] on the device; `cu_seqlens` as
-  // ops::Documents has it.
+  // ops::Documents has it, read only where depends_on_length().
   std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions,
                                        const at::Tensor& cu_seqlens) const;
   WeightSource& source() { return source_; }

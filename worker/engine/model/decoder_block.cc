@@ -101,12 +101,10 @@ Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last
   if (IsPlain(ends)) return {dy.rows, std::move(dy.fp8)};
   Activation d = last.EmptyGradientRows(dy.rows);
   if (!ends.after) {
-    at::mul_out(d.rows, dy.rows, at::Scalar(residual_scale));
-    if (Drops(pass)) {
-      d.rows.copy_(
-          Dropout(d.rows.contiguous(), residual_dropout, *pass.dropout, ends.dropout_module));
-    }
-    return d;
+    const Tensor kept = Drops(pass)
+                            ? Dropout(dy.rows, residual_dropout, *pass.dropout, ends.dropout_module)
+                            : dy.rows;
+    return at::mul_out(d.rows, kept, at::Scalar(residual_scale));
   }
   d = last.AsGradient(d.rows, pass);
   ends.after.Backward(d, dy.rows, out.rows, out.statistics, Tensor(), pass, gradients);

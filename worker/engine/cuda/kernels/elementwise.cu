@@ -59,7 +59,7 @@ __device__ __forceinline__ Packed<T, N> Activated(const Packed<T, N>& gates,
 // blockIdx.x is the row, blockIdx.y a slice of its columns.
 template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    GluKernel(GluShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
+    GluKernel(RowsShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
               T* __restrict__ out, int64_t out_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
@@ -119,8 +119,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
 // A thread reads its elements before it writes them: dgate_up may be gate_up.
 template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    GluBackwardKernel(GluShape shape, const T* __restrict__ dy, int64_t dy_stride, const T* gate_up,
-                      int64_t gate_up_stride, T* dgate_up, int64_t dgate_up_stride) {
+    GluBackwardKernel(RowsShape shape, const T* __restrict__ dy, int64_t dy_stride,
+                      const T* gate_up, int64_t gate_up_stride, T* dgate_up,
+                      int64_t dgate_up_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
@@ -142,7 +143,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    AddBiasKernel(GluShape shape, T* __restrict__ y, int64_t y_stride, const T* __restrict__ bias) {
+    AddBiasKernel(RowsShape shape, T* __restrict__ y, int64_t y_stride,
+                  const T* __restrict__ bias) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
 // act(x) of N columns, and its gradient: a gated activation whose `up` is 1.
 template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    ActivateKernel(GluShape shape, const T* __restrict__ x, int64_t x_stride, T* __restrict__ out,
+    ActivateKernel(RowsShape shape, const T* __restrict__ x, int64_t x_stride, T* __restrict__ out,
                    int64_t out_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    ActivateBackwardKernel(GluShape shape, const T* __restrict__ dy, int64_t dy_stride, const T* x,
+    ActivateBackwardKernel(RowsShape shape, const T* __restrict__ dy, int64_t dy_stride, const T* x,
                            int64_t x_stride, T* dx, int64_t dx_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
@@ -223,13 +225,13 @@ cudaError_t Rope(RopeShape shape, void* x, const float* cos, const float* sin, b
 }
 
 template <int N>
-dim3 RowBlocks(const GluShape& shape) {
+dim3 RowBlocks(const RowsShape& shape) {
   return dim3(static_cast<unsigned>(shape.rows),
               static_cast<unsigned>(CeilDiv(shape.width, kThreads * N)));
 }
 
 template <typename Gate, typename T, int N>
-cudaError_t Glu(GluShape shape, ConstRows gate_up, MutableRows out, cudaStream_t stream) {
+cudaError_t Glu(RowsShape shape, ConstRows gate_up, MutableRows out, cudaStream_t stream) {
   GluKernel<Gate, T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
       shape, static_cast<const T*>(gate_up.data), gate_up.stride, static_cast<T*>(out.data),
       out.stride);
@@ -237,7 +239,7 @@ cudaError_t Glu(GluShape shape, ConstRows gate_up, MutableRows out, cudaStream_t
 }
 
 template <typename Gate, typename T>
-cudaError_t GluToFp8(GluShape shape, ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
+cudaError_t GluToFp8(RowsShape shape, ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                      bool wide, cudaStream_t stream) {
   wide = wide && Fp8IsWide<kWide<T>>(fp8.rows);
   ChooseBlockConfig<T>(shape.width, wide, [&](auto config) {
@@ -251,7 +253,7 @@ cudaError_t GluToFp8(GluShape shape, ConstRows gate_up, MutableRows out, const F
 }
 
 template <typename Gate, typename T, int N>
-cudaError_t GluBackward(GluShape shape, ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
+cudaError_t GluBackward(RowsShape shape, ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                         cudaStream_t stream) {
   GluBackwardKernel<Gate, T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
       shape, static_cast<const T*>(dy.data), dy.stride, static_cast<const T*>(gate_up.data),
@@ -282,7 +284,7 @@ cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* 
   return run(shape, x, cos, sin, inverse, stream);
 }
 
-cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream) {
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
@@ -296,7 +298,7 @@ cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kin
   });
 }
 
-cudaError_t LaunchAddBias(ElementType type, GluShape shape, MutableRows y, const void* bias,
+cudaError_t LaunchAddBias(ElementType type, RowsShape shape, MutableRows y, const void* bias,
                           cudaStream_t stream) {
   const auto run = [&]<typename T>(T) {
     const bool wide =
@@ -309,8 +311,8 @@ cudaError_t LaunchAddBias(ElementType type, GluShape shape, MutableRows y, const
   return type == ElementType::kFloat32 ? run(float()) : run(__nv_bfloat16());
 }
 
-cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,
-                           MutableRows out, cudaStream_t stream) {
+cudaError_t LaunchActivate(ElementType type, RowsShape shape, plan::ActivationKind kind,
+                           ConstRows x, MutableRows out, cudaStream_t stream) {
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(out.data, out.stride) &&
                       shape.width % kWide<T> == 0;
@@ -324,7 +326,7 @@ cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKin
   });
 }
 
-cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchActivateBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                    ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream) {
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(dy.data, dy.stride) &&
@@ -341,7 +343,7 @@ cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::Activ
   });
 }
 
-cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                               ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                               cudaStream_t stream) {
   const auto choose = [&]<typename T, typename Gate>(T, Gate) {

@@ -86,8 +86,8 @@ struct Fp8Output {
   Fp8Scaling scaling;
 };
 
-// Rows to norm, each of `width` elements.
-struct RmsNormShape {
+// Rows to norm or to activate, each of `width` elements.
+struct RowsShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
@@ -98,35 +98,35 @@ struct NormScaling {
 };
 // y = the norm of x, rstd = 1 / sqrt(mean(x^2) + epsilon), one float a row; y to `fp8`, too. The
 // rows of `residual`, which may be y, are added unless its data is null.
-cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+cudaError_t LaunchRmsNorm(ElementType type, RowsShape shape, ConstRows x, const void* weight,
                           NormScaling scaling, ConstRows residual, MutableRows y, float* rstd,
                           const Fp8Output& fp8, cudaStream_t stream);
 // dx = the gradient of x, plus `residual` unless its data is null; dx may be dy or residual. dx to
 // `fp8`, too.
-cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+cudaError_t LaunchRmsNormBackward(ElementType type, RowsShape shape, ConstRows dy, ConstRows x,
                                   const void* weight, const float* rstd, NormForm form,
                                   ConstRows residual, MutableRows dx, const Fp8Output& fp8,
                                   cudaStream_t stream);
 // Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
-int64_t RmsNormWeightPartials(RmsNormShape shape);
+int64_t RmsNormWeightPartials(RowsShape shape);
 // dweight[c] = sum over rows of dy * x * rstd, rounded as `form` says, in two passes through
 // `partials`.
-cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+cudaError_t LaunchRmsNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
                                         ConstRows x, const float* rstd, NormForm form,
                                         float* partials, float* dweight, cudaStream_t stream);
 
 // LayerNorm and LayerNormBackward of worker/engine/kernels/ops.h; `statistics` [2, rows].
-cudaError_t LaunchLayerNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+cudaError_t LaunchLayerNorm(ElementType type, RowsShape shape, ConstRows x, const void* weight,
                             const void* bias, float epsilon, MutableRows y, float* statistics,
                             cudaStream_t stream);
-cudaError_t LaunchLayerNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+cudaError_t LaunchLayerNormBackward(ElementType type, RowsShape shape, ConstRows dy, ConstRows x,
                                     const void* weight, const float* statistics, ConstRows residual,
                                     MutableRows dx, cudaStream_t stream);
 // Rows of the scratch matrix [LayerNormWeightPartials, 2 width] of floats that the next launch
 // fills.
-int64_t LayerNormWeightPartials(RmsNormShape shape);
+int64_t LayerNormWeightPartials(RowsShape shape);
 // gradients [2, width]: of the weight, then of the bias.
-cudaError_t LaunchLayerNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+cudaError_t LaunchLayerNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
                                           ConstRows x, const float* statistics, float* partials,
                                           float* gradients, cudaStream_t stream);
 
@@ -167,22 +167,18 @@ cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, Mutabl
 
 // out = act(gate) * up, act of `kind`, to `fp8`, too; gate_up and dgate_up, which may be one, hold
 // `width` columns of gate and then as many of up.
-struct GluShape {
-  int64_t rows = 0;
-  int64_t width = 0;
-};
-cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream);
 // y += bias [width] in each row.
-cudaError_t LaunchAddBias(ElementType type, GluShape shape, MutableRows y, const void* bias,
+cudaError_t LaunchAddBias(ElementType type, RowsShape shape, MutableRows y, const void* bias,
                           cudaStream_t stream);
 // act(x), as LaunchGlu without `up`, of rows of `width` columns.
-cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,
-                           MutableRows out, cudaStream_t stream);
-cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchActivate(ElementType type, RowsShape shape, plan::ActivationKind kind,
+                           ConstRows x, MutableRows out, cudaStream_t stream);
+cudaError_t LaunchActivateBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                    ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream);
-cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                               ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                               cudaStream_t stream);
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ float SumOfBlock(float x, float* shared) {
 
 template <typename T>
 struct ForwardArguments {
-  RmsNormShape shape;
+  RowsShape shape;
   const T* x;
   int64_t x_stride;
   const T* weight;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 struct BackwardArguments {
-  RmsNormShape shape;
+  RowsShape shape;
   const T* dy;
   int64_t dy_stride;
   const T* x;
@@ -135,9 +135,8 @@ constexpr int64_t kMaxSlices = 256;
 
 template <typename T>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
-    LayerNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice,
-                                 const T* __restrict__ dy, int64_t dy_stride,
-                                 const T* __restrict__ x, int64_t x_stride,
+    LayerNormWeightPartialKernel(RowsShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
+                                 int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
                                  const float* __restrict__ statistics,
                                  float* __restrict__ partials) {
   __shared__ float shared[2][kRowLanes][kColumns];
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
 }
 
 template <typename T>
-cudaError_t Forward(RmsNormShape shape, ConstRows x, const void* weight, const void* bias,
+cudaError_t Forward(RowsShape shape, ConstRows x, const void* weight, const void* bias,
                     float epsilon, MutableRows y, float* statistics, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(y.data, y.stride) &&
                     IsAligned<uint4>(weight) && IsAligned<uint4>(bias) &&
@@ -184,7 +183,7 @@ cudaError_t Forward(RmsNormShape shape, ConstRows x, const void* weight, const v
 }
 
 template <typename T>
-cudaError_t Backward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* weight,
+cudaError_t Backward(RowsShape shape, ConstRows dy, ConstRows x, const void* weight,
                      const float* statistics, ConstRows residual, MutableRows dx,
                      cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
@@ -203,7 +202,7 @@ cudaError_t Backward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* 
 }
 
 template <typename T>
-void WeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const float* statistics,
+void WeightPartials(RowsShape shape, ConstRows dy, ConstRows x, const float* statistics,
                     float* partials, cudaStream_t stream) {
   const int64_t slices = LayerNormWeightPartials(shape);
   const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns)),
@@ -215,25 +214,25 @@ void WeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const float* 
 
 }  // namespace
 
-cudaError_t LaunchLayerNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+cudaError_t LaunchLayerNorm(ElementType type, RowsShape shape, ConstRows x, const void* weight,
                             const void* bias, float epsilon, MutableRows y, float* statistics,
                             cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Forward<float> : Forward<__nv_bfloat16>;
   return run(shape, x, weight, bias, epsilon, y, statistics, stream);
 }
 
-cudaError_t LaunchLayerNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+cudaError_t LaunchLayerNormBackward(ElementType type, RowsShape shape, ConstRows dy, ConstRows x,
                                     const void* weight, const float* statistics, ConstRows residual,
                                     MutableRows dx, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Backward<float> : Backward<__nv_bfloat16>;
   return run(shape, dy, x, weight, statistics, residual, dx, stream);
 }
 
-int64_t LayerNormWeightPartials(RmsNormShape shape) {
+int64_t LayerNormWeightPartials(RowsShape shape) {
   return std::clamp<int64_t>(CeilDiv(shape.rows, kRowsPerSlice), 1, kMaxSlices);
 }
 
-cudaError_t LaunchLayerNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+cudaError_t LaunchLayerNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
                                           ConstRows x, const float* statistics, float* partials,
                                           float* gradients, cudaStream_t stream) {
   const auto run =

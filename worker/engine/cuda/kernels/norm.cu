@@ -10,7 +10,7 @@ namespace {
 
 template <typename T>
 struct ForwardArguments {
-  RmsNormShape shape;
+  RowsShape shape;
   const T* x;
   int64_t x_stride;
   const T* weight;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <typename T>
 struct BackwardArguments {
-  RmsNormShape shape;
+  RowsShape shape;
   const T* dy;
   int64_t dy_stride;
   const T* x;
@@ -199,7 +199,7 @@ constexpr int64_t kMaxSlices = 256;
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
-    RmsNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
+    RmsNormWeightPartialKernel(RowsShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
                                int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
                                const float* __restrict__ rstd, NormForm form,
                                float* __restrict__ partials) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kWarp* kSumWarps)
 }
 
 template <typename T>
-cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, NormScaling scaling,
+cudaError_t RmsNorm(RowsShape shape, ConstRows x, const void* weight, NormScaling scaling,
                     ConstRows residual, MutableRows y, float* rstd, const Fp8Output& fp8,
                     cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(x.data, x.stride) && IsAligned<uint4>(weight) &&
@@ -284,7 +284,7 @@ cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, NormSca
 }
 
 template <typename T>
-cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* weight,
+cudaError_t RmsNormBackward(RowsShape shape, ConstRows dy, ConstRows x, const void* weight,
                             const float* rstd, NormForm form, ConstRows residual, MutableRows dx,
                             const Fp8Output& fp8, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
@@ -316,7 +316,7 @@ cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const
 }
 
 template <typename T, int N>
-void LaunchWeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const float* rstd,
+void LaunchWeightPartials(RowsShape shape, ConstRows dy, ConstRows x, const float* rstd,
                           NormForm form, float* partials, cudaStream_t stream) {
   const int64_t slices = RmsNormWeightPartials(shape);
   const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns * N)),
@@ -328,14 +328,14 @@ void LaunchWeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const f
 
 }  // namespace
 
-cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+cudaError_t LaunchRmsNorm(ElementType type, RowsShape shape, ConstRows x, const void* weight,
                           NormScaling scaling, ConstRows residual, MutableRows y, float* rstd,
                           const Fp8Output& fp8, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? RmsNorm<float> : RmsNorm<__nv_bfloat16>;
   return run(shape, x, weight, scaling, residual, y, rstd, fp8, stream);
 }
 
-cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+cudaError_t LaunchRmsNormBackward(ElementType type, RowsShape shape, ConstRows dy, ConstRows x,
                                   const void* weight, const float* rstd, NormForm form,
                                   ConstRows residual, MutableRows dx, const Fp8Output& fp8,
                                   cudaStream_t stream) {
@@ -344,11 +344,11 @@ cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRow
   return run(shape, dy, x, weight, rstd, form, residual, dx, fp8, stream);
 }
 
-int64_t RmsNormWeightPartials(RmsNormShape shape) {
+int64_t RmsNormWeightPartials(RowsShape shape) {
   return std::clamp<int64_t>(CeilDiv(shape.rows, kRowsPerSlice), 1, kMaxSlices);
 }
 
-cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+cudaError_t LaunchRmsNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
                                         ConstRows x, const float* rstd, NormForm form,
                                         float* partials, float* dweight, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
