@@ -135,7 +135,7 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
     const bool streams = Streams(job, device) && IsBlock(units, i);
     if (streams) {
       memory.host_weights += codes;
-      // Of QLoRA the quantised weights alone.
+      // QLoRA keeps only its quantised weights there.
       if (job.qlora()) sizes.linears = 0;
       memory.host_weights += CeilDiv(sizes.linears, parts.weights) * compute;
       sizes.frozen -= sizes.linears;

@@ -60,7 +60,7 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
 Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::JobSpec& job,
               const std::vector<std::string>& targets) {
   const bool full = job.full_finetune();
-  // Of a checkpoint in 4 bits no weight is quantised again.
+  // A checkpoint in 4 bits is kept as it is: its plain weights are not quantised.
   const bool as_stored = shape.stored.form == StoredForm::kNf4;
   const bool double_quant = as_stored ? shape.stored.double_quant : job.quantization.double_quant;
   Unit unit;

@@ -58,7 +58,7 @@ struct Field {
   // The first wire protocol (common/base/version.h) whose workers know the key and act on it; see
   // common/spec/job_protocol.h.
   int since = 1;
-  // Of kChoice: values that came after the key, and the first wire protocol whose workers know
+  // Values of a kChoice that are newer than its key, and the first wire protocol whose workers know
   // them.
   std::string_view newer_choices = "";
   int newer_since = 1;

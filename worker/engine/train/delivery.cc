@@ -83,7 +83,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
   config.alpha = lora.alpha;
   config.dropout = lora.dropout;
   config.target_modules = WrittenTargets(layout, lora);
-  // Of a multimodal model PEFT would find the same names in the vision tower, too.
+  // In a multimodal model PEFT would find the same names in the vision tower, too.
   if (!layout.prefix.empty()) {
     config.target_pattern =
         fmt::format(R"(.*language_model\..*\.({}))", fmt::join(config.target_modules, "|"));

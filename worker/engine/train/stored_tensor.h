@@ -36,9 +36,8 @@ struct StoredTensor {
 };
 
 // Finds a parameter of the base in the files, where it is called `name`, and checks what belongs to
-// it. Throws UserError naming
-// the tensor: missing, of another shape or type than config.json says, stored in a form that
-// `stored` does not say or that is not read.
+// it. Throws UserError naming the tensor: missing, of another shape or type than config.json says,
+// stored in a form that `stored` does not say or that is not read.
 StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const std::string& name,
                         const plan::StoredWeights& stored);
 

@@ -26,7 +26,8 @@ struct ParamInfo {
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
   bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
-  // Of these: plain itself, in a matrix with weights whose checkpoint has them quantised.
+  // Counted as quantised, but plain in the checkpoint: it stands in one matrix with weights that
+  // the checkpoint has in 4 bits.
   bool plain_among_quantized = false;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 

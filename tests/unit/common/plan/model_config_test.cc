@@ -211,7 +211,7 @@ TEST(ModelConfigTest, OlmosNormsStandBehindTheSubLayers) {
                                              "model.layers.0.self_attn.k_norm.weight",
                                              "model.layers.0.post_attention_layernorm.weight",
                                              "model.layers.0.post_feedforward_layernorm.weight"}));
-  // Of one rope_theta for the whole model transformers gives it to the full layers alone.
+  // One rope_theta for the whole model counts for the full layers alone in transformers.
   const ModelConfig olmo3 = Parse("olmo3", R"(, "rope_theta": 1e4)");
   EXPECT_EQ(WindowsOf(olmo3), (std::vector<int64_t>{4096, 4096, 4096, 0}));
   EXPECT_EQ(olmo3.ropes[0].theta, 1e4);

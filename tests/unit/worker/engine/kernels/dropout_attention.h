@@ -46,7 +46,7 @@ inline void ExpectDropoutAttention(at::Device device, at::ScalarType type, doubl
   const Tensor scores = at::matmul(qd, kd.repeat_interleave(group, 0).transpose(1, 2)) * kScale;
   const Tensor p = at::softmax(scores.masked_fill(hidden, -1e30), -1);
   const Tensor mask = by_head(kept).gt(0).to(at::kDouble) / (1.0 - dropout.p);
-  // Of the probabilities that are not too small to be told from 0.
+  // Only probabilities that are large enough to be told from 0 count.
   const Tensor seen = p.detach().gt(1e-3);
   const double share =
       1.0 - mask.gt(0).logical_and(seen).sum().item<double>() / seen.sum().item<double>();
