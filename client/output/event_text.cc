@@ -31,6 +31,7 @@ class Note {
     const auto found = json_.find(key);
     return found != json_.end() && found->is_boolean() && found->get<bool>();
   }
+  bool Has(const char* key) const { return json_.contains(key); }
   std::string Size(const char* key) const { return Bytes(static_cast<int64_t>(Number(key))); }
   const Json& json() const { return json_; }
 
@@ -54,9 +55,14 @@ std::string Ready(const Note& note) {
 }
 
 std::string Consistency(const Note& note) {
-  return fmt::format("rank {:.0f}: weights {} ({})", note.Number("rank"),
-                     note.Is("consistent") ? "agree" : "DIFFER",
-                     note.Text("weights_sha256").substr(0, 12));
+  std::string text = fmt::format("rank {:.0f}: weights {} ({})", note.Number("rank"),
+                                 note.Is("consistent") ? "agree" : "DIFFER",
+                                 note.Text("weights_sha256").substr(0, 12));
+  if (note.Is("consistent") && note.Has("delivered_difference")) {
+    text += fmt::format("; logits of the written files differ by {:.2g} of the largest",
+                        note.Number("delivered_difference"));
+  }
+  return text;
 }
 
 std::string Checkpoint(const Note& note) {

@@ -269,7 +269,9 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{"size_80", {50, 70}, 4, 2, 80, 0},
         AttentionCase{"ragged_size_80", {300, 470}, 4, 2, 80, 0},
         AttentionCase{"size_96", {300, 470}, 4, 2, 96, 0},
-        AttentionCase{"size_256", {300, 470}, 4, 2, 256, 0}),
+        AttentionCase{"size_256", {300, 470}, 4, 2, 256, 0},
+        AttentionCase{"dense_size_256", {512, 512}, 8, 4, 256, 0},
+        AttentionCase{"dense_window_size_256", {640, 640}, 8, 4, 256, 100}),
     [](const auto& info) { return info.param.name; });
 
 class CudnnAttentionGpuTest : public GpuTest {
@@ -301,7 +303,7 @@ TEST_F(CudnnAttentionGpuTest, TakesLongDocumentsAndLeavesTheRest) {
   EXPECT_TRUE(is_cudnn({"", {512, 512}, 8, 2, 128, 100}));
   EXPECT_TRUE(is_cudnn({"", {512, 512}, 4, 2, 80, 0}));
   EXPECT_FALSE(is_cudnn({"", std::vector<int64_t>(64, 64), 8, 2, 128, 0}));
-  EXPECT_FALSE(is_cudnn({"", {300, 470}, 4, 2, 256, 0}));
+  EXPECT_TRUE(is_cudnn({"", {512, 512}, 8, 4, 256, 0}));
 }
 
 // A plan takes tens of milliseconds to build, a call of this size far less than one.

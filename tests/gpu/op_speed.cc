@@ -1,11 +1,14 @@
 // Times the CUDA operations at the shapes of Qwen3-8B and -32B and prints, for each, milliseconds
-// and the share of the device's copy bandwidth or the rate in TFLOP/s. Run on an idle GPU.
+// and the share of the device's copy bandwidth or the rate in TFLOP/s; with the argument
+// "attention" attention's alone. Run on an idle GPU.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -334,46 +337,85 @@ void Optimizers(const Table& table) {
             100'000'000);
 }
 
-// q, k and v, and their gradients, lie in rows of one projection.
-void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t heads,
-               int64_t kv_heads) {
-  constexpr int64_t kSize = 128;
+struct AttentionHeads {
+  int64_t heads = 0, kv_heads = 0, size = 128;
+  int64_t window = 0;  // 0: none
+};
+
+// Scores of a causal document that are not masked, about.
+double Pairs(int64_t length, int64_t window) {
+  const int64_t outside = window > 0 ? std::max<int64_t>(0, length - window) : 0;
+  return 0.5 * static_cast<double>(length * length - outside * outside);
+}
+
+// q, k and v, and their gradients, lie in rows of one projection. Rates count what the mask leaves.
+void Attention(const Table& table, const std::vector<int64_t>& lengths,
+               const AttentionHeads& shape) {
+  const auto [heads, kv_heads, size, window] = shape;
   std::vector<int> offsets{0};
   double pairs = 0.0;
   for (const int64_t length : lengths) {
     offsets.push_back(offsets.back() + static_cast<int>(length));
-    pairs += 0.5 * static_cast<double>(length * length);
+    pairs += Pairs(length, window);
   }
   const int64_t tokens = offsets.back();
   const ops::Documents documents{at::tensor(offsets, at::kInt).to(at::kCUDA), lengths};
-  const auto part = [&](const at::Tensor& rows, int64_t first, int64_t count) {
-    return rows.narrow(1, first * kSize, count * kSize).view({tokens, count, kSize});
+  const auto part = [&, size = size](const at::Tensor& rows, int64_t first, int64_t count) {
+    return rows.narrow(1, first * size, count * size).view({tokens, count, size});
   };
-  const at::Tensor qkv = RandomRows(tokens, (heads + 2 * kv_heads) * kSize);
-  const at::Tensor dqkv = RandomRows(tokens, (heads + 2 * kv_heads) * kSize);
+  const at::Tensor qkv = RandomRows(tokens, (heads + 2 * kv_heads) * size);
+  const at::Tensor dqkv = RandomRows(tokens, (heads + 2 * kv_heads) * size);
   const at::Tensor q = part(qkv, 0, heads), k = part(qkv, heads, kv_heads);
   const at::Tensor v = part(qkv, heads + kv_heads, kv_heads);
   at::Tensor dq = part(dqkv, 0, heads), dk = part(dqkv, heads, kv_heads);
   at::Tensor dv = part(dqkv, heads + kv_heads, kv_heads);
-  at::Tensor out = part(RandomRows(tokens, heads * kSize), 0, heads);
-  const at::Tensor dout = part(RandomRows(tokens, heads * kSize), 0, heads);
+  at::Tensor out = part(RandomRows(tokens, heads * size), 0, heads);
+  const at::Tensor dout = part(RandomRows(tokens, heads * size), 0, heads);
   const double scale = 0.088388;
-  const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
+  const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, window);
   // cuDNN's has one more dimension than the others'.
-  const std::string name = fmt::format("{} {}/{}{}",
-                                       lengths.front() == lengths.back()
-                                           ? fmt::format("{}x{}", lengths.size(), lengths.front())
-                                           : fmt::format("{}", fmt::join(lengths, ",")),
-                                       heads, kv_heads, lse.dim() == 3 ? " cuDNN" : "");
-  const double flops = 4.0 * pairs * static_cast<double>(heads * kSize);
+  std::string name = fmt::format("{} {}/{}{}",
+                                 lengths.front() == lengths.back()
+                                     ? fmt::format("{}x{}", lengths.size(), lengths.front())
+                                     : fmt::format("{}", fmt::join(lengths, ",")),
+                                 heads, kv_heads, lse.dim() == 3 ? " cuDNN" : "");
+  if (size != 128) name += fmt::format(" size {}", size);
+  if (window > 0) name += fmt::format(" window {}", window);
+  const double flops = 4.0 * pairs * static_cast<double>(heads * size);
   table.Arithmetic("attn " + name, flops,
-                   [&] { ops::Attention(out, q, k, v, documents, scale, 0); });
-  table.Arithmetic("attn back " + name, 2.5 * flops, [&] {
-    ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, 0);
-  });
+                   [&] { ops::Attention(out, q, k, v, documents, scale, window); });
+  for (const bool fixed : {false, true}) {
+    ops::SetDeterministic(fixed);
+    table.Arithmetic((fixed ? "back fixed " : "attn back ") + name, 2.5 * flops, [&] {
+      ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, window);
+    });
+  }
+  ops::SetDeterministic(false);
 }
 
-int Main() {
+void Attentions(const Table& table) {
+  Attention(table, std::vector<int64_t>(4, 2048), {32, 8});
+  Attention(table, {4096}, {64, 8});
+  Attention(table, {8192}, {32, 8});
+  Attention(table, {12288}, {40, 8});
+  Attention(table, {16384}, {64, 8});
+  Attention(table, {32768}, {32, 8});
+  Attention(table, {65536}, {32, 8});
+  Attention(table, {131072}, {32, 8});
+  Attention(table, {1000, 96, 3000}, {64, 8});
+  Attention(table, std::vector<int64_t>(8, 512), {64, 8});
+  Attention(table, std::vector<int64_t>(8, 512), {32, 8});
+  Attention(table, std::vector<int64_t>(64, 64), {64, 8});
+  for (const int64_t window : {0, 1024}) {
+    Attention(table, std::vector<int64_t>(4, 4096), {32, 16, 128, window});
+    Attention(table, {16384}, {32, 16, 128, window});
+    Attention(table, std::vector<int64_t>(8, 2048), {8, 4, 256, window});
+    Attention(table, {8192}, {8, 4, 256, window});
+  }
+  Attention(table, std::vector<int64_t>(16, 1024), {16, 16, 64});
+}
+
+int Main(bool attention_alone) {
   const CudaPlugin& plugin = LoadCudaPlugin(DefaultCudaPluginPath());
   if (plugin.devices->Count() == 0) {
     fmt::print("no GPU on this machine: nothing timed\n");
@@ -382,6 +424,10 @@ int Main() {
   plugin.devices->Select(0);
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
+  if (attention_alone) {
+    Attentions(table);
+    return 0;
+  }
   Nf4(table);
   Int8(table);
   Factors(table);
@@ -394,22 +440,13 @@ int Main() {
   for (const int64_t width : {12288, 25600}) Mlp(table, width);
   Loss(table);
   Optimizers(table);
-  Attention(table, std::vector<int64_t>(4, 2048), 32, 8);
-  Attention(table, {4096}, 64, 8);
-  Attention(table, {8192}, 32, 8);
-  Attention(table, {12288}, 40, 8);
-  Attention(table, {16384}, 64, 8);
-  Attention(table, {32768}, 32, 8);
-  Attention(table, {65536}, 32, 8);
-  Attention(table, {131072}, 32, 8);
-  Attention(table, {1000, 96, 3000}, 64, 8);
-  Attention(table, std::vector<int64_t>(8, 512), 64, 8);
-  Attention(table, std::vector<int64_t>(8, 512), 32, 8);
-  Attention(table, std::vector<int64_t>(64, 64), 64, 8);
+  Attentions(table);
   return 0;
 }
 
 }  // namespace
 }  // namespace sft::engine
 
-int main() { return sft::engine::Main(); }
+int main(int argc, char** argv) {
+  return sft::engine::Main(argc > 1 && std::string_view(argv[1]) == "attention");
+}

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import family_steps
 from losses import causal_loss
 
 VOCAB = 128
@@ -383,6 +384,7 @@ def make_case(name, folder):
     if name in PACKED_CASES:
         packed_file(model, generator, folder / "packed.safetensors")
     lora_files(model, generator, input_ids, labels, folder)
+    family_steps.make(lambda: build(name)[0], linears_of(build(name)[0]), input_ids, labels, folder)
     if name in BIAS_CASES:
         bias, targets = BIAS_CASES[name]
         lora_files(build(name)[0], seeded(f"{name} bias"), input_ids, labels, folder, "bias", bias,

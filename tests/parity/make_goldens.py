@@ -90,7 +90,7 @@ def differences(out, parts):
                 yield f"{name}: not made"
             elif kept.suffix == ".safetensors":
                 yield from tensor_differences(name, made, kept)
-            elif part == "series":
+            elif part == "series" or kept.name == "steps.json":
                 yield from series_differences(str(name), json.loads(made.read_text()),
                                               json.loads(kept.read_text()))
             elif part == "schedules":

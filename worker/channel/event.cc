@@ -88,6 +88,8 @@ void Fields(V& v, ConsistencyEvent& e) {
   v("weights_sha256", e.weights_sha256);
   v("delivered_sha256", e.delivered_sha256);
   v("consistent", e.consistent);
+  v("packing_difference", e.packing_difference);
+  v("delivered_difference", e.delivered_difference);
 }
 
 template <typename V>

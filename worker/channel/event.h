@@ -89,6 +89,10 @@ struct ConsistencyEvent {
   std::string weights_sha256;
   std::string delivered_sha256;
   bool consistent = false;
+  // Largest differences of logits, as parts of the largest: of a packed document from itself alone,
+  // before training; of the files that were written, read back, from what was trained.
+  double packing_difference = 0;
+  double delivered_difference = 0;
 };
 
 // A file set was written and verified.

@@ -122,10 +122,17 @@ class EventObserver : public engine::TrainObserver {
     fmt::print(
         "trained weights {} {} what was delivered\n", report.weights_sha256,
         report.consistent ? "are equal on all ranks and equal" : "DIFFER between ranks or from");
-    context_.events.Write(channel::ConsistencyEvent{.rank = context_.rank,
-                                                    .weights_sha256 = report.weights_sha256,
-                                                    .delivered_sha256 = report.delivered_sha256,
-                                                    .consistent = report.consistent});
+    if (context_.rank == 0 && report.consistent) {
+      fmt::print("read back, it gives the trained model's logits but for {:.2g} of the largest\n",
+                 report.delivered_difference);
+    }
+    context_.events.Write(
+        channel::ConsistencyEvent{.rank = context_.rank,
+                                  .weights_sha256 = report.weights_sha256,
+                                  .delivered_sha256 = report.delivered_sha256,
+                                  .consistent = report.consistent,
+                                  .packing_difference = report.packing_difference,
+                                  .delivered_difference = report.delivered_difference});
   }
 
   void OnArtifact(const engine::ArtifactReport& report) override {

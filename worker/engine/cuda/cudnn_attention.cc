@@ -147,7 +147,7 @@ bool CudnnTakes(at::TensorList tensors) {
   if (device->major != 9 && device->major != 10) return false;
   return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
     const int64_t size = tensor.size(2);
-    return tensor.scalar_type() == at::kBFloat16 && size % 8 == 0 && size <= 128 &&
+    return tensor.scalar_type() == at::kBFloat16 && size % 8 == 0 && size <= 256 &&
            tensor.stride(0) % 8 == 0 &&
            reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
   });

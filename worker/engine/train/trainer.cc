@@ -15,7 +15,9 @@
 
 #include "common/base/duration.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/model/describe.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/delivery.h"
 #include "worker/engine/train/memory_stats.h"
@@ -78,7 +80,8 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
       schedule_(options_.spec.hyperparameters.lr_scheduler,
                 options_.spec.hyperparameters.learning_rate,
                 options_.spec.hyperparameters.warmup_ratio, plan_.total_steps()),
-      flops_(model_.config(), model_.layout()) {
+      flops_(model_.config(), model_.layout()),
+      probe_(MakeProbe(*options_.train)) {
   if (loader_) Resume();
 }
 
@@ -92,9 +95,29 @@ void Trainer::Resume() {
   if (keeps_best && best_.best_step() == taken_ && best_.best()) best_weights_ = model_.Snapshot();
 }
 
+// Says what is trained and what is not, and proves that packed documents stay apart.
+void Trainer::CheckBeforeTraining() {
+  if (comm_.rank() == 0) {
+    for (const std::string& line : DescribeTraining(model_.layout(), options_.spec)) {
+      observer_.OnMessage(line);
+    }
+    const std::string others =
+        DescribeOtherParts(ModelFiles::Open(options_.model_dir).Names(), model_.layout());
+    if (!others.empty()) observer_.OnMessage(others);
+  }
+  packing_difference_ =
+      CheckPacking([this](const MicroBatch& batch) { return model_.Logits(batch); }, probe_);
+  if (comm_.rank() == 0) {
+    observer_.OnMessage(fmt::format(
+        "packed documents stay apart; alone, their logits differ by at most {:.2g} of the largest",
+        packing_difference_));
+  }
+}
+
 TrainResult Trainer::Run() {
   const at::NoGradGuard no_grad;
   ops::SetDeterministic(options_.spec.training.deterministic);
+  CheckBeforeTraining();
   const ModelLayout& layout = model_.layout();
   observer_.OnReady(
       {plan_.total_steps(), layout.trainable_parameters(), layout.total_parameters()});
@@ -306,8 +329,14 @@ void Trainer::DeliverResult() {
     best_weights_.clear();
   }
   const DeliveryOptions delivery{options_.output_dir, options_.model_dir, options_.model_name};
+  CheckAdaptersTrained(model_);
   const MonoTime begin = clock_.Mono();
   DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
+  result.consistency.packing_difference = packing_difference_;
+  if (result.consistency.consistent) {
+    result.consistency.delivered_difference =
+        CheckDelivered(model_, options_.spec, options_.output_dir, probe_, comm_);
+  }
   result.artifact.seconds = SecondsOf(clock_.Mono() - begin);
   observer_.OnConsistency(result.consistency);
   if (!result.consistency.consistent) {

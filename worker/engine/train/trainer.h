@@ -18,6 +18,7 @@
 #include "worker/engine/train/checkpoint_saver.h"
 #include "worker/engine/train/flops.h"
 #include "worker/engine/train/observer.h"
+#include "worker/engine/train/self_check.h"
 #include "worker/engine/train/training_model.h"
 
 namespace sft::engine {
@@ -58,10 +59,11 @@ class Trainer {
   Trainer(TrainerOptions options, Communicator& comm, TrainObserver& observer,
           Clock& clock = Clock::Real());
 
-  // Trains, validates when the job says so (and once before step 1, for comparison), saves
-  // checkpoints, and delivers. Throws UserError when the loss or the gradient is not finite (saying
-  // at which step, on which rank and in which rows), InfrastructureError when a peer or the disk
-  // fails, InternalError when ranks diverged.
+  // Checks that packed documents stay apart, trains, validates when the job says so (and once
+  // before step 1, for comparison), saves checkpoints, and delivers. Throws UserError when the loss
+  // or the gradient is not finite (saying at which step, on which rank and in which rows) or an
+  // adapter learned nothing, InfrastructureError when a peer or the disk fails, InternalError when
+  // ranks diverged or a check of self_check.h fails.
   TrainResult Run();
 
   TrainingModel& model() { return model_; }
@@ -76,6 +78,7 @@ class Trainer {
     double total() const;
   };
 
+  void CheckBeforeTraining();
   void RunStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
   void ExchangeLoss(StepLoss& loss);
@@ -103,7 +106,9 @@ class Trainer {
   CheckpointSaver saver_;
   LrSchedule schedule_;
   StepFlops flops_;
-  int64_t taken_ = 0;  // steps
+  ProbeDocuments probe_;
+  double packing_difference_ = 0;  // ConsistencyReport
+  int64_t taken_ = 0;              // steps
   bool stop_ = false;
   Flops step_flops_;  // of this rank in the step under way
   MonoTime last_report_{};

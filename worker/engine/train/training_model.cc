@@ -180,9 +180,19 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
   });
 }
 
+void TrainingModel::SetTrained(const std::function<Tensor(const ParamInfo& param)>& read) {
+  if (host_) host_->Finish();
+  for (int unit = 0; unit < layout_.size(); ++unit) {
+    const std::vector<ParamInfo>& params = layout_.units[unit].params;
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (params[i].trainable) store_->Set(unit, static_cast<int>(i), read(params[i]));
+    }
+  }
+  source_->Invalidate();
+}
+
 void TrainingModel::LoadAdapter(const Adapter& adapter) {
-  store_->Load([&](int unit, int param, int64_t first, int64_t count) {
-    const ParamInfo& info = layout_.units[unit].params[param];
+  SetTrained([&](const ParamInfo& info) {
     Tensor found;
     for (const LoraPair& pair : adapter.pairs) {
       if (pair.module == info.module()) found = info.role == ParamRole::kLoraA ? pair.a : pair.b;
@@ -194,9 +204,8 @@ void TrainingModel::LoadAdapter(const Adapter& adapter) {
       throw UserError("the adapter holds no " + info.name + " of the shape that the job asks for",
                       "bad_adapter", "use an adapter with the job's r and target_modules");
     }
-    return found.reshape({-1}).narrow(0, first, count);
+    return found;
   });
-  source_->Invalidate();
 }
 
 std::vector<HostOptimizer::PartInfo> TrainingModel::PartInfos() const {

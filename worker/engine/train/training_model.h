@@ -45,6 +45,9 @@ class TrainingModel {
   TrainingModel(const TrainingModel&) = delete;
   TrainingModel& operator=(const TrainingModel&) = delete;
 
+  // Replaces the trained weights: `read` gives each as a whole, of any float type and device, in
+  // the order of the layout.
+  void SetTrained(const std::function<at::Tensor(const ParamInfo& param)>& read);
   // Replaces the adapters' values. Throws UserError when a factor is missing or has another shape.
   void LoadAdapter(const Adapter& adapter);
 

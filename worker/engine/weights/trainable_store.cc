@@ -76,24 +76,37 @@ void TrainableStore::AddParts(int index) {
   }
 }
 
+std::vector<FlatLayout::Piece> TrainableStore::HeldPieces(const Unit& unit) const {
+  const bool holds_shard = placement_ == Placement::kFullShard;
+  return unit.flat.Slice(holds_shard ? unit.begin : 0, holds_shard ? unit.size : unit.flat.size());
+}
+
+void TrainableStore::Fill(Unit& unit, const FlatLayout::Piece& piece, const Tensor& values) {
+  const int64_t begin = placement_ == Placement::kFullShard ? unit.begin : 0;
+  unit.compute.narrow(0, piece.begin - begin, piece.count).copy_(values);
+  if (!separate_) return;
+  // The part of the piece that this rank's optimizer has.
+  const int64_t first = std::max(piece.begin, unit.begin);
+  const int64_t last = std::min(piece.begin + piece.count, unit.begin + unit.size);
+  if (first >= last) return;
+  unit.master.narrow(0, first - unit.begin, last - first)
+      .copy_(values.narrow(0, first - piece.begin, last - first));
+}
+
 void TrainableStore::Load(const Reader& read) {
   for (size_t index = 0; index < units_.size(); ++index) {
-    Unit& unit = units_[index];
-    const bool holds_shard = placement_ == Placement::kFullShard;
-    const int64_t begin = holds_shard ? unit.begin : 0;
-    const int64_t size = holds_shard ? unit.size : unit.flat.size();
-    for (const FlatLayout::Piece& piece : unit.flat.Slice(begin, size)) {
+    for (const FlatLayout::Piece& piece : HeldPieces(units_[index])) {
       const Tensor values =
           read(static_cast<int>(index), piece.param, piece.first, piece.count).view({-1});
-      unit.compute.narrow(0, piece.begin - begin, piece.count).copy_(values);
-      if (!separate_) continue;
-      // The part of the piece that this rank's optimizer has.
-      const int64_t first = std::max(piece.begin, unit.begin);
-      const int64_t last = std::min(piece.begin + piece.count, unit.begin + unit.size);
-      if (first >= last) continue;
-      unit.master.narrow(0, first - unit.begin, last - first)
-          .copy_(values.narrow(0, first - piece.begin, last - first));
+      Fill(units_[index], piece, values);
     }
+  }
+}
+
+void TrainableStore::Set(int unit, int param, const Tensor& whole) {
+  for (const FlatLayout::Piece& piece : HeldPieces(units_[unit])) {
+    if (piece.param != param) continue;
+    Fill(units_[unit], piece, whole.reshape({-1}).narrow(0, piece.first, piece.count));
   }
 }
 

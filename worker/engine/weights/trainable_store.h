@@ -51,6 +51,9 @@ class TrainableStore {
   // flat, of any float type and device.
   using Reader = std::function<at::Tensor(int unit, int param, int64_t first, int64_t count)>;
   void Load(const Reader& read);
+  // Replaces a whole trained parameter, of any float type and device, by what this rank holds of
+  // it.
+  void Set(int unit, int param, const at::Tensor& whole);
 
   // Gives out the weights; shares their storage with this store.
   std::unique_ptr<WeightSource> MakeSource() const;
@@ -89,6 +92,9 @@ class TrainableStore {
 
   Unit MakeUnit(int index, at::ScalarType compute, at::ScalarType master) const;
   void AddParts(int unit);
+  // The pieces of the trained parameters whose weights this rank holds; and their filling.
+  std::vector<FlatLayout::Piece> HeldPieces(const Unit& unit) const;
+  void Fill(Unit& unit, const FlatLayout::Piece& piece, const at::Tensor& values);
   // The source of the units for which `gives` returns true.
   std::unique_ptr<WeightSource> MakeShardedSource(bool (*gives)(const Unit& unit)) const;
 

@@ -1,0 +1,190 @@
+#include "worker/engine/train/self_check.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/model/adapters.h"
+#include "worker/engine/model/families.h"
+#include "worker/engine/train/base_weights.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+constexpr size_t kProbeTokens = 16;  // of a document
+constexpr size_t kNamesShown = 8;
+
+// Differences that products of another size or type explain, as parts of the largest logit.
+constexpr double kRoundingFp32 = 1e-3;
+constexpr double kRounding16Bits = 0.1;
+
+double RoundingOf(const Tensor& logits) {
+  return logits.scalar_type() == at::kFloat ? kRoundingFp32 : kRounding16Bits;
+}
+
+MicroBatch Pack(const ProbeDocuments& documents) {
+  MicroBatch batch;
+  batch.cu_seqlens = {0};
+  for (const std::vector<int32_t>& document : documents) {
+    for (size_t i = 0; i < document.size(); ++i) {
+      batch.tokens.push_back(document[i]);
+      batch.targets.push_back(MicroBatch::kIgnore);
+      batch.positions.push_back(static_cast<int32_t>(i));
+    }
+    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
+    batch.max_seqlen = std::max(batch.max_seqlen, static_cast<int32_t>(document.size()));
+  }
+  return batch;
+}
+
+double DifferenceOf(const Tensor& logits, const Tensor& other) {
+  const Tensor reference = logits.to(at::kFloat);
+  const double largest = reference.abs().max().item<double>();
+  const double difference = (other.to(at::kFloat) - reference).abs_().max().item<double>();
+  return largest > 0 ? difference / largest : difference;
+}
+
+Tensor TailOf(const Tensor& logits, size_t rows) {
+  const auto count = static_cast<int64_t>(rows);
+  return logits.narrow(0, logits.size(0) - count, count);
+}
+
+// The delivered weights by the names of the layout, one at a time.
+class DeliveredWeights {
+ public:
+  DeliveredWeights(const TrainingModel& model, const spec::JobSpec& spec,
+                   const std::filesystem::path& dir, at::Device device) {
+    if (spec.full_finetune()) {
+      layout_ = MakeLayout(ReadConfig(dir));
+      model_.emplace(dir, layout_, device);
+      return;
+    }
+    adapter_ = ReadAdapter(dir, model.layout().prefix);
+    const double scale = ScalingOf(spec.lora).scale;
+    if (adapter_.config.Scale() != scale) {
+      throw InternalError(fmt::format("the job's adapters are scaled by {}, those of {} by {}",
+                                      scale, dir.string(), adapter_.config.Scale()),
+                          "diverged", "report this with the job file");
+    }
+    for (const LoraPair& pair : adapter_.pairs) {
+      tensors_[pair.module + ".lora_A.weight"] = pair.a;
+      tensors_[pair.module + ".lora_B.weight"] = pair.b;
+    }
+    for (const NamedTensor& bias : adapter_.biases) tensors_[bias.name] = bias.tensor;
+  }
+
+  Tensor Read(const ParamInfo& param) const {
+    if (model_) return model_->Read(param, 0, param.numel());
+    return tensors_.at(param.name);
+  }
+
+ private:
+  Adapter adapter_;
+  std::map<std::string, Tensor, std::less<>> tensors_;
+  ModelLayout layout_;  // borrowed by model_
+  std::optional<BaseWeights> model_;
+};
+
+}  // namespace
+
+ProbeDocuments MakeProbe(const Dataset& rows) {
+  ProbeDocuments probe;
+  for (const int64_t row : {int64_t{0}, std::min<int64_t>(1, rows.size() - 1)}) {
+    const std::span<const int32_t> tokens = rows.Get(row).tokens;
+    const size_t count = std::min(tokens.size(), kProbeTokens);
+    probe.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  return probe;
+}
+
+double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe) {
+  const at::NoGradGuard no_grad;
+  const std::vector<int32_t>& second = probe.back();
+  const Tensor packed = TailOf(logits(Pack(probe)), second.size());
+  ProbeDocuments changed = probe;
+  for (int32_t& token : changed.front()) token = token > 0 ? token - 1 : token + 1;
+  const Tensor other = TailOf(logits(Pack(changed)), second.size());
+  const auto fail = [](const std::string& what) {
+    throw InternalError("packed documents do not stay apart: " + what, "packing_leak",
+                        "report this with the job file and the model's config.json");
+  };
+  if (!packed.equal(other)) {
+    fail(
+        fmt::format("other tokens in the first of two change the second's logits by {:.2g} of "
+                    "the largest",
+                    DifferenceOf(packed, other)));
+  }
+  const double difference = DifferenceOf(logits(Pack({second})), packed);
+  if (!(difference <= RoundingOf(packed))) {
+    fail(
+        fmt::format("the second of two has logits that differ by {:.2g} of the largest from those "
+                    "it has alone",
+                    difference));
+  }
+  return difference;
+}
+
+void CheckAdaptersTrained(const TrainingModel& model) {
+  std::vector<std::string> untrained;
+  size_t adapters = 0;
+  const ModelLayout& layout = model.layout();
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      if (param.role != ParamRole::kLoraB || !param.trainable) continue;
+      ++adapters;
+      const Tensor weight = model.store().Gather(unit, static_cast<int>(i));
+      if (!weight.any().item<bool>()) untrained.emplace_back(param.module());
+    }
+  }
+  if (untrained.empty()) return;
+  const size_t count = untrained.size();
+  if (count > kNamesShown) untrained.resize(kNamesShown);
+  throw UserError(
+      fmt::format("{} of the job's {} adapters learned nothing, their factor B is still zero: {}{}",
+                  count, adapters, fmt::join(untrained, ", "), count > kNamesShown ? ", ..." : ""),
+      "adapter_untrained",
+      "train for more steps or with a higher learning_rate, or leave these layers out of "
+      "lora.target_modules");
+}
+
+double CheckDelivered(TrainingModel& model, const spec::JobSpec& spec,
+                      const std::filesystem::path& dir, const ProbeDocuments& probe,
+                      Communicator& comm) {
+  const at::NoGradGuard no_grad;
+  const MicroBatch batch = Pack(probe);
+  const Tensor trained = model.Logits(batch);
+  std::optional<DeliveredWeights> delivered;
+  if (comm.rank() == 0) delivered.emplace(model, spec, dir, comm.device());
+  const at::TensorOptions options(comm.device());
+  const at::ScalarType type = spec.full_finetune() ? model.compute_type() : at::kFloat;
+  model.SetTrained([&](const ParamInfo& param) {
+    Tensor whole = at::empty(param.shape, options.dtype(type));
+    if (delivered) whole.copy_(delivered->Read(param).view(param.shape));
+    comm.Broadcast(whole, 0);
+    return whole;
+  });
+  const double difference = DifferenceOf(trained, model.Logits(batch));
+  if (!(difference <= RoundingOf(trained) / 10)) {
+    throw InternalError(
+        fmt::format("read back from {}, the trained weights give logits that differ by {:.2g} of "
+                    "the largest from those that were trained",
+                    dir.string(), difference),
+        "diverged", "report this with the job file; the artifact must not be used");
+  }
+  return difference;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/data/dataset.h"
+#include "worker/engine/data/step_plan.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/training_model.h"
+
+// Checks that a run makes on its own model, each with a few short forwards. All ranks call them
+// alike: they are collectives where the weights are sharded.
+
+namespace sft::engine {
+
+// Documents of a few tokens to compare logits on.
+using ProbeDocuments = std::vector<std::vector<int32_t>>;
+
+// The beginnings of the first two rows; of the only row, twice.
+ProbeDocuments MakeProbe(const Dataset& rows);
+
+// Logits [T, V] of a micro-batch: TrainingModel::Logits, or what a test has in its place.
+using LogitsOf = std::function<at::Tensor(const MicroBatch& batch)>;
+
+// Packed documents must not see each other. Throws InternalError when the second document's logits
+// change with the tokens of the first (not by a bit), or differ from those it has alone by more
+// than products of another size round. Returns that difference, as a part of the largest logit.
+double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe);
+
+// Throws UserError when an adapter that the job asked for has learned nothing, naming the layers
+// whose factor B is still zero.
+void CheckAdaptersTrained(const TrainingModel& model);
+
+// Reads the artifact of the job back into the model, in place of what it trained, and returns the
+// largest difference of its logits on the probe, as a part of the largest logit. `dir`: the
+// adapter's or the model's folder; rank 0 reads it. Throws InternalError when the logits differ by
+// more than rounding to the files' type explains.
+double CheckDelivered(TrainingModel& model, const spec::JobSpec& spec,
+                      const std::filesystem::path& dir, const ProbeDocuments& probe,
+                      Communicator& comm);
+
+}  // namespace sft::engine
