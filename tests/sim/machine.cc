@@ -364,8 +364,10 @@ bool Machine::Append(Shim& shim, const std::string& name, const std::string& byt
 bool Machine::Log(Shim& shim, const std::string& process, const std::string& line) {
   if (!Append(shim, process + ".log", line)) return false;
   const std::string& uid = shim.launch.attempt_uid;
-  cluster_.logs[process == "prepare" ? fmt::format("{}/{}/prepare", uid, name_)
-                                     : fmt::format("{}/{}", uid, process)] += line;
+  const std::string name = process == "prepare" ? fmt::format("{}/{}/prepare", uid, name_)
+                                                : fmt::format("{}/{}", uid, process);
+  cluster_.logs[name] += line;
+  log_names_.insert(name);
   return true;
 }
 

@@ -39,6 +39,7 @@ struct Cluster {
   std::map<std::string, std::shared_ptr<Gang>> gangs;  // by attempt
   // Bytes that each rank has written to its log: "attempt/rank-0", "attempt/node/prepare".
   std::map<std::string, std::string> logs;
+  std::set<std::string> lost_logs;  // of them those that were, in part, on a disk that is gone
   std::vector<std::string> faults;  // of the ranks' own making; none are expected
 };
 
@@ -76,10 +77,12 @@ class Machine : public worker::ShimHost {
   bool Alive(const channel::ShimStatus& status) override;
   std::vector<worker::GpuReading> Gpus() const;
   int gpus() const { return gpus_; }
-  // Other GPUs are put in; while no process is there.
+  // Other GPUs and an empty disk are put in; while no process is there.
   void Refit(int gpus) {
     gpus_ = gpus;
     ++refits_;
+    cluster_.lost_logs.merge(log_names_);
+    log_names_.clear();
   }
   NodeDisk& disk() { return disk_; }
 
@@ -158,6 +161,7 @@ class Machine : public worker::ShimHost {
   int refits_ = 0;
   NodeDisk disk_;
   int64_t next_pid_ = 5'000'000, version_ = 0;  // larger than any process of the real machine has
+  std::set<std::string> log_names_;             // in Cluster::logs, since the disk was new
   std::map<std::string, ShimPtr> shims_;        // by attempt; the dead ones too
 };
 

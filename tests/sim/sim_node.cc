@@ -130,6 +130,7 @@ Nanos SimNode::Delay() {
 void SimNode::Boot() {
   if (agent_ != nullptr) return;
   ++life_;
+  ++boots_;
   stager_ = std::make_unique<worker::Stager>(setup_, *this);
   inventory_ = std::make_unique<worker::Inventory>([this] { return machine_.Gpus(); },
                                                    worker::SimulatedGpus{}, 0, clock_);

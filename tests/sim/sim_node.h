@@ -33,6 +33,8 @@ class SimNode : public worker::ServerApi {
   Machine& machine() { return machine_; }
   MachineClock& clock() { return clock_; }
   bool running() const { return agent_ != nullptr; }
+  // Starts of the daemon so far.
+  int boots() const { return boots_; }
 
   void Boot();
   void Kill();
@@ -89,6 +91,7 @@ class SimNode : public worker::ServerApi {
   Machine machine_;
   worker::NodeSetup setup_;
   int64_t life_ = 0;
+  int boots_ = 0;
   int machines_ = 0;  // that have had the name before
   bool cut_ = false;
   int lose_answers_ = 0;

@@ -32,13 +32,13 @@ void SimOperator::ActLater() {
         node.machine().Reboot();
         const bool force = chance_.OneIn(2);
         events_.After(chance_.Between(seconds(1), seconds(20)),
-                      [this, &node, force] { Remove(node, force); });
+                      [this, &node, force, boots = node.boots()] { Remove(node, force, boots); });
         events_.After(lasts, [&node] { node.Boot(); });
         break;
       }
       case FleetChange::kReplaced:
         Replace(node, 1 + chance_.Below(kMostGpus));
-        if (chance_.OneIn(2)) Remove(node, /*force=*/true);
+        if (chance_.OneIn(2)) Remove(node, /*force=*/true, node.boots());
         events_.After(lasts, [&node] { node.Boot(); });
     }
     ActLater();
@@ -71,14 +71,14 @@ void SimOperator::Release(const std::string& node) {
   events_.After(kTryAgain, [this, node] { Release(node); });
 }
 
-void SimOperator::Remove(SimNode& node, bool force) {
-  // It is on again: --force would be a lie.
-  if (node.running() || !node.machine().LiveAttempts().empty()) return;
+void SimOperator::Remove(SimNode& node, bool force, int boots) {
+  // It has been on again, and what it began then may live: --force would be a lie.
+  if (node.boots() != boots) return;
   const absl::Status removed = Call([&](server::Database& db) {
     return server::RemoveNode(db, node.name(), server_.process()->registry.Get(node.name()), force);
   });
   if (removed.ok()) return done_(FleetChange::kRemoved, node.name());
-  events_.After(kTryAgain, [this, &node, force] { Remove(node, force); });
+  events_.After(kTryAgain, [this, &node, force, boots] { Remove(node, force, boots); });
 }
 
 void SimOperator::Replace(SimNode& node, int gpus) {

@@ -45,7 +45,8 @@ class SimOperator {
   void ActLater();
   void Drain(SimNode& node, Nanos lasts);
   void Release(const std::string& node);
-  void Remove(SimNode& node, bool force);
+  // `boots`: the node's when it was switched off.
+  void Remove(SimNode& node, bool force, int boots);
   void Replace(SimNode& node, int gpus);
   // A call of the server; UNAVAILABLE while it does not answer.
   absl::Status Call(const std::function<absl::Status(server::Database&)>& change);
