@@ -11,6 +11,19 @@
 #include "common/plan/read_rope.h"
 
 namespace sft::plan {
+
+int64_t ModelShape::LargestHead() const {
+  int64_t largest = head_dim;
+  for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.head_dim);
+  return largest;
+}
+
+int64_t ModelShape::LargestIntermediate() const {
+  int64_t largest = intermediate;
+  for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.intermediate);
+  return largest;
+}
+
 namespace {
 
 using Json = nlohmann::json;

@@ -78,8 +78,8 @@ struct BlockMatrices {
   };
   Matrix qkv, o, gate_up, down;
 };
-// The matrices of the block with the most adapters.
-BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
+// Those of every block.
+std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
 
 // Parameters of the base alone (TensorsOf).
 int64_t BaseParameters(const ModelShape& shape);

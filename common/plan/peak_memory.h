@@ -16,7 +16,7 @@ struct Problem {
   spec::JobSpec job;
   std::vector<Unit> units;
   Memory held;  // for the whole run
-  BlockCost block;
+  std::vector<BlockCost> blocks;
   int64_t element_bytes = 2;
   int64_t row_tokens = 0;        // tokens in a full row
   std::vector<int64_t> trained;  // elements by unit
@@ -46,6 +46,12 @@ struct Problem {
   // Masters and states live on the host, and gradients go there with `host_wire_bytes` per element.
   bool offloads() const { return Offloads(job, Device::kGpu); }
   int64_t host_wire_bytes() const { return job.full_finetune() ? element_bytes : 4; }
+  // Elements of the matrices of blocks [first, first + count), and of the block with the most.
+  int64_t MatrixElements(int64_t first, int64_t count) const;
+  int64_t MostMatrixElements() const;
+  int64_t MostTrained() const;  // elements of a block
+  int64_t MostWeights() const;  // elements of a block's matrices, without room for adapters
+  int64_t hidden_row() const { return blocks.front().hidden_row; }
   // Elements per transfer to the host and back.
   int64_t host_piece() const;
 };

@@ -36,7 +36,8 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
-  bool transposed = false;  // weights of linears stand in the file as [inputs, outputs]
+  const char* layer_scale = nullptr;  // a constant that multiplies what the block writes
+  bool transposed = false;            // weights of linears stand in the file as [inputs, outputs]
   // What published files may leave out at the start of all names.
   std::string_view optional_prefix;
 };
@@ -47,12 +48,17 @@ std::string BlockName(const ModelShape& shape, int64_t layer);
 
 // The name that a module has at run time in transformers, and in PEFT's adapters, of its name in
 // the checkpoint, and the other way round; of a tensor's name likewise. `prefix`:
-// ModelShape::prefix.
+// ModelShape::prefix; one that starts with "model." is that of names at run time.
 std::string RuntimeModule(std::string_view prefix, std::string_view module);
 std::string CheckpointModule(std::string_view prefix, std::string_view module);
 
-// What a tensor is to the plan and the engine.
-enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };
+// The name in the checkpoint of a tensor or module of the decoder, of its name in a text model. A
+// wrapped decoder has its prefix before it, or, where that starts with "model.", in place of the
+// name's own "model.".
+std::string PrefixedName(std::string_view prefix, std::string_view name);
+
+// What a tensor is to the plan and the engine. A constant is never trained.
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant };
 
 // One tensor of the base model.
 struct TensorInfo {

@@ -190,11 +190,12 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
                     config_.learned_positions, prompt.size(), max_tokens),
         "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
   }
-  std::vector<LayerCache> cache(decoder_->blocks().size());
-  for (LayerCache& layer : cache) {
+  std::vector<LayerCache> cache;
+  for (const DecoderBlock& block : decoder_->blocks()) {
     const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
-    layer.k = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
-    layer.v = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
+    const int64_t heads = block.attention.kv_heads, size = block.attention.head_dim;
+    cache.push_back(
+        {at::empty({capacity, heads, size}, options), at::empty({capacity, heads, size}, options)});
   }
   std::vector<int32_t> generated;
   std::vector<int32_t> all(prompt.begin(), prompt.end());

@@ -37,13 +37,24 @@ void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
   }
 }
 
+// The head size of the layers that rotate by a rope, which is one.
+int64_t HeadOfRope(const ModelConfig& config, int rope) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (config.layer_options[layer].rope == rope) return config.Layer(layer).head_dim;
+  }
+  return config.head_dim;
+}
+
 }  // namespace
 
 Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
                  at::Device device, const DecoderOptions& options)
     : config_(config), layout_(layout), source_(source), options_(options) {
-  for (const RopeOptions& rope : config.ropes) ropes_.emplace_back(rope, config.head_dim, device);
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    ropes_.emplace_back(config.ropes[i], HeadOfRope(config, static_cast<int>(i)), device);
+  }
   head_loss_.scale = config.logit_scale;
+  head_loss_.cap = config.logit_cap;
   final_norm_ = {.weight = 0, .options = {config.norm_epsilon, config.norm}};
   if (config.norm == plan::NormKind::kLayerNorm) final_norm_.bias = 1;
   head_weight_ = std::max(final_norm_.weight, final_norm_.bias) + 1;
@@ -146,7 +157,7 @@ Tensor Decoder::Head(const Tensor& x) {
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor normed = FinalNorm(x, head.weights()).normed;
   Tensor logits = at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
-  if (config_.logit_scale != 1.0) logits.mul_(config_.logit_scale);
+  head_loss_.Finish(logits);
   return logits;
 }
 

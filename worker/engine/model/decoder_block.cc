@@ -50,8 +50,11 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.attention.q_norm = find(names.q_norm, ".weight");
   block.attention.k_norm = find(names.k_norm, ".weight");
   block.attention.heads = config.heads;
-  block.attention.kv_heads = config.kv_heads;
-  block.attention.head_dim = config.head_dim;
+  const plan::LayerShape shape = config.Layer(layer);
+  block.attention.kv_heads = shape.kv_heads;
+  block.attention.head_dim = shape.head_dim;
+  block.attention.value_norm = config.value_norm;
+  block.attention.keys_are_values = shape.keys_are_values;
   block.attention.window = config.layer_options[layer].window;
   block.attention.scale = config.attention_scale;
   block.attention.qk_norm = config.qk_norm;
@@ -65,6 +68,7 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.rope = config.layer_options[layer].rope;
   block.residual_scale = config.residual_scale;
   block.residual_dropout = config.residual_dropout;
+  block.scale = find(names.layer_scale, "");
   return block;
 }
 
@@ -131,9 +135,11 @@ Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   Activation input =
       Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = input.rows;
-  return AddSubLayer(x, mlp_ends, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
+  Tensor sum = AddSubLayer(x, mlp_ends, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
     mlp.Forward(y, std::move(input), addend, pass, saved.mlp);
   });
+  Scale(sum, pass);
+  return sum;
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -151,7 +157,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
     all.input_normed = Tensor();
     all.middle_normed = Tensor();
-    all.attention.q = all.attention.k = Tensor();
+    all.attention.q = all.attention.k = all.attention.v = Tensor();
     all.mlp.activated = Tensor();
   }
   if (recompute == plan::Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
@@ -211,8 +217,8 @@ bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
-  const bool multiplies =
-      IsPlain(mlp_ends) && (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
+  const bool multiplies = scale < 0 && IsPlain(mlp_ends) &&
+                          (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
 
@@ -220,6 +226,7 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                                   Saved& saved, UnitGradients& gradients, bool need_dx,
                                   const Projection* reader) const {
   Restore(context, pass, saved);
+  Scale(dy.rows, pass);
   const bool input_side = need_dx || attention_ends.before.trained(gradients);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);

@@ -36,6 +36,7 @@ struct DecoderBlock {
   // Multiplies what a sub-layer writes before it is added to the residual stream.
   double residual_scale = 1.0;
   double residual_dropout = 0.0;  // of it, while training
+  int scale = -1;  // position of the constant that multiplies what the block writes; -1: none
 
   // Finds the parameters of layer `layer` in its unit (adapters included).
   static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
@@ -85,6 +86,10 @@ struct DecoderBlock {
   // From `saved.middle` on.
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
+  // Multiplies what the block writes, or its gradient.
+  void Scale(at::Tensor& rows, const Pass& pass) const {
+    if (scale >= 0) rows.mul_(pass.weights[scale]);
+  }
   // What a sub-layer reads, in `input`: the norm of x, or x itself where there is none.
   Activation Before(Activation input, const at::Tensor& x, const SubLayerEnds& ends,
                     const Pass& pass, at::Tensor& statistics) const;

@@ -21,6 +21,8 @@ ParamRole RoleOf(plan::TensorRole role) {
       return ParamRole::kBias;
     case plan::TensorRole::kHead:
       return ParamRole::kHead;
+    case plan::TensorRole::kConstant:
+      return ParamRole::kConstant;
   }
   throw InternalError("unknown role of a tensor");
 }

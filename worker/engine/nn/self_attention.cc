@@ -1,6 +1,8 @@
 #include "worker/engine/nn/self_attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 
 #include <utility>
 
@@ -21,8 +23,9 @@ Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
 }  // namespace
 
 SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
+  const int64_t values = keys_are_values ? heads : heads + kv_heads;
   return {HeadsOf(rows, 0, heads, head_dim), HeadsOf(rows, heads, kv_heads, head_dim),
-          HeadsOf(rows, heads + kv_heads, kv_heads, head_dim)};
+          HeadsOf(rows, values, kv_heads, head_dim)};
 }
 
 Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
@@ -72,6 +75,26 @@ void SelfAttention::NormWholeBackward(Tensor& dqkv, const RopeTables& rope, cons
   backward(heads * head_dim, kv_heads * head_dim, k_norm, saved.k_rstd);
 }
 
+void SelfAttention::NormValues(Saved& saved) const {
+  const Tensor rows = Split(saved.qkv).v.reshape({-1, head_dim});
+  Tensor normed = at::empty_like(rows);
+  saved.v_rstd = ops::RmsNorm(normed, rows, at::ones({head_dim}, rows.options()), norm);
+  saved.v = normed.view({-1, kv_heads, head_dim});
+}
+
+void SelfAttention::NormValuesBackward(Tensor& dqkv, const Tensor& dv, const Saved& saved) const {
+  const Tensor rows = Split(saved.qkv).v.reshape({-1, head_dim});
+  Tensor drows = dv.view({-1, head_dim});
+  ops::RmsNormBackward(drows, drows, rows, at::ones({head_dim}, rows.options()), saved.v_rstd,
+                       norm.kind, Tensor(), /*need_weight_grad=*/false);
+  Tensor to = Split(dqkv).v;
+  if (keys_are_values) {
+    to.add_(dv);
+  } else {
+    to.copy_(dv);
+  }
+}
+
 void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
   if (!has_norms() || saved.q.defined()) return;
   const int64_t tokens = saved.qkv.size(0);
@@ -84,6 +107,7 @@ void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& sav
                   rope.sin, norm);
   }
   ScaleQueries(saved.q, rope);
+  if (value_norm) NormValues(saved);
 }
 
 SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
@@ -92,6 +116,7 @@ SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
     inputs.q = saved.q;
     inputs.k = saved.k;
   }
+  if (value_norm) inputs.v = saved.v;
   return inputs;
 }
 
@@ -126,6 +151,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
   const Heads inputs = Inputs(saved);
   Tensor dqkv = qkv.EmptyGradientRows(dout);
   Heads d = Split(dqkv);
+  if (value_norm) d.v = at::empty_like(saved.v);
   const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
   const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
   if (Drops(pass)) {
@@ -135,7 +161,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
     ops::AttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
                            saved.lse, documents, scale, window);
   }
-  dout = saved.out = saved.q = saved.k = Tensor();
+  dout = saved.out = saved.q = saved.k = saved.v = Tensor();
   ScaleQueries(d.q, rope);
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWholeBackward(dqkv, rope, pass, saved, gradients);
@@ -152,6 +178,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
     Tensor rotated = QueriesAndKeys(dqkv);
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
   }
+  if (value_norm) NormValuesBackward(dqkv, d.v, saved);
   saved.qkv = Tensor();
   qkv.Backward(dqkv, x, std::exchange(saved.qkv_xa, Tensor()), pass, gradients, dx);
 }

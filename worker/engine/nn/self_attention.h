@@ -8,9 +8,9 @@
 
 namespace sft::engine {
 
-// Grouped-query attention with rotary positions; optional biases, norms of queries and keys and
-// sliding window. Positions of parameters are those in the unit. Rows have the spare columns that
-// their projection asks for (projection.h).
+// Grouped-query attention with rotary positions; optional biases, norms of queries, keys and values
+// and sliding window. Positions of parameters are those in the unit. Rows have the spare columns
+// that their projection asks for (projection.h).
 struct SelfAttention {
   Projection qkv, o;
   int q_norm = -1;
@@ -21,22 +21,25 @@ struct SelfAttention {
   int64_t window = 0;  // 0: a token sees all before it
   double scale = 0.0;
   plan::QkNorm qk_norm = plan::QkNorm::kNone;
+  bool value_norm = false;       // over each head, without a weight
+  bool keys_are_values = false;  // values are normed keys as projected; with value_norm alone
   ops::NormOptions norm = 0.0;
   double dropout = 0.0;  // of the probabilities, while training
   uint64_t dropout_module = 0;
 
-  // Views of rows [T, (heads + 2 kv_heads) D] by head.
+  // Views of rows [T, (heads + 2 kv_heads) D] by head; where keys are values, of one kv_heads less.
   struct Heads {
     at::Tensor q, k, v;  // [T, heads, D]
   };
 
-  // Activations kept for the backward; Restore computes undefined q and k again.
+  // Activations kept for the backward; Restore computes undefined q, k and v again.
   struct Saved {
-    // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where queries and keys are
-    // normed; else these two are rotated in place.
+    // [T, (heads + 2 kv_heads) D]: queries, keys, values (these are left out where keys are
+    // values). As projected where queries and keys are normed; else these two are rotated in place.
     at::Tensor qkv;
     at::Tensor q, k;            // [T, heads, D], normed and rotated; only with norms
     at::Tensor q_rstd, k_rstd;  // [T]; only with norms over all heads together
+    at::Tensor v, v_rstd;       // [T, kv_heads, D] and [T * kv_heads]; only with value_norm
     at::Tensor out;             // rows [T, heads * D]
     at::Tensor lse;
     at::Tensor qkv_xa, o_xa;
@@ -50,7 +53,7 @@ struct SelfAttention {
   void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
                const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
                Saved& saved) const;
-  // Computes q and k where they are missing in `saved`.
+  // Computes q, k and v where they are missing in `saved`.
   void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
 
   // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
@@ -68,13 +71,16 @@ struct SelfAttention {
   void NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const;
   void NormWholeBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
                          const Saved& saved, UnitGradients& gradients) const;
+  // Norms the values, and turns their gradient `dv` [T, kv_heads, D] back, into `dqkv`.
+  void NormValues(Saved& saved) const;
+  void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
   bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }
   ops::AttentionDropout DropoutOf(const Pass& pass) const {
     return {dropout, MixSeed(pass.dropout->seed, dropout_module)};
   }
   // Multiplies the queries [T, heads, D], or their gradient, by the scale of their positions.
   void ScaleQueries(at::Tensor q, const RopeTables& rope) const;
-  Heads Split(const at::Tensor& qkv) const;
+  Heads Split(const at::Tensor& qkv) const;  // v is k where keys are values
   // Queries and keys together, which lie side by side: [T, heads + kv_heads, D].
   at::Tensor QueriesAndKeys(const at::Tensor& qkv) const;
 };

@@ -36,7 +36,8 @@ std::string FileName(const ModelFiles& files, const ModelLayout& layout, const s
 // A head that is tied, tables and masks that are computed and the other parts of a multimodal model
 // may be stored as well.
 bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
-  return name == layout.prefix + "lm_head.weight" || name.ends_with("rotary_emb.inv_freq") ||
+  return name == plan::PrefixedName(layout.prefix, "lm_head.weight") ||
+         name.ends_with("rotary_emb.inv_freq") ||
          (layout.optional_prefix == "transformer." &&
           (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))) ||
          layout.IsOtherPart(name);

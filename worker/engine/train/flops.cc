@@ -25,8 +25,8 @@ StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
       per_token_ += 2.0 * static_cast<double>(param.numel()) * products;
     }
     // Scores and values forward, twice that backward.
-    const double pair =
-        4.0 * static_cast<double>(config.heads * config.head_dim) * (unit >= first ? 3.0 : 1.0);
+    const double pair = 4.0 * static_cast<double>(config.heads * config.Layer(unit - 1).head_dim) *
+                        (unit >= first ? 3.0 : 1.0);
     windows_.emplace_back(config.layer_options[unit - 1].window, pair);
   }
   const ParamInfo& head =

@@ -140,7 +140,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
 TrainingModel::~TrainingModel() = default;
 
 void TrainingModel::RecordBlocks() {
-  const Tensor heads = at::empty({1, config_.heads, config_.head_dim},
+  const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   if (drops() || !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
