@@ -54,14 +54,18 @@ BackwardHeads HeadsOf(const ModelShape& s, const LayerShape& layer, bool determi
 
 BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
                       const spec::JobSpec& job, int64_t e) {
-  const int64_t q = s.heads * layer.head_dim, kv = layer.kv_heads * layer.head_dim;
+  const int64_t q = s.heads * layer.head_dim;
+  // Of its own. Borrowed keys and values are counted with the model (peak_memory.cc), their
+  // gradients of this block here.
+  const int64_t borrowed = layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0;
+  const int64_t kv = borrowed > 0 ? 0 : layer.kv_heads * layer.head_dim;
   Rows r{};
   r.hidden = s.hidden * e;
   r.input_normed = RowStride(s.hidden, m.qkv.rank) * e;
   r.middle_normed = RowStride(s.hidden, m.gate_up.rank) * e;
   r.qkv = m.qkv.rows * e;
   r.heads = s.qk_norm != QkNorm::kNone ? (q + kv) * e : 0;
-  if (s.value_norm) r.heads += kv * e + layer.kv_heads * kStatisticBytes;
+  if (s.value_norm && kv > 0) r.heads += kv * e + layer.kv_heads * kStatisticBytes;
   r.attended = RowStride(q, m.o.rank) * e;
   r.gate_up = RowStride(m.gate_up.rows, m.gate_up.rank) * e;
   r.activated = RowStride(layer.intermediate, m.down.rank) * e;
@@ -75,8 +79,14 @@ BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockM
   // What a sub-layer writes is kept where a norm stands behind it.
   const bool norms_outputs = NamesOf(s).attention_out_norm != nullptr;
   const int64_t output = norms_outputs ? r.hidden + kStatisticBytes : 0;
-  const int64_t kept_always = 2 * r.hidden + 2 * kStatisticBytes + 2 * output + r.qkv + r.attended +
-                              r.lse + r.attention_xa + r.down_xa;
+  // What reads the layer's own input keeps all: its input, gate beside input, their product, and
+  // what it writes.
+  const int64_t input_rows = RowStride(s.hidden, m.input_gate.rank) + 2 * s.layer_input +
+                             RowStride(s.layer_input, m.input_projection.rank) + m.input_gate.rank +
+                             m.input_projection.rank;
+  const int64_t input_layer = s.layer_input > 0 ? input_rows * e + output : 0;
+  const int64_t kept_always = input_layer + 2 * r.hidden + 2 * kStatisticBytes + 2 * output +
+                              r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
   const int64_t mlp = r.gate_up + r.gate_up_xa;
   const int64_t partials = OnePassPartials(layer, job, m, e);
   const int64_t activated = partials > 0 ? 0 : r.activated;  // kept or restored
@@ -84,7 +94,8 @@ BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockM
   cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
   // The gradients of normed values and of those before the norm stand by themselves.
-  const int64_t dqkv = RowStride(m.qkv.rows, m.qkv.rank) * e + (s.value_norm ? 2 * kv * e : 0);
+  const int64_t dqkv =
+      RowStride(m.qkv.rows, m.qkv.rank) * e + (s.value_norm ? 2 * kv * e : 0) + 2 * borrowed * e;
   const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
   const int64_t own_dy = s.residual_scale == 1.0 && !norms_outputs ? 0 : dy;
@@ -124,15 +135,18 @@ BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockM
       cost.elementwise_again[level] += 2 * kv * e;
     }
   }
+  if (s.layer_input > 0) cost.elementwise += 12 * r.hidden + 14 * s.layer_input * e;
   if (NamesOf(s).layer_scale != nullptr) cost.elementwise += 2 * 2 * r.hidden;
   // A bias is added in a pass over its output, and its gradient is a sum over that of the output.
   const int64_t biased = (s.qkv_bias ? m.qkv.rows : 0) + (s.output_bias ? m.o.rows : 0) +
                          (s.mlp_bias ? m.gate_up.rows + m.down.rows : 0);
   cost.elementwise += (2 + (job.full_finetune() ? 1 : 0)) * biased * e;
-  cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
+  const BlockMatrices::Matrix* const matrices[] = {&m.qkv,  &m.o,          &m.gate_up,
+                                                   &m.down, &m.input_gate, &m.input_projection};
+  for (const BlockMatrices::Matrix* matrix : matrices) cost.weights += matrix->weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;
-  for (const BlockMatrices::Matrix* matrix : {&m.qkv, &m.o, &m.gate_up, &m.down}) {
+  for (const BlockMatrices::Matrix* matrix : matrices) {
     cost.matrix_elements +=
         (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
     if (matrix->rank == 0) continue;

@@ -12,6 +12,11 @@
 
 namespace sft::plan {
 
+bool ModelShape::Lends(int64_t layer) const {
+  return std::any_of(layer_shapes.begin(), layer_shapes.end(),
+                     [layer](const LayerShape& other) { return other.keys_of == layer; });
+}
+
 int64_t ModelShape::LargestHead() const {
   int64_t largest = head_dim;
   for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.head_dim);

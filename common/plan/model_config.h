@@ -21,6 +21,7 @@ struct LayerShape {
   int64_t head_dim = 0;
   int64_t intermediate = 0;
   bool keys_are_values = false;  // no projection of values: they are made of what keys are made of
+  int64_t keys_of = -1;  // the layer before whose keys and values it attends to; -1: its own
 
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
@@ -52,12 +53,18 @@ struct ModelShape {
   double logit_cap = 0.0;  // logits x become cap * tanh(x / cap); 0: they stay
   // By layer; empty: all layers have the sizes above.
   std::vector<LayerShape> layer_shapes;
+  // Size of the input that each layer has of its own, made of the token and its embedding, and rows
+  // of the table of tokens; 0: layers have none.
+  int64_t layer_input = 0;
+  int64_t layer_input_vocab = 0;
   StoredWeights stored;
 
   LayerShape Layer(int64_t layer) const {
     return layer_shapes.empty() ? LayerShape{kv_heads, head_dim, intermediate}
                                 : layer_shapes[layer];
   }
+  // True if other layers attend to the keys and values of this one.
+  bool Lends(int64_t layer) const;
   // The largest of any layer.
   int64_t LargestHead() const;
   int64_t LargestIntermediate() const;

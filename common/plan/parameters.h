@@ -77,6 +77,7 @@ struct BlockMatrices {
     int64_t weights() const { return rows * columns; }
   };
   Matrix qkv, o, gate_up, down;
+  Matrix input_gate, input_projection;  // empty where layers have no input of their own
 };
 // Those of every block.
 std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);

@@ -71,7 +71,7 @@ struct Moments {
 Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   Moments moments;
   const int64_t tokens = MicroBatchTokens(p, run);
-  int64_t saved = 0;  // kept by the blocks so far
+  int64_t saved = tokens * p.link_bytes;  // these, and what the blocks so far keep
   int64_t workspace = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const BlockCost& block = p.blocks[layer];
@@ -145,7 +145,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     const int64_t trained = p.MostTrained();
     const int64_t block = p.expands_blocks() ? trained : p.MostWeights() + trained;
     const int64_t of_blocks = p.job.full_finetune() ? trained : block;
-    memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
+    memory->scratch_slots += e * (kSlots * of_blocks + p.embedding_elements);
     // A rank's part in transit from the host, until it has been gathered.
     if (p.streams_trained() && p.parts().weights > 1) {
       memory->communication += e * CeilDiv(trained, p.parts().weights);
@@ -153,6 +153,17 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
   } else if (p.streams_trained()) {
     memory->scratch_slots += e * kSlots * p.MostTrained();
   }
+}
+
+int64_t LinkBytesOf(const Problem& p) {
+  const int64_t inputs = p.shape.layers * p.shape.layer_input * p.element_bytes;
+  int64_t bytes = (p.job.full_finetune() ? 2 : 1) * inputs;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const LayerShape sizes = p.shape.Layer(layer);
+    const int64_t elements = 2 * sizes.kv_heads * sizes.head_dim;
+    if (p.shape.Lends(layer)) bytes += elements * (p.element_bytes + kGradientBytes);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -168,6 +179,10 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
   problem.blocks = CostsOfBlocks(shape, job, problem.element_bytes);
   problem.row_tokens = row_tokens;
   problem.head_elements = shape.vocab * shape.hidden;
+  for (const Parameter& parameter : problem.units.front().parameters) {
+    problem.embedding_elements += parameter.elements;
+  }
+  problem.link_bytes = LinkBytesOf(problem);
   for (const Unit& unit : problem.units) {
     int64_t trained = 0;
     for (const Parameter& parameter : unit.parameters) {
@@ -228,10 +243,12 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool whole =
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
   const bool kept = !p.expands_blocks() || run.kept == p.shape.layers;
+  // The layers' own inputs are made anew for each micro-batch.
+  const bool inputs = p.shape.layer_input > 0;
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
-  return whole && kept && !drops && fast_attention;
+  return whole && kept && !drops && !inputs && fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {

@@ -18,9 +18,14 @@ struct Problem {
   Memory held;  // for the whole run
   std::vector<BlockCost> blocks;
   int64_t element_bytes = 2;
-  int64_t row_tokens = 0;        // tokens in a full row
-  std::vector<int64_t> trained;  // elements by unit
-  int64_t head_elements = 0;     // vocab * hidden
+  int64_t row_tokens = 0;          // tokens in a full row
+  std::vector<int64_t> trained;    // elements by unit
+  int64_t head_elements = 0;       // vocab * hidden
+  int64_t embedding_elements = 0;  // of all in the embedding's unit
+  // Bytes of a token that go from layer to layer beside the residual stream, from the forward to
+  // the backward: the layers' own inputs, and keys and values that several layers attend to, with
+  // the gradients that there are of them.
+  int64_t link_bytes = 0;
 
   int64_t ranks() const { return job.compute.gpu_count; }
   ShardParts parts() const { return PartsOf(job); }
@@ -36,7 +41,7 @@ struct Problem {
   // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
   bool may_hold_embedding_on_host() const {
-    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+    return shape.layer_input == 0 && !shape.tied_head && !job.full_finetune() && !shards_weights();
   }
   // Each micro-batch's gradients are cut and sent, with `wire_bytes` per element.
   bool scatters_gradients() const {

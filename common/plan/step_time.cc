@@ -221,6 +221,9 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const double attention = std::accumulate(forward.begin(), forward.end(), 0.0);
   StepTime time;
   time.products = passes * products + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
+  // The layers' own inputs are made of frozen weights by one product.
+  const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
+  time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
   time.attention = attention + AttentionBackward(p, tokens, rates.backward);
   const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
   time.elementwise = (sum([](const BlockCost& b) { return b.elementwise; }) +

@@ -51,6 +51,9 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
   AddNorm(unit, s.norm, names.attention_norm, s.hidden);
   if (names.k == nullptr) {
     AddLinears(unit, {{prefix + names.q, queries + 2 * keys}}, s.hidden, s.qkv_bias);
+  } else if (layer.keys_of >= 0) {
+    AddLinears(unit, {{prefix + names.q, queries}}, s.hidden, s.qkv_bias);
+    unit.unused = {prefix + names.k, prefix + names.v, prefix + names.k_norm};
   } else {
     std::vector<LinearShape> linears{{prefix + names.q, queries}, {prefix + names.k, keys}};
     if (!layer.keys_are_values) linears.push_back({prefix + names.v, keys});
@@ -59,7 +62,7 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
   if (s.qk_norm != QkNorm::kNone) {
     const bool whole = s.qk_norm == QkNorm::kWhole;
     AddNorm(unit, s.norm, names.q_norm, whole ? queries : layer.head_dim);
-    AddNorm(unit, s.norm, names.k_norm, whole ? keys : layer.head_dim);
+    if (layer.keys_of < 0) AddNorm(unit, s.norm, names.k_norm, whole ? keys : layer.head_dim);
   }
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
 }
@@ -77,6 +80,29 @@ void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
                s.mlp_bias);
   }
   AddLinears(unit, {{prefix + names.down, s.hidden}}, size, s.mlp_bias);
+}
+
+// What a block does with its own input.
+void AddInputLayer(TensorUnit& unit, const ModelShape& s) {
+  const TensorNames& names = NamesOf(s);
+  const std::string prefix = unit.name + ".";
+  AddLinears(unit, {{prefix + names.input_gate, s.layer_input}}, s.hidden, false);
+  AddLinears(unit, {{prefix + names.input_projection, s.hidden}}, s.layer_input, false);
+  AddNorm(unit, s.norm, names.input_out_norm, s.hidden);
+}
+
+// Where the inputs of all layers come from. The projection is no linear of a block: it is neither
+// quantised nor adapted.
+void AddLayerInputs(TensorUnit& unit, const ModelShape& s) {
+  const TensorNames& names = NamesOf(s);
+  const int64_t all = s.layers * s.layer_input;
+  unit.tensors.push_back({PrefixedName(s.prefix, names.layer_inputs) + ".weight",
+                          {s.layer_input_vocab, all},
+                          TensorRole::kEmbedding});
+  unit.tensors.push_back({PrefixedName(s.prefix, names.layer_inputs_projection) + ".weight",
+                          {all, s.hidden},
+                          TensorRole::kEmbedding});
+  AddNormOf(unit, s.norm, PrefixedName(s.prefix, names.layer_inputs_norm), s.layer_input);
 }
 
 }  // namespace
@@ -138,6 +164,7 @@ TensorUnit EmbeddingTensors(const ModelShape& shape) {
                             {shape.learned_positions, shape.hidden},
                             TensorRole::kEmbedding});
   }
+  if (shape.layer_input > 0) AddLayerInputs(unit, shape);
   return unit;
 }
 
@@ -149,6 +176,7 @@ TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
   AddNorm(unit, s.norm, names.mlp_norm, s.hidden);
   AddMlp(unit, s, s.Layer(layer));
   AddNorm(unit, s.norm, names.mlp_out_norm, s.hidden);
+  if (s.layer_input > 0) AddInputLayer(unit, s);
   if (names.layer_scale != nullptr) {
     unit.tensors.push_back({unit.name + "." + names.layer_scale, {1}, TensorRole::kConstant});
   }

@@ -19,7 +19,12 @@ struct TensorNames {
   const char* positions = nullptr;   // module; null: no table of positions
   const char* final_norm = nullptr;  // module
   const char* head = nullptr;        // module
-  const char* block = nullptr;       // prefix; ".<layer>." follows
+  // Of the inputs that layers have of their own (ModelShape::layer_input): the table of tokens, the
+  // projection of their embeddings and its norm. Modules; null: none.
+  const char* layer_inputs = nullptr;
+  const char* layer_inputs_projection = nullptr;
+  const char* layer_inputs_norm = nullptr;
+  const char* block = nullptr;  // prefix; ".<layer>." follows
   // Within a block. Where k and v are null, q is one linear of queries, keys and values; where up
   // is, gate is one of gate and up; where gate is, the feed-forward layer is not gated. A norm
   // stands before the sub-layer, behind it (..._out_norm), or both: null where there is none.
@@ -36,6 +41,10 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
+  // What reads the layer's own input: gate, projection and the norm behind it.
+  const char* input_gate = nullptr;
+  const char* input_projection = nullptr;
+  const char* input_out_norm = nullptr;
   const char* layer_scale = nullptr;  // a constant that multiplies what the block writes
   bool transposed = false;            // weights of linears stand in the file as [inputs, outputs]
   // What published files may leave out at the start of all names.
@@ -80,6 +89,8 @@ struct TensorUnit {
   // The weights of linear layers that read one input, as positions in `tensors`: they stand one
   // below the other in one matrix.
   std::vector<std::vector<int>> shared_matrices;
+  // Modules that published files hold and that the model does not use.
+  std::vector<std::string> unused;
 };
 
 TensorUnit EmbeddingTensors(const ModelShape& shape);

@@ -90,6 +90,12 @@ def gemma4(**changes):
             **changes}
 
 
+# The last three layers attend to keys and values of layers 1 and 2.
+GEMMA4_E = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+
+
 def olmo2(**changes):
     return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **SHAPE,
             "pad_token_id": None, **changes}
@@ -193,10 +199,14 @@ CASES = {
         rope_parameters={"full_attention": {"rope_type": "proportional", "rope_theta": 50000.0,
                                             "partial_rotary_factor": 0.5},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}),
+    "gemma4_e_tied": gemma4(**GEMMA4_E),
+    # Layers without inputs of their own share keys, and keys are values where there are keys.
+    "gemma4_shared_untied": gemma4(**GEMMA4_E | {
+        "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "tie_word_embeddings": False}),
     "gemma4_multimodal_tied": {
         "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
-        "text_config": gemma4(attention_k_eq_v=True, num_global_key_value_heads=1,
-                              final_logit_softcapping=3.0),
+        "text_config": gemma4(**GEMMA4_E | {"use_double_wide_mlp": False}),
         "tie_word_embeddings": True, "audio_config": None,
         "vision_config": {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16,
                           "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -231,7 +241,8 @@ CASES = {
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
-                "gemma4_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied", "phi3_longrope_partial_tied",
+                "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
+                "phi3_longrope_partial_tied",
                 "gpt2_tied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
@@ -258,6 +269,12 @@ def randomize(model, generator):
             noise = noise_of(parameter.shape, generator)
             if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 value = (0 if "gemma3" in model.config.model_type else 1) + 0.3 * noise
+                # Of Gemma 4's, these two kinds have the scale of the scores in them, and the third is
+                # of rows that are small. With weights around 1 the reference itself is 3e-5 from its
+                # gradients in fp64.
+                if "gemma4" in model.config.model_type and name.endswith(
+                        ("q_norm.weight", "k_norm.weight", "per_layer_input_norm.weight")):
+                    value *= 0.4
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name or "wte" in name or "wpe" in name:
@@ -323,10 +340,23 @@ def checkpoint_name(name, model):
     return name
 
 
+def unused_weights(model):
+    """Released files of Gemma 4's E models hold keys and values of the layers that share, too, which
+    nothing reads; those of text-only models that transformers has saved do not."""
+    if model.config.model_type != "gemma4":
+        return {}
+    text = model.config.text_config
+    prefix = f"model.language_model.layers.{text.num_hidden_layers - 1}.self_attn."
+    return {f"{prefix}k_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
+            f"{prefix}v_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
+            f"{prefix}k_norm.weight": torch.ones(16, dtype=torch.bfloat16)}
+
+
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
     weights = {checkpoint_name(n, model): p.detach().to(torch.bfloat16).contiguous()
                for n, p in stored_tensors(model).items()}
+    weights |= unused_weights(model)
     save_weights(weights, folder, 2 if name == SHARDED_CASE else 1)
 
 

@@ -90,23 +90,58 @@ void ReadGemma4Shapes(const ConfigReader& config, ModelConfig& model) {
   }
 }
 
+// A whole number of at least 0; null and `fallback` as given.
+int64_t ReadCount(const ConfigReader& config, const char* key, int64_t fallback) {
+  const int64_t count = config.HasKey(key) ? config.Get<int64_t>(key, 0) : fallback;
+  if (count < 0) config.Fail(key, "must be at least 0");
+  return count;
+}
+
+// The last layers have no keys and values: each attends to those of the last layer of its type that
+// has. Their feed-forward layers may be of twice the width.
+void ReadSharing(const ConfigReader& config, ModelConfig& model) {
+  constexpr const char* kKey = "num_kv_shared_layers";
+  const int64_t first = model.layers - ReadCount(config, kKey, 0);
+  const bool wide = config.Flag("use_double_wide_mlp");
+  if (first <= 0) {
+    config.Fail(kKey, fmt::format("must be below the {} layers", model.layers));
+    return;
+  }
+  for (int64_t layer = first; layer < model.layers; ++layer) {
+    LayerShape& shape = model.layer_shapes[layer];
+    const bool slides = model.layer_options[layer].window > 0;
+    int64_t owner = first - 1;
+    while (owner >= 0 && (model.layer_options[owner].window > 0) != slides) --owner;
+    if (owner < 0) {
+      config.Fail(kKey, fmt::format("leaves layer {} no layer of its type to share with", layer));
+      return;
+    }
+    const LayerShape& owned = model.layer_shapes[owner];
+    if (shape.head_dim != owned.head_dim || shape.kv_heads != owned.kv_heads) {
+      config.Fail(kKey, fmt::format("has layer {} share the keys of layer {}, whose heads differ",
+                                    layer, owner));
+    }
+    shape.keys_of = owner;
+    shape.keys_are_values = false;
+    if (wide) shape.intermediate *= 2;
+  }
+}
+
+void ReadLayerInputs(const ConfigReader& config, ModelConfig& model) {
+  model.layer_input = ReadCount(config, "hidden_size_per_layer_input", 256);
+  if (model.layer_input == 0) return;
+  model.layer_input_vocab = config.Size("vocab_size_per_layer_input", 262'144);
+  if (model.layer_input_vocab < model.vocab) {
+    config.Fail("vocab_size_per_layer_input", fmt::format("{} is less than the vocabulary of {}",
+                                                          model.layer_input_vocab, model.vocab));
+  }
+}
+
 void RefuseWhatGemma4Lacks(const ConfigReader& config) {
   if (config.Flag("enable_moe_block")) {
     config.Fail("enable_moe_block",
                 "true is the 26B, whose layers have a mixture of experts beside their feed-forward "
-                "layer, which is not supported; the dense models are");
-  }
-  if (config.Get<int64_t>("hidden_size_per_layer_input", 256) != 0 &&
-      !(config.HasKey("hidden_size_per_layer_input") &&
-        !config.Has("hidden_size_per_layer_input"))) {
-    config.Fail("hidden_size_per_layer_input",
-                "other than 0 is an E model (E2B, E4B), whose layers have embeddings of their own, "
-                "which is not supported; the dense models are");
-  }
-  if (config.Get<int64_t>("num_kv_shared_layers", 0) != 0) {
-    config.Fail("num_kv_shared_layers",
-                "other than 0 is an E model (E2B, E4B), whose last layers share keys and values, "
-                "which is not supported; the dense models are");
+                "layer, which is not supported; the dense and the E models are");
   }
   if (config.Get("use_bidirectional_attention", std::string()) == "all") {
     config.Fail("use_bidirectional_attention",
@@ -127,6 +162,9 @@ void ReadGemma4(const ConfigReader& config, ModelConfig& model) {
   model.layer_options.back().window = 0;  // transformers makes the last layer full, whatever it is
   ReadGemma4Ropes(config, model);
   ReadGemma4Shapes(config, model);
+  if (!config.ok()) return;
+  ReadSharing(config, model);
+  ReadLayerInputs(config, model);
 }
 
 }  // namespace
@@ -153,6 +191,12 @@ const Family kGemma4 = {.name = "gemma4_text",
                               names.attention_out_norm = "post_attention_layernorm";
                               names.mlp_norm = "pre_feedforward_layernorm";
                               names.mlp_out_norm = "post_feedforward_layernorm";
+                              names.layer_inputs = "model.embed_tokens_per_layer";
+                              names.layer_inputs_projection = "model.per_layer_model_projection";
+                              names.layer_inputs_norm = "model.per_layer_projection_norm";
+                              names.input_gate = "per_layer_input_gate";
+                              names.input_projection = "per_layer_projection";
+                              names.input_out_norm = "post_per_layer_input_norm";
                               names.layer_scale = "layer_scalar";
                               return names;
                             }(),

@@ -68,6 +68,7 @@ struct UnitInfo {
   std::vector<ParamInfo> params;
   // The weights of the linear layers by the matrix they share, as positions in `params`.
   std::vector<std::vector<int>> shared_matrices;
+  std::vector<std::string> unused;  // modules that files may hold and that are not read
 
   // Position of a parameter by name, -1 when the unit has none.
   int Find(std::string_view name) const;

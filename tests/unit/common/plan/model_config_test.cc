@@ -264,6 +264,34 @@ TEST(ModelConfigTest, SizesOfGemma4AreReadAsTransformersWritesThem) {
   EXPECT_EQ(config.Layer(3), (LayerShape{2, 32, 128, true}));
 }
 
+TEST(ModelConfigTest, TheLastLayersOfAnEModelAttendToKeysOfOthers) {
+  const ModelConfig config = Parse("gemma4_text", R"(, "num_kv_shared_layers": 2,
+      "use_double_wide_mlp": true, "hidden_size_per_layer_input": 16,
+      "vocab_size_per_layer_input": 120, "layer_types": ["sliding_attention", "full_attention",
+      "sliding_attention", "full_attention"])");
+  EXPECT_EQ(config.Layer(1).keys_of, -1);
+  EXPECT_EQ(config.Layer(2).keys_of, 0);
+  EXPECT_EQ(config.Layer(3).keys_of, 1);
+  EXPECT_TRUE(config.Lends(0) && config.Lends(1));
+  EXPECT_FALSE(config.Lends(2) || config.Lends(3));
+  EXPECT_EQ(config.Layer(1).intermediate, 128);
+  EXPECT_EQ(config.Layer(2).intermediate, 256);
+  const std::string layer = "model.layers.2.";
+  EXPECT_EQ(LinearsOfLayer(config, 2),
+            (std::vector<std::string>{layer + "self_attn.q_proj", layer + "self_attn.o_proj",
+                                      layer + "mlp.gate_proj", layer + "mlp.up_proj",
+                                      layer + "mlp.down_proj", layer + "per_layer_input_gate",
+                                      layer + "per_layer_projection"}));
+  EXPECT_EQ(BlockTensors(config, 2).unused,
+            (std::vector<std::string>{layer + "self_attn.k_proj", layer + "self_attn.v_proj",
+                                      layer + "self_attn.k_norm"}));
+  const std::vector<TensorInfo> embedding = EmbeddingTensors(config).tensors;
+  ASSERT_EQ(embedding.size(), 4u);
+  EXPECT_EQ(embedding[1].name, "model.embed_tokens_per_layer.weight");
+  EXPECT_EQ(embedding[1].shape, (std::vector<int64_t>{120, 64}));
+  EXPECT_EQ(embedding[2].shape, (std::vector<int64_t>{64, 64}));
+}
+
 // In files as at run time, names of the decoder begin with model.language_model.
 TEST(ModelConfigTest, MultimodalGemma4HasTheNamesOfRunTimeInItsFiles) {
   const auto config = ParseModelConfig(R"({"model_type": "gemma4", "text_config":
@@ -305,6 +333,16 @@ TEST(ModelConfigTest, ParametersAreThoseOfTransformers) {
                 "num_global_key_value_heads": 4, "attention_k_eq_v": true,
                 "hidden_size_per_layer_input": 0})",
             30'697'345'280 + 60},
+           {R"({"model_type": "gemma4_text", "hidden_size": 2560, "intermediate_size": 10240,
+                "num_hidden_layers": 42, "num_attention_heads": 8, "num_key_value_heads": 2,
+                "num_kv_shared_layers": 18})",
+            7'463'013'376 + 42},
+           {R"({"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144,
+                "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 1,
+                "num_kv_shared_layers": 2, "use_double_wide_mlp": true, "layer_types":
+                ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention",
+                 "full_attention"]})",
+            989'505'536 + 5},
            {R"({"model_type": "olmo2"})", 6'888'624'128},
            {R"({"model_type": "ministral3"})", 8'489'553'920}}) {
     const auto model = ParseModelConfig(config);
@@ -334,9 +372,12 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
             "\"hidden_activation\" \"relu\" is not supported; silu and gelu_pytorch_tanh are"},
            {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "enable_moe_block": true)"),
             "\"enable_moe_block\" true is the 26B"},
-           {Config("gemma4_text"), "\"hidden_size_per_layer_input\" other than 0 is an E model"},
-           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 2)"),
-            "\"num_kv_shared_layers\" other than 0 is an E model"},
+           {Config("gemma4_text", R"(, "vocab_size_per_layer_input": 99)"),
+            "\"vocab_size_per_layer_input\" 99 is less than the vocabulary of 100"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 4)"),
+            "\"num_kv_shared_layers\" must be below the 4 layers"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 3)"),
+            "\"num_kv_shared_layers\" leaves layer 1 no layer of its type to share with"},
            {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "per_layer_config":
                 {"4": {"head_dim": 8}})"),
             "config.json: per_layer_config: \"4\" is no layer of 4"},
