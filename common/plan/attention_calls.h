@@ -77,4 +77,32 @@ inline int64_t SlabKeyHeads(const BackwardHeads& heads, int64_t queries, int64_t
   return LargestDivisor(heads.kv_heads, units);
 }
 
+// Heads beyond this have no fused attention: plain products in fp32 serve them, a document, some of
+// its key heads and a block of queries at a time.
+inline constexpr int64_t kLargestFusedHead = 256;
+// Scores of one such step, in fp32.
+inline constexpr int64_t kPlainScores = int64_t{256} << 20;
+inline constexpr int64_t kLeastPlainQueries = 64;
+
+// Key heads of one document that a step takes, and queries of a block.
+struct PlainStep {
+  int64_t kv_heads = 1, queries = 1;
+};
+inline PlainStep PlainStepOf(const BackwardHeads& heads, int64_t length) {
+  const int64_t row = heads.group * length * 4;  // bytes of a query's scores, of one key head
+  const int64_t whole = std::max<int64_t>(1, kPlainScores / std::max<int64_t>(1, row * length));
+  if (row * length <= kPlainScores) return {LargestDivisor(heads.kv_heads, whole), length};
+  return {1, std::min(length, std::max(kLeastPlainQueries, kPlainScores / row))};
+}
+
+// What the backward of a step holds: the scores, their gradient and a product on its way to each;
+// in fp32 the rows of queries, outputs and both gradients of the step's heads, and of its keys and
+// values with their gradients.
+inline int64_t PlainWorkspace(const BackwardHeads& heads, int64_t length) {
+  const PlainStep step = PlainStepOf(heads, length);
+  const int64_t scores = step.kv_heads * heads.group * step.queries * length * 4;
+  const int64_t rows = step.kv_heads * (heads.group + 1) * length * heads.head_dim * 4;
+  return 4 * scores + 4 * rows;
+}
+
 }  // namespace sft::plan

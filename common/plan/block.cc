@@ -39,33 +39,36 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
 // Bytes per token of the partial sums of GluFactorsBackward, which recomputes the product of
 // SwiGLU in its one pass over the rows; 0 where it is not used (Mlp::MakesProductAgain, and
 // the sizes that the CUDA kernel supports).
-int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const BlockMatrices& m,
+int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const BlockMatrices& m,
                         int64_t e) {
   const int64_t rank = m.down.rank;
   if (e != 2 || job.lora.dropout > 0 || m.gate_up.rank != 2 * rank) return 0;
   if (rank != 16 && rank != 32) return 0;
   const int64_t strip = 4096 / rank;
-  return s.intermediate % strip == 0 ? s.intermediate / strip * 2 * rank * 4 : 0;
+  return layer.intermediate % strip == 0 ? layer.intermediate / strip * 2 * rank * 4 : 0;
 }
 
-BackwardHeads HeadsOf(const ModelShape& s, bool deterministic) {
-  return {s.kv_heads, s.heads / s.kv_heads, s.head_dim, deterministic};
+BackwardHeads HeadsOf(const ModelShape& s, const LayerShape& layer, bool deterministic) {
+  return {layer.kv_heads, s.heads / layer.kv_heads, layer.head_dim, deterministic};
 }
 
-}  // namespace
-
-BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) {
-  const BlockMatrices m = MatricesOf(s, job);
-  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
+                      const spec::JobSpec& job, int64_t e) {
+  const int64_t q = s.heads * layer.head_dim;
+  // Of its own. Borrowed keys and values are counted with the model (peak_memory.cc), their
+  // gradients of this block here.
+  const int64_t borrowed = layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0;
+  const int64_t kv = borrowed > 0 ? 0 : layer.kv_heads * layer.head_dim;
   Rows r{};
   r.hidden = s.hidden * e;
   r.input_normed = RowStride(s.hidden, m.qkv.rank) * e;
   r.middle_normed = RowStride(s.hidden, m.gate_up.rank) * e;
-  r.qkv = (q + 2 * kv) * e;
+  r.qkv = m.qkv.rows * e;
   r.heads = s.qk_norm != QkNorm::kNone ? (q + kv) * e : 0;
+  if (s.value_norm && kv > 0) r.heads += kv * e + layer.kv_heads * kStatisticBytes;
   r.attended = RowStride(q, m.o.rank) * e;
   r.gate_up = RowStride(m.gate_up.rows, m.gate_up.rank) * e;
-  r.activated = RowStride(s.intermediate, m.down.rank) * e;
+  r.activated = RowStride(layer.intermediate, m.down.rank) * e;
   r.lse = s.heads * kStatisticBytes;
   r.attention_xa = (m.qkv.rank + m.o.rank) * e;
   r.gate_up_xa = m.gate_up.rank * e;
@@ -76,15 +79,23 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   // What a sub-layer writes is kept where a norm stands behind it.
   const bool norms_outputs = NamesOf(s).attention_out_norm != nullptr;
   const int64_t output = norms_outputs ? r.hidden + kStatisticBytes : 0;
-  const int64_t kept_always = 2 * r.hidden + 2 * kStatisticBytes + 2 * output + r.qkv + r.attended +
-                              r.lse + r.attention_xa + r.down_xa;
+  // What reads the layer's own input keeps all: its input, gate beside input, their product, and
+  // what it writes.
+  const int64_t input_rows = RowStride(s.hidden, m.input_gate.rank) + 2 * s.layer_input +
+                             RowStride(s.layer_input, m.input_projection.rank) + m.input_gate.rank +
+                             m.input_projection.rank;
+  const int64_t input_layer = s.layer_input > 0 ? input_rows * e + output : 0;
+  const int64_t kept_always = input_layer + 2 * r.hidden + 2 * kStatisticBytes + 2 * output +
+                              r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
   const int64_t mlp = r.gate_up + r.gate_up_xa;
-  const int64_t partials = OnePassPartials(s, job, m, e);
+  const int64_t partials = OnePassPartials(layer, job, m, e);
   const int64_t activated = partials > 0 ? 0 : r.activated;  // kept or restored
   const int64_t norms = r.input_normed + r.middle_normed + r.heads + activated;
   cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
-  const int64_t dqkv = RowStride(q + 2 * kv, m.qkv.rank) * e;
+  // The gradients of normed values and of those before the norm stand by themselves.
+  const int64_t dqkv =
+      RowStride(m.qkv.rows, m.qkv.rank) * e + (s.value_norm ? 2 * kv * e : 0) + 2 * borrowed * e;
   const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
   const int64_t own_dy = s.residual_scale == 1.0 && !norms_outputs ? 0 : dy;
@@ -94,7 +105,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     const bool has_input = level == Index(Recompute::kNothing) || level == Index(Recompute::kAll);
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
-    const int64_t with_mlp = restored + r.hidden + s.intermediate * e + partials;
+    const int64_t with_mlp = restored + r.hidden + layer.intermediate * e + partials;
     cost.backward_mlp[level] = with_mlp - kept + dy + own_dy;
     // The feed-forward layer's tensors are freed by then.
     const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden - output;
@@ -102,9 +113,10 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   }
 
   const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
-  const int64_t glu_bytes = (m.gate_up.rows + s.intermediate) * e;
+  const int64_t glu_bytes = (m.gate_up.rows + layer.intermediate) * e;
   const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
-  cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
+  cost.elementwise =
+      forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * layer.intermediate * e;
   const int64_t norms_again = 2 * norm_bytes + (s.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
                               (partials > 0 ? 0 : glu_bytes);
   cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
@@ -115,14 +127,26 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     cost.elementwise += 2 * (3 + 3) * r.hidden;
     cost.elementwise_again[Index(Recompute::kAll)] += 2 * 3 * r.hidden;
   }
+  // Values are normed in a pass of their own, forward, again and backward; so is a block's output
+  // scaled.
+  if (s.value_norm) {
+    cost.elementwise += (2 + 5) * kv * e;
+    for (int level = Index(Recompute::kNorms); level < kRecomputeLevels; ++level) {
+      cost.elementwise_again[level] += 2 * kv * e;
+    }
+  }
+  if (s.layer_input > 0) cost.elementwise += 12 * r.hidden + 14 * s.layer_input * e;
+  if (NamesOf(s).layer_scale != nullptr) cost.elementwise += 2 * 2 * r.hidden;
   // A bias is added in a pass over its output, and its gradient is a sum over that of the output.
   const int64_t biased = (s.qkv_bias ? m.qkv.rows : 0) + (s.output_bias ? m.o.rows : 0) +
                          (s.mlp_bias ? m.gate_up.rows + m.down.rows : 0);
   cost.elementwise += (2 + (job.full_finetune() ? 1 : 0)) * biased * e;
-  cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
+  const BlockMatrices::Matrix* const matrices[] = {&m.qkv,  &m.o,          &m.gate_up,
+                                                   &m.down, &m.input_gate, &m.input_projection};
+  for (const BlockMatrices::Matrix* matrix : matrices) cost.weights += matrix->weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;
-  for (const BlockMatrices::Matrix* matrix : {&m.qkv, &m.o, &m.gate_up, &m.down}) {
+  for (const BlockMatrices::Matrix* matrix : matrices) {
     cost.matrix_elements +=
         (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
     if (matrix->rank == 0) continue;
@@ -139,20 +163,33 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   return cost;
 }
 
-bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
-  return HeadsOf(s, deterministic).InSlabs(length);
+}  // namespace
+
+std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpec& job,
+                                     int64_t element_bytes) {
+  const std::vector<BlockMatrices> matrices = MatricesOf(shape, job);
+  std::vector<BlockCost> costs;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    costs.push_back(CostOfBlock(shape, shape.Layer(layer), matrices[layer], job, element_bytes));
+  }
+  return costs;
 }
 
-int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length,
-                           bool deterministic) {
-  const BackwardHeads heads = HeadsOf(s, deterministic);
+bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
+  return HeadsOf(s, {s.kv_heads, s.head_dim, s.intermediate}, deterministic).InSlabs(length);
+}
+
+int64_t AttentionWorkspace(const ModelShape& s, const LayerShape& layer, int64_t documents,
+                           int64_t length, bool deterministic) {
+  const BackwardHeads heads = HeadsOf(s, layer, deterministic);
+  if (layer.head_dim > kLargestFusedHead) return PlainWorkspace(heads, length);
   if (!heads.InSlabs(length)) {
     const BackwardCall call = CallOf(heads, documents, length);
     return call.documents * call.kv_heads * heads.Workspace(length, length);
   }
   const int64_t queries = SlabQueries(heads, length);
   // A slab's own dk and dv in bf16, their sums in fp32, and its statistics.
-  const int64_t sums = length * s.head_dim * 2 * (2 + 4);
+  const int64_t sums = length * layer.head_dim * 2 * (2 + 4);
   const int64_t statistics = heads.group * queries * kStatisticBytes;
   return SlabKeyHeads(heads, queries, length) *
          (heads.Workspace(queries, length) + sums + statistics);

@@ -37,13 +37,16 @@ struct BlockCost {
   int64_t matrix_elements = 0;
 };
 
-BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t element_bytes);
+// Of every block.
+std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpec& job,
+                                     int64_t element_bytes);
 
-// True when attention's backward processes such documents in slabs of queries, on a GPU.
+// Of heads of the model's own size: true when attention's backward processes such documents in
+// slabs of queries, on a GPU.
 bool BackwardInSlabs(const ModelShape& shape, int64_t length, bool deterministic);
-// Workspace of attention's backward on a GPU for `documents` of `length` tokens, in a fixed order
-// of summation or not (attention_calls.h).
-int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length,
-                           bool deterministic);
+// Workspace of a block's attention in its backward on a GPU for `documents` of `length` tokens, in
+// a fixed order of summation or not (attention_calls.h).
+int64_t AttentionWorkspace(const ModelShape& shape, const LayerShape& layer, int64_t documents,
+                           int64_t length, bool deterministic);
 
 }  // namespace sft::plan

@@ -33,6 +33,12 @@ bool ConfigReader::Flag(const char* key, bool fallback) const {
   return fallback;
 }
 
+std::vector<std::string> ConfigReader::Keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json_.items()) keys.push_back(key);
+  return keys;
+}
+
 std::optional<ConfigReader> ConfigReader::Object(const char* key) const {
   if (!Has(key)) return std::nullopt;
   if (json_[key].is_object()) return ConfigReader(json_[key], where_ + ": " + key, error_);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/json.h"
 #include "common/base/status.h"
@@ -45,6 +46,8 @@ class ConfigReader {
   // A number above 0 and below a million; `fallback` on error.
   double Factor(const char* key, double fallback) const;
   bool Flag(const char* key, bool fallback = false) const;
+  // All keys of the object.
+  std::vector<std::string> Keys() const;
   // Nullopt for a missing or null object.
   std::optional<ConfigReader> Object(const char* key) const;
   // Keeps the error "<where>: \"<key>\" <problem>", unless there is one.

@@ -11,6 +11,24 @@
 #include "common/plan/read_rope.h"
 
 namespace sft::plan {
+
+bool ModelShape::Lends(int64_t layer) const {
+  return std::any_of(layer_shapes.begin(), layer_shapes.end(),
+                     [layer](const LayerShape& other) { return other.keys_of == layer; });
+}
+
+int64_t ModelShape::LargestHead() const {
+  int64_t largest = head_dim;
+  for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.head_dim);
+  return largest;
+}
+
+int64_t ModelShape::LargestIntermediate() const {
+  int64_t largest = intermediate;
+  for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.intermediate);
+  return largest;
+}
+
 namespace {
 
 using Json = nlohmann::json;

@@ -15,6 +15,17 @@
 
 namespace sft::plan {
 
+// The sizes that may differ from layer to layer.
+struct LayerShape {
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate = 0;
+  bool keys_are_values = false;  // no projection of values: they are made of what keys are made of
+  int64_t keys_of = -1;  // the layer before whose keys and values it attends to; -1: its own
+
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
+};
+
 // The sizes of a decoder that determine its parameters.
 struct ModelShape {
   std::string family;  // model_type: "llama", "qwen3", ... (families/table.cc)
@@ -33,29 +44,49 @@ struct ModelShape {
   bool mlp_bias = false;
   int64_t learned_positions = 0;  // rows of a table of positions; 0: none
   QkNorm qk_norm = QkNorm::kNone;
+  bool value_norm = false;  // over each head, without a weight
   NormKind norm = NormKind::kRms;
   ActivationKind activation = ActivationKind::kSilu;
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;
+  double logit_cap = 0.0;  // logits x become cap * tanh(x / cap); 0: they stay
+  // By layer; empty: all layers have the sizes above.
+  std::vector<LayerShape> layer_shapes;
+  // Size of the input that each layer has of its own, made of the token and its embedding, and rows
+  // of the table of tokens; 0: layers have none.
+  int64_t layer_input = 0;
+  int64_t layer_input_vocab = 0;
   StoredWeights stored;
+
+  LayerShape Layer(int64_t layer) const {
+    return layer_shapes.empty() ? LayerShape{kv_heads, head_dim, intermediate}
+                                : layer_shapes[layer];
+  }
+  // True if other layers attend to the keys and values of this one.
+  bool Lends(int64_t layer) const;
+  // The largest of any layer.
+  int64_t LargestHead() const;
+  int64_t LargestIntermediate() const;
 };
 
-enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kLongRope, kNone };
+enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kLongRope, kProportional, kNone };
 
-// Rotary position embedding, in the terms of transformers' modeling_rope_utils.py. kNone rotates by
-// nothing: the layer sees no positions.
+// Rotary position embedding, in the terms of transformers' modeling_rope_utils.py. kProportional
+// has the frequencies of the whole head, of which only the first, fastest share is rotated. kNone
+// rotates by nothing: the layer sees no positions.
 struct RopeOptions {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   double factor = 1.0;
-  double rotated = 1.0;                    // the share of each head that is rotated, its first part
-  int64_t original_max_positions = 0;      // llama3, yarn, longrope
-  double low_freq_factor = 1.0;            // llama3
-  double high_freq_factor = 4.0;           // llama3
-  double beta_fast = 32.0;                 // yarn
-  double beta_slow = 1.0;                  // yarn
-  bool truncate = true;                    // yarn
+  double rotated = 1.0;                // the share of each head that is rotated, its first part;
+                                       // proportional: of its frequencies
+  int64_t original_max_positions = 0;  // llama3, yarn, longrope
+  double low_freq_factor = 1.0;        // llama3
+  double high_freq_factor = 4.0;       // llama3
+  double beta_fast = 32.0;             // yarn
+  double beta_slow = 1.0;              // yarn
+  bool truncate = true;                // yarn
   std::optional<double> attention_factor;  // yarn, longrope; else from factor and the two below
   double mscale = 0.0;                     // yarn; 0: not given
   double mscale_all_dim = 0.0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -39,9 +40,11 @@ std::string LastName(const std::string& module) { return module.substr(module.rf
 
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> modules = LinearsOf(shape);
-  std::string names;  // of one block
-  for (size_t i = 0; i < modules.size() / shape.layers; ++i) {
-    names += (names.empty() ? "" : ", ") + LastName(modules[i]);
+  std::string names;
+  std::set<std::string> listed;  // blocks may differ
+  for (const std::string& module : modules) {
+    const std::string name = LastName(module);
+    if (listed.insert(name).second) names += (names.empty() ? "" : ", ") + name;
   }
   for (const std::string& target : EffectiveTargets(modules, job.lora.target_modules)) {
     const bool found = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
@@ -70,11 +73,12 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool bias_trained =
         tensor.role == TensorRole::kBias &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
+    const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
     unit.parameters.push_back({.name = tensor.name,
                                .elements = tensor.elements(),
-                               .trainable = full || bias_trained,
+                               .trainable = trained,
                                .quantized = quantized,
                                .rows = linear ? tensor.shape[0] : 0,
                                .double_quant = quantized && double_quant});
@@ -164,24 +168,25 @@ int64_t RowStride(int64_t columns, int64_t spare) {
   return spare == 0 ? columns : RoundUp(columns + spare, 64);
 }
 
-BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
-  BlockMatrices block;
+std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
+  std::vector<BlockMatrices> blocks(shape.layers);
   const std::vector<std::string> targets = TargetsOf(shape, job);
-  BlockMatrices::Matrix* const places[] = {&block.qkv, &block.o, &block.gate_up, &block.down};
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    BlockMatrices& block = blocks[layer];
+    BlockMatrices::Matrix* const places[] = {&block.qkv,        &block.o,
+                                             &block.gate_up,    &block.down,
+                                             &block.input_gate, &block.input_projection};
     const TensorUnit unit = BlockTensors(shape, layer);
     for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
-      BlockMatrices::Matrix matrix;
       for (const int position : unit.shared_matrices[i]) {
         const TensorInfo& tensor = unit.tensors[position];
-        matrix.rows += tensor.shape[0];
-        matrix.columns = tensor.shape[1];
-        if (MatchesAny(tensor.module(), targets)) matrix.rank += job.lora.r;
+        places[i]->rows += tensor.shape[0];
+        places[i]->columns = tensor.shape[1];
+        if (MatchesAny(tensor.module(), targets)) places[i]->rank += job.lora.r;
       }
-      if (layer == 0 || matrix.rank > places[i]->rank) *places[i] = matrix;
     }
   }
-  return block;
+  return blocks;
 }
 
 ParameterCounts CountParameters(const std::vector<Unit>& units) {

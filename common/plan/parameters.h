@@ -77,9 +77,10 @@ struct BlockMatrices {
     int64_t weights() const { return rows * columns; }
   };
   Matrix qkv, o, gate_up, down;
+  Matrix input_gate, input_projection;  // empty where layers have no input of their own
 };
-// The matrices of the block with the most adapters.
-BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
+// Those of every block.
+std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
 
 // Parameters of the base alone (TensorsOf).
 int64_t BaseParameters(const ModelShape& shape);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/round.h"
+#include "common/plan/attention_calls.h"
 
 namespace sft::plan {
 namespace {
@@ -47,7 +48,9 @@ int64_t WireCopy(const Problem& p, size_t unit) {
 }
 
 int64_t LogitsBytes(const Problem& p, const ExecutionPlan& run) {
-  return LogitsRows(p, run) * p.shape.vocab * p.element_bytes;
+  // Capped logits keep their slope beside them until they are their own gradient.
+  const int64_t copies = p.shape.logit_cap > 0 ? 2 : 1;
+  return copies * LogitsRows(p, run) * p.shape.vocab * p.element_bytes;
 }
 
 const Moment& Fuller(const Moment& a, const Moment& b) { return b.total() > a.total() ? b : a; }
@@ -68,11 +71,14 @@ struct Moments {
 Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   Moments moments;
   const int64_t tokens = MicroBatchTokens(p, run);
-  const BlockCost& block = p.block;
-  const int64_t workspace =
-      AttentionWorkspace(p.shape, run.rows, p.row_tokens, p.job.training.deterministic);
-  int64_t saved = 0;  // kept by the blocks so far
+  int64_t saved = tokens * p.link_bytes;  // these, and what the blocks so far keep
+  int64_t workspace = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const BlockCost& block = p.blocks[layer];
+    if (layer == 0 || p.shape.Layer(layer) != p.shape.Layer(layer - 1)) {
+      workspace = AttentionWorkspace(p.shape, p.shape.Layer(layer), run.rows, p.row_tokens,
+                                     p.job.training.deterministic);
+    }
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
     saved += tokens * block.saved[level];
@@ -93,7 +99,7 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   }
   // The last block's output, the rows with targets, their norm, and the gradient of each.
   moments.head = {.activations = saved,
-                  .transients = 4 * tokens * block.hidden_row,
+                  .transients = 4 * tokens * p.hidden_row(),
                   .logits = LogitsBytes(p, run),
                   .communication =
                       GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
@@ -109,42 +115,55 @@ int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& mo
   Moment worst;
   for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
   const auto level = static_cast<size_t>(run.LevelOf(0));
-  const int64_t validation = tokens * p.block.forward[level] + LogitsBytes(p, run);
+  const int64_t validation = tokens * p.blocks[0].forward[level] + LogitsBytes(p, run);
   const int64_t outside = std::max(moments.head.total() - moments.head.activations,
                                    p.job.training.validation.enabled ? validation : 0);
   return worst.total() + outside - moments.Worst().total() +
-         kShared * kRows * tokens * p.block.hidden_row + kLibraryWorkspace;
+         kShared * kRows * tokens * p.hidden_row() + kLibraryWorkspace;
 }
 
 // Adds buffers that weights pass through, and bytes in transit into them.
 void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
-  const int64_t matrices = p.block.matrix_elements * e;
   const int64_t bytes = p.held.quantized_weights + p.held.host_weights;
   if (p.expands_blocks()) {
     const int64_t slots = run.prefetch || p.shards_weights() ? kSlots : 1;
     const int64_t walked = std::min(slots, layers - run.kept);
-    memory->scratch_slots += walked * matrices;
-    memory->kept_copies = run.kept * matrices;
-    memory->carried_copies = run.carried * matrices;
+    memory->scratch_slots += walked * p.MostMatrixElements() * e;
+    memory->kept_copies = p.MatrixElements(layers - run.kept, run.kept) * e;
+    memory->carried_copies = p.MatrixElements(0, run.carried) * e;
     if (p.parts().weights > 1 || p.streams()) {
       memory->communication += walked * bytes * p.parts().weights / layers;
     }
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
     // Room for the adapters beside the weights.
-    memory->weights += layers * (matrices - p.block.weights * e);
+    for (const BlockCost& block : p.blocks) {
+      memory->weights += (block.matrix_elements - block.weights) * e;
+    }
   }
   if (p.shards_weights()) {
-    const int64_t block = p.expands_blocks() ? p.trained[1] : p.block.weights + p.trained[1];
-    const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
-    memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
+    const int64_t trained = p.MostTrained();
+    const int64_t block = p.expands_blocks() ? trained : p.MostWeights() + trained;
+    const int64_t of_blocks = p.job.full_finetune() ? trained : block;
+    memory->scratch_slots += e * (kSlots * of_blocks + p.embedding_elements);
     // A rank's part in transit from the host, until it has been gathered.
     if (p.streams_trained() && p.parts().weights > 1) {
-      memory->communication += e * CeilDiv(p.trained[1], p.parts().weights);
+      memory->communication += e * CeilDiv(trained, p.parts().weights);
     }
   } else if (p.streams_trained()) {
-    memory->scratch_slots += e * kSlots * p.trained[1];
+    memory->scratch_slots += e * kSlots * p.MostTrained();
   }
+}
+
+int64_t LinkBytesOf(const Problem& p) {
+  const int64_t inputs = p.shape.layers * p.shape.layer_input * p.element_bytes;
+  int64_t bytes = (p.job.full_finetune() ? 2 : 1) * inputs;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const LayerShape sizes = p.shape.Layer(layer);
+    const int64_t elements = 2 * sizes.kv_heads * sizes.head_dim;
+    if (p.shape.Lends(layer)) bytes += elements * (p.element_bytes + kGradientBytes);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -157,9 +176,13 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
   SFT_ASSIGN_OR_RETURN(problem.units, MakeUnits(shape, job));
   problem.held = PlanMemory(problem.units, job, Device::kGpu);
   problem.element_bytes = ComputeTypeOf(job, Device::kGpu) == spec::ComputeType::kBf16 ? 2 : 4;
-  problem.block = CostOfBlock(shape, job, problem.element_bytes);
+  problem.blocks = CostsOfBlocks(shape, job, problem.element_bytes);
   problem.row_tokens = row_tokens;
   problem.head_elements = shape.vocab * shape.hidden;
+  for (const Parameter& parameter : problem.units.front().parameters) {
+    problem.embedding_elements += parameter.elements;
+  }
+  problem.link_bytes = LinkBytesOf(problem);
   for (const Unit& unit : problem.units) {
     int64_t trained = 0;
     for (const Parameter& parameter : unit.parameters) {
@@ -168,6 +191,28 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
     problem.trained.push_back(trained);
   }
   return problem;
+}
+
+int64_t Problem::MatrixElements(int64_t first, int64_t count) const {
+  int64_t elements = 0;
+  for (int64_t i = first; i < first + count; ++i) elements += blocks[i].matrix_elements;
+  return elements;
+}
+
+int64_t Problem::MostMatrixElements() const {
+  int64_t most = 0;
+  for (const BlockCost& block : blocks) most = std::max(most, block.matrix_elements);
+  return most;
+}
+
+int64_t Problem::MostWeights() const {
+  int64_t most = 0;
+  for (const BlockCost& block : blocks) most = std::max(most, block.weights);
+  return most;
+}
+
+int64_t Problem::MostTrained() const {
+  return *std::max_element(trained.begin() + 1, trained.end() - 1);
 }
 
 int64_t Problem::host_piece() const {
@@ -198,10 +243,12 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool whole =
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
   const bool kept = !p.expands_blocks() || run.kept == p.shape.layers;
+  // The layers' own inputs are made anew for each micro-batch.
+  const bool inputs = p.shape.layer_input > 0;
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
-  const bool fast_attention =
-      p.element_bytes == 2 && p.shape.head_dim % 8 == 0 && p.shape.head_dim <= 256;
-  return whole && kept && !drops && fast_attention;
+  const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
+                              p.shape.LargestHead() <= kLargestFusedHead;
+  return whole && kept && !drops && !inputs && fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
@@ -247,7 +294,7 @@ int64_t MostCarried(const Problem& p, const ExecutionPlan& run) {
   const Moments moments = MomentsOf(p, run);
   const auto peak = static_cast<double>(moments.Worst().total());
   const auto worst = static_cast<int64_t>(peak * (1 - kCarriedLeaves));
-  const int64_t copy = p.block.matrix_elements * p.element_bytes;
+  const int64_t copy = p.MostMatrixElements() * p.element_bytes;
   const int64_t ahead = run.prefetch ? 1 : 0;
   int64_t most = p.shape.layers - run.kept;
   // With `most` blocks, those from `layer` on are held in block layer's backward, and `ahead` more.

@@ -16,11 +16,16 @@ struct Problem {
   spec::JobSpec job;
   std::vector<Unit> units;
   Memory held;  // for the whole run
-  BlockCost block;
+  std::vector<BlockCost> blocks;
   int64_t element_bytes = 2;
-  int64_t row_tokens = 0;        // tokens in a full row
-  std::vector<int64_t> trained;  // elements by unit
-  int64_t head_elements = 0;     // vocab * hidden
+  int64_t row_tokens = 0;          // tokens in a full row
+  std::vector<int64_t> trained;    // elements by unit
+  int64_t head_elements = 0;       // vocab * hidden
+  int64_t embedding_elements = 0;  // of all in the embedding's unit
+  // Bytes of a token that go from layer to layer beside the residual stream, from the forward to
+  // the backward: the layers' own inputs, and keys and values that several layers attend to, with
+  // the gradients that there are of them.
+  int64_t link_bytes = 0;
 
   int64_t ranks() const { return job.compute.gpu_count; }
   ShardParts parts() const { return PartsOf(job); }
@@ -36,7 +41,7 @@ struct Problem {
   // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
   bool may_hold_embedding_on_host() const {
-    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+    return shape.layer_input == 0 && !shape.tied_head && !job.full_finetune() && !shards_weights();
   }
   // Each micro-batch's gradients are cut and sent, with `wire_bytes` per element.
   bool scatters_gradients() const {
@@ -46,6 +51,12 @@ struct Problem {
   // Masters and states live on the host, and gradients go there with `host_wire_bytes` per element.
   bool offloads() const { return Offloads(job, Device::kGpu); }
   int64_t host_wire_bytes() const { return job.full_finetune() ? element_bytes : 4; }
+  // Elements of the matrices of blocks [first, first + count), and of the block with the most.
+  int64_t MatrixElements(int64_t first, int64_t count) const;
+  int64_t MostMatrixElements() const;
+  int64_t MostTrained() const;  // elements of a block
+  int64_t MostWeights() const;  // elements of a block's matrices, without room for adapters
+  int64_t hidden_row() const { return blocks.front().hidden_row; }
   // Elements per transfer to the host and back.
   int64_t host_piece() const;
 };

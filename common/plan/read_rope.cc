@@ -12,6 +12,15 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
   const auto type =
       scaling.Get<std::string>("rope_type", scaling.Get<std::string>("type", "default"));
   rope.theta = scaling.Get("rope_theta", rope.theta);
+  if (type == "proportional") {
+    rope.type = RopeType::kProportional;
+    rope.rotated = scaling.Get("partial_rotary_factor", 1.0);
+    rope.factor = scaling.HasKey("factor") ? scaling.Factor("factor", 1.0) : 1.0;
+    if (!(rope.rotated > 0.0 && rope.rotated <= 1.0)) {
+      scaling.Fail("partial_rotary_factor", "must be above 0 and at most 1");
+    }
+    return;
+  }
   if (scaling.Get("partial_rotary_factor", 1.0) != 1.0) {
     scaling.Fail("partial_rotary_factor", "other than 1 is not supported");
   }
@@ -41,8 +50,8 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
       rope.attention_factor = scaling.Get("attention_factor", 0.0);
     }
   } else {
-    scaling.Fail("rope_type", fmt::format("\"{}\" is not supported; default, linear, llama3 and "
-                                          "yarn are",
+    scaling.Fail("rope_type", fmt::format("\"{}\" is not supported; default, linear, llama3, "
+                                          "yarn and proportional are",
                                           type));
   }
 }

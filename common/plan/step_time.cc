@@ -1,6 +1,10 @@
 #include "common/plan/step_time.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "common/plan/attention_calls.h"
 
 namespace sft::plan {
 namespace {
@@ -33,6 +37,8 @@ constexpr double kLossPasses = 3;       // passes over the logits
 constexpr int64_t kLargestHead = 128;
 constexpr double kLargeHeadsForward = 0.57;
 constexpr double kLargeHeadsBackward = 0.5;
+// Heads beyond kLargestFusedHead are products in fp32 (attention_calls.h); not measured.
+constexpr double kPlainHeads = 0.05;
 
 double Ramp(double n, double half) { return n / (n + half); }
 
@@ -43,28 +49,47 @@ struct Rates {
   double head, blocks, forward, backward, elementwise, adapters;
 };
 
+// Of a block's heads, relative to small ones.
+struct HeadRates {
+  double forward = 1.0, backward = 1.0;
+};
+
+// The sum over blocks of what `get` takes of a block's cost.
+template <typename Get>
+int64_t SumOver(const Problem& p, const Get& get) {
+  int64_t sum = 0;
+  for (const BlockCost& block : p.blocks) sum += get(block);
+  return sum;
+}
+
 double BackwardShare(const Problem& p) {
   const bool fixed_order = p.job.training.deterministic;
   return (fixed_order ? 1.0 : kAnyOrder) *
          (BackwardInSlabs(p.shape, p.row_tokens, fixed_order) ? kSlabs : 1.0);
 }
 
+HeadRates RatesOfHeads(const Problem& p, const LayerShape& layer) {
+  if (layer.head_dim > kLargestFusedHead) return {kPlainHeads, kPlainHeads};
+  if (layer.head_dim > kLargestHead) return {kLargeHeadsForward, kLargeHeadsBackward};
+  return {1.0, BackwardShare(p)};
+}
+
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {
   const double length = static_cast<double>(p.row_tokens);
-  const bool large = p.shape.head_dim > kLargestHead;
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
           fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
-          gpu.attention_forward * Ramp(length, kHalfForward) * (large ? kLargeHeadsForward : 1.0),
-          gpu.attention_backward * Ramp(length, kHalfBackward) *
-              (large ? kLargeHeadsBackward : BackwardShare(p)),
+          gpu.attention_forward * Ramp(length, kHalfForward),
+          gpu.attention_backward * Ramp(length, kHalfBackward),
           gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
 
 // Seconds to read and write a block's weights for one pass over it.
 double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
-  const double weights = static_cast<double>(p.block.weights);
+  const double weights =
+      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.weights; })) /
+      static_cast<double>(p.shape.layers);
   double seconds = 0;
   double gathered = weights * static_cast<double>(p.element_bytes);
   const double layers = static_cast<double>(p.shape.layers);
@@ -141,6 +166,38 @@ double OptimizerSeconds(const Problem& p, const ExecutionPlan& run, const GpuRat
   return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, run, gpu, trained) + host;
 }
 
+// Products of a query and a key for all heads of a block, over its tokens.
+double PairsOfHeads(const Problem& p, int64_t layer, double tokens) {
+  const double pairs = tokens * (static_cast<double>(p.row_tokens) + 1) / 2;
+  return pairs * static_cast<double>(p.shape.heads * p.shape.Layer(layer).head_dim);
+}
+
+// Seconds of each block's attention.
+std::vector<double> AttentionForwards(const Problem& p, double tokens, double rate) {
+  std::vector<double> seconds;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    seconds.push_back(4 * PairsOfHeads(p, layer, tokens) /
+                      (rate * RatesOfHeads(p, p.shape.Layer(layer)).forward));
+  }
+  return seconds;
+}
+
+// Seconds of all.
+double AttentionBackward(const Problem& p, double tokens, double rate) {
+  double seconds = 0;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    seconds += 10 * PairsOfHeads(p, layer, tokens) /
+               (rate * RatesOfHeads(p, p.shape.Layer(layer)).backward);
+  }
+  return seconds;
+}
+
+// Passes over the logits, those that cap them and turn their gradient included.
+double LossPasses(const Problem& p) {
+  constexpr double kCapPasses = 8;
+  return kLossPasses + (p.shape.logit_cap > 0 ? kCapPasses : 0);
+}
+
 }  // namespace
 
 double StepTime::total() const {
@@ -150,40 +207,42 @@ double StepTime::total() const {
 StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double rows = static_cast<double>(run.rows * p.row_tokens);
   const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
-  const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
   const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
   const Rates rates = RatesAt(p, run, gpu, fp8);
-  const BlockCost& block = p.block;
+  const auto sum = [&](const auto& get) { return Bytes(SumOver(p, get), tokens); };
 
   // One product in the forward, one for the gradient of the input, one for that of a trained
   // weight.
   const double passes = full ? 3 : 2;
-  const double product = 2 * Bytes(block.weights, tokens) / rates.blocks;
-  const double pairs = tokens * (length + 1) / 2;
-  const double heads = static_cast<double>(p.shape.heads * p.shape.head_dim);
-  const double attention_forward = 4 * pairs * heads / rates.forward;
+  const double products = 2 * sum([](const BlockCost& b) { return b.weights; }) / rates.blocks;
+  const std::vector<double> forward = AttentionForwards(p, tokens, rates.forward);
+  const double attention = std::accumulate(forward.begin(), forward.end(), 0.0);
   StepTime time;
-  time.products =
-      layers * passes * product + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
-  time.attention = layers * (attention_forward + 10 * pairs * heads / rates.backward);
+  time.products = passes * products + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
+  // The layers' own inputs are made of frozen weights by one product.
+  const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
+  time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
+  time.attention = attention + AttentionBackward(p, tokens, rates.backward);
   const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
-  time.elementwise = (layers * Bytes(block.elementwise, tokens) + kLossPasses * logits +
-                      8 * Bytes(block.hidden_row, tokens)) /
+  time.elementwise = (sum([](const BlockCost& b) { return b.elementwise; }) +
+                      LossPasses(p) * logits + 8 * Bytes(p.hidden_row(), tokens)) /
                      rates.elementwise;
-  time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
+  time.adapters = sum([](const BlockCost& b) { return b.adapters; }) / rates.adapters;
   // Forward and backward alike. Only quantised blocks, and blocks from the host, have kept and
   // carried copies.
   const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried);
-  time.weights = sources * WeightSeconds(p, gpu, run.prefetch, product + attention_forward);
-  if (run.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
+  const double block_forward = (products + attention) / layers;
+  time.weights = sources * WeightSeconds(p, gpu, run.prefetch, block_forward);
+  if (run.embedding_on_host) time.weights += Bytes(p.hidden_row(), tokens) / kHostRead;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
+    const BlockCost& block = p.blocks[layer];
     time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
                       Bytes(block.adapters_again[level], tokens) / rates.adapters +
                       2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
-                      (level == static_cast<size_t>(Recompute::kAll) ? attention_forward : 0);
+                      (level == static_cast<size_t>(Recompute::kAll) ? forward[layer] : 0);
   }
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock;
@@ -195,7 +254,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
                        &time.weights, &time.recompute, &time.launches}) {
     *part *= micro_batches;
   }
-  time.optimizer = OptimizerSeconds(p, run, gpu, layers * (product + attention_forward));
+  time.optimizer = OptimizerSeconds(p, run, gpu, products + attention);
   time.launches += kStepOverhead;
   return time;
 }

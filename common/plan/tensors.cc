@@ -42,6 +42,69 @@ void AddLinears(TensorUnit& unit, const std::vector<LinearShape>& linears, int64
   }
 }
 
+// The norm before attention, and attention itself.
+void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
+  const TensorNames& names = NamesOf(s);
+  const std::string prefix = unit.name + ".";
+  const int64_t queries = s.heads * layer.head_dim;
+  const int64_t keys = layer.kv_heads * layer.head_dim;
+  AddNorm(unit, s.norm, names.attention_norm, s.hidden);
+  if (names.k == nullptr) {
+    AddLinears(unit, {{prefix + names.q, queries + 2 * keys}}, s.hidden, s.qkv_bias);
+  } else if (layer.keys_of >= 0) {
+    AddLinears(unit, {{prefix + names.q, queries}}, s.hidden, s.qkv_bias);
+    unit.unused = {prefix + names.k, prefix + names.v, prefix + names.k_norm};
+  } else {
+    std::vector<LinearShape> linears{{prefix + names.q, queries}, {prefix + names.k, keys}};
+    if (!layer.keys_are_values) linears.push_back({prefix + names.v, keys});
+    AddLinears(unit, linears, s.hidden, s.qkv_bias);
+  }
+  if (s.qk_norm != QkNorm::kNone) {
+    const bool whole = s.qk_norm == QkNorm::kWhole;
+    AddNorm(unit, s.norm, names.q_norm, whole ? queries : layer.head_dim);
+    if (layer.keys_of < 0) AddNorm(unit, s.norm, names.k_norm, whole ? keys : layer.head_dim);
+  }
+  AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
+}
+
+void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
+  const TensorNames& names = NamesOf(s);
+  const std::string prefix = unit.name + ".";
+  const int64_t size = layer.intermediate;
+  if (names.gate == nullptr) {
+    AddLinears(unit, {{prefix + names.up, size}}, s.hidden, s.mlp_bias);
+  } else if (names.up == nullptr) {
+    AddLinears(unit, {{prefix + names.gate, 2 * size}}, s.hidden, s.mlp_bias);
+  } else {
+    AddLinears(unit, {{prefix + names.gate, size}, {prefix + names.up, size}}, s.hidden,
+               s.mlp_bias);
+  }
+  AddLinears(unit, {{prefix + names.down, s.hidden}}, size, s.mlp_bias);
+}
+
+// What a block does with its own input.
+void AddInputLayer(TensorUnit& unit, const ModelShape& s) {
+  const TensorNames& names = NamesOf(s);
+  const std::string prefix = unit.name + ".";
+  AddLinears(unit, {{prefix + names.input_gate, s.layer_input}}, s.hidden, false);
+  AddLinears(unit, {{prefix + names.input_projection, s.hidden}}, s.layer_input, false);
+  AddNorm(unit, s.norm, names.input_out_norm, s.hidden);
+}
+
+// Where the inputs of all layers come from. The projection is no linear of a block: it is neither
+// quantised nor adapted.
+void AddLayerInputs(TensorUnit& unit, const ModelShape& s) {
+  const TensorNames& names = NamesOf(s);
+  const int64_t all = s.layers * s.layer_input;
+  unit.tensors.push_back({PrefixedName(s.prefix, names.layer_inputs) + ".weight",
+                          {s.layer_input_vocab, all},
+                          TensorRole::kEmbedding});
+  unit.tensors.push_back({PrefixedName(s.prefix, names.layer_inputs_projection) + ".weight",
+                          {all, s.hidden},
+                          TensorRole::kEmbedding});
+  AddNormOf(unit, s.norm, PrefixedName(s.prefix, names.layer_inputs_norm), s.layer_input);
+}
+
 }  // namespace
 
 const TensorNames& NamesOf(const ModelShape& shape) {
@@ -50,13 +113,21 @@ const TensorNames& NamesOf(const ModelShape& shape) {
 }
 
 std::string BlockName(const ModelShape& shape, int64_t layer) {
-  return shape.prefix + NamesOf(shape).block + "." + std::to_string(layer);
+  return PrefixedName(shape.prefix, NamesOf(shape).block) + "." + std::to_string(layer);
+}
+
+std::string PrefixedName(std::string_view prefix, std::string_view name) {
+  if (!prefix.starts_with(kModel)) return std::string(prefix).append(name);
+  if (!name.starts_with(kModel)) return std::string(name);
+  return std::string(prefix).append(name.substr(kModel.size()));
 }
 
 // A wrapped decoder's "language_model.model.layers.0" of the files runs as
 // "model.language_model.layers.0"; the head, "language_model.lm_head", as "lm_head".
 std::string RuntimeModule(std::string_view prefix, std::string_view module) {
-  if (prefix.empty() || !module.starts_with(prefix)) return std::string(module);
+  if (prefix.empty() || prefix.starts_with(kModel) || !module.starts_with(prefix)) {
+    return std::string(module);
+  }
   module.remove_prefix(prefix.size());
   if (!module.starts_with(kModel)) return std::string(module);
   module.remove_prefix(kModel.size());
@@ -65,7 +136,9 @@ std::string RuntimeModule(std::string_view prefix, std::string_view module) {
 
 std::string CheckpointModule(std::string_view prefix, std::string_view module) {
   // Adapters from before transformers 4.52 have the checkpoint's names.
-  if (prefix.empty() || module.starts_with(prefix)) return std::string(module);
+  if (prefix.empty() || prefix.starts_with(kModel) || module.starts_with(prefix)) {
+    return std::string(module);
+  }
   if (!module.starts_with(kModel)) return std::string(prefix).append(module);
   std::string_view rest = module.substr(kModel.size());
   if (!rest.starts_with(prefix)) return std::string(module);
@@ -83,49 +156,30 @@ std::string TensorInfo::module() const { return name.substr(0, name.rfind('.'));
 
 TensorUnit EmbeddingTensors(const ModelShape& shape) {
   TensorUnit unit{"embedding", {}, {}};
-  unit.tensors.push_back({shape.prefix + NamesOf(shape).embedding + ".weight",
+  unit.tensors.push_back({PrefixedName(shape.prefix, NamesOf(shape).embedding) + ".weight",
                           {shape.vocab, shape.hidden},
                           TensorRole::kEmbedding});
   if (shape.learned_positions > 0) {
-    unit.tensors.push_back({shape.prefix + NamesOf(shape).positions + ".weight",
+    unit.tensors.push_back({PrefixedName(shape.prefix, NamesOf(shape).positions) + ".weight",
                             {shape.learned_positions, shape.hidden},
                             TensorRole::kEmbedding});
   }
+  if (shape.layer_input > 0) AddLayerInputs(unit, shape);
   return unit;
 }
 
 TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
   const TensorNames& names = NamesOf(s);
   TensorUnit unit{BlockName(s, layer), {}, {}};
-  const std::string prefix = unit.name + ".";
-  const int64_t queries = s.heads * s.head_dim;
-  const int64_t keys = s.kv_heads * s.head_dim;
-  AddNorm(unit, s.norm, names.attention_norm, s.hidden);
-  if (names.k == nullptr) {
-    AddLinears(unit, {{prefix + names.q, queries + 2 * keys}}, s.hidden, s.qkv_bias);
-  } else {
-    AddLinears(unit,
-               {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
-               s.hidden, s.qkv_bias);
-  }
-  if (s.qk_norm != QkNorm::kNone) {
-    const bool whole = s.qk_norm == QkNorm::kWhole;
-    AddNorm(unit, s.norm, names.q_norm, whole ? queries : s.head_dim);
-    AddNorm(unit, s.norm, names.k_norm, whole ? keys : s.head_dim);
-  }
-  AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
+  AddAttention(unit, s, s.Layer(layer));
   AddNorm(unit, s.norm, names.attention_out_norm, s.hidden);
   AddNorm(unit, s.norm, names.mlp_norm, s.hidden);
-  if (names.gate == nullptr) {
-    AddLinears(unit, {{prefix + names.up, s.intermediate}}, s.hidden, s.mlp_bias);
-  } else if (names.up == nullptr) {
-    AddLinears(unit, {{prefix + names.gate, 2 * s.intermediate}}, s.hidden, s.mlp_bias);
-  } else {
-    AddLinears(unit, {{prefix + names.gate, s.intermediate}, {prefix + names.up, s.intermediate}},
-               s.hidden, s.mlp_bias);
-  }
-  AddLinears(unit, {{prefix + names.down, s.hidden}}, s.intermediate, s.mlp_bias);
+  AddMlp(unit, s, s.Layer(layer));
   AddNorm(unit, s.norm, names.mlp_out_norm, s.hidden);
+  if (s.layer_input > 0) AddInputLayer(unit, s);
+  if (names.layer_scale != nullptr) {
+    unit.tensors.push_back({unit.name + "." + names.layer_scale, {1}, TensorRole::kConstant});
+  }
   if (names.transposed) {
     for (const std::vector<int>& matrix : unit.shared_matrices) {
       for (const int weight : matrix) unit.tensors[weight].transposed = true;
@@ -136,9 +190,9 @@ TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
 
 TensorUnit HeadTensors(const ModelShape& shape) {
   TensorUnit unit{"head", {}, {}};
-  AddNormOf(unit, shape.norm, shape.prefix + NamesOf(shape).final_norm, shape.hidden);
+  AddNormOf(unit, shape.norm, PrefixedName(shape.prefix, NamesOf(shape).final_norm), shape.hidden);
   if (!shape.tied_head) {
-    unit.tensors.push_back({shape.prefix + NamesOf(shape).head + ".weight",
+    unit.tensors.push_back({PrefixedName(shape.prefix, NamesOf(shape).head) + ".weight",
                             {shape.vocab, shape.hidden},
                             TensorRole::kHead});
   }

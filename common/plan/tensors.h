@@ -19,7 +19,12 @@ struct TensorNames {
   const char* positions = nullptr;   // module; null: no table of positions
   const char* final_norm = nullptr;  // module
   const char* head = nullptr;        // module
-  const char* block = nullptr;       // prefix; ".<layer>." follows
+  // Of the inputs that layers have of their own (ModelShape::layer_input): the table of tokens, the
+  // projection of their embeddings and its norm. Modules; null: none.
+  const char* layer_inputs = nullptr;
+  const char* layer_inputs_projection = nullptr;
+  const char* layer_inputs_norm = nullptr;
+  const char* block = nullptr;  // prefix; ".<layer>." follows
   // Within a block. Where k and v are null, q is one linear of queries, keys and values; where up
   // is, gate is one of gate and up; where gate is, the feed-forward layer is not gated. A norm
   // stands before the sub-layer, behind it (..._out_norm), or both: null where there is none.
@@ -36,7 +41,12 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
-  bool transposed = false;  // weights of linears stand in the file as [inputs, outputs]
+  // What reads the layer's own input: gate, projection and the norm behind it.
+  const char* input_gate = nullptr;
+  const char* input_projection = nullptr;
+  const char* input_out_norm = nullptr;
+  const char* layer_scale = nullptr;  // a constant that multiplies what the block writes
+  bool transposed = false;            // weights of linears stand in the file as [inputs, outputs]
   // What published files may leave out at the start of all names.
   std::string_view optional_prefix;
 };
@@ -47,12 +57,17 @@ std::string BlockName(const ModelShape& shape, int64_t layer);
 
 // The name that a module has at run time in transformers, and in PEFT's adapters, of its name in
 // the checkpoint, and the other way round; of a tensor's name likewise. `prefix`:
-// ModelShape::prefix.
+// ModelShape::prefix; one that starts with "model." is that of names at run time.
 std::string RuntimeModule(std::string_view prefix, std::string_view module);
 std::string CheckpointModule(std::string_view prefix, std::string_view module);
 
-// What a tensor is to the plan and the engine.
-enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };
+// The name in the checkpoint of a tensor or module of the decoder, of its name in a text model. A
+// wrapped decoder has its prefix before it, or, where that starts with "model.", in place of the
+// name's own "model.".
+std::string PrefixedName(std::string_view prefix, std::string_view name);
+
+// What a tensor is to the plan and the engine. A constant is never trained.
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant };
 
 // One tensor of the base model.
 struct TensorInfo {
@@ -74,6 +89,8 @@ struct TensorUnit {
   // The weights of linear layers that read one input, as positions in `tensors`: they stand one
   // below the other in one matrix.
   std::vector<std::vector<int>> shared_matrices;
+  // Modules that published files hold and that the model does not use.
+  std::vector<std::string> unused;
 };
 
 TensorUnit EmbeddingTensors(const ModelShape& shape);

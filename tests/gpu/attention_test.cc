@@ -266,6 +266,11 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{"dense_window_of_one", {256, 256}, 2, 2, 64, 1},
         AttentionCase{"window_beyond_the_rows", {40, 9}, 2, 1, 64, 4096},
         AttentionCase{"size_of_no_flash_kernel", {50, 70}, 4, 2, 20, 0},
+        // Heads of no library: plain products, of many key heads at once, and in blocks of queries.
+        AttentionCase{"size_512", {50, 70}, 8, 2, 512, 0},
+        AttentionCase{"size_512_window", {300, 1, 470}, 4, 2, 512, 100},
+        AttentionCase{"size_512_in_blocks", {5000}, 8, 2, 512, 0},
+        AttentionCase{"size_512_window_in_blocks", {5000, 33}, 4, 1, 512, 900},
         AttentionCase{"size_80", {50, 70}, 4, 2, 80, 0},
         AttentionCase{"ragged_size_80", {300, 470}, 4, 2, 80, 0},
         AttentionCase{"size_96", {300, 470}, 4, 2, 96, 0},

@@ -79,6 +79,23 @@ def gemma3(**changes):
             **changes}
 
 
+# Heads of sliding and full layers differ in size; the cap is one that logits of these weights meet.
+GEMMA4 = {"num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8,
+          "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "pad_token_id": 0,
+          "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def gemma4(**changes):
+    return {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", **SHAPE, **GEMMA4,
+            **changes}
+
+
+# The last three layers attend to keys and values of layers 1 and 2.
+GEMMA4_E = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+
+
 def olmo2(**changes):
     return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **SHAPE,
             "pad_token_id": None, **changes}
@@ -172,6 +189,31 @@ CASES = {
         "vision_config": {"model_type": "siglip_vision_model", **VISION}, "mm_tokens_per_image": 4,
         "image_token_index": 1, "boi_token_index": 1, "eoi_token_index": 2,
         "torch_dtype": "bfloat16"},
+    "gemma4_tied": gemma4(
+        attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=3.0),
+    # As transformers 5.17 writes the sizes of full layers, whose values have a projection here.
+    "gemma4_biases_untied": gemma4(
+        attention_bias=True, tie_word_embeddings=False,
+        per_layer_config={str(layer): {"head_dim": 16, "num_key_value_heads": 4}
+                          for layer in (1, 3)},
+        rope_parameters={"full_attention": {"rope_type": "proportional", "rope_theta": 50000.0,
+                                            "partial_rotary_factor": 0.5},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}),
+    "gemma4_e_tied": gemma4(**GEMMA4_E),
+    # Layers without inputs of their own share keys, and keys are values where there are keys.
+    "gemma4_shared_untied": gemma4(**GEMMA4_E | {
+        "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma4_multimodal_tied": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
+        "text_config": gemma4(**GEMMA4_E | {"use_double_wide_mlp": False}),
+        "tie_word_embeddings": True, "audio_config": None,
+        "vision_config": {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16,
+                          "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
+                          "position_embedding_size": 16},
+        "image_token_id": 1, "boi_token_id": 1, "eoi_token_id": 2, "video_token_id": 1,
+        "audio_token_id": 1, "torch_dtype": "bfloat16"},
     "olmo2_untied": olmo2(rope_theta=500000.0, tie_word_embeddings=False),
     "olmo2_biases_tied": olmo2(
         attention_bias=True, num_key_value_heads=4, tie_word_embeddings=True,
@@ -199,7 +241,8 @@ CASES = {
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
-                "olmo2_untied", "olmo3_untied", "ministral3_untied", "phi3_longrope_partial_tied",
+                "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
+                "phi3_longrope_partial_tied",
                 "gpt2_tied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
@@ -226,6 +269,12 @@ def randomize(model, generator):
             noise = noise_of(parameter.shape, generator)
             if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 value = (0 if "gemma3" in model.config.model_type else 1) + 0.3 * noise
+                # Of Gemma 4's, these two kinds have the scale of the scores in them, and the third is
+                # of rows that are small. With weights around 1 the reference itself is 3e-5 from its
+                # gradients in fp64.
+                if "gemma4" in model.config.model_type and name.endswith(
+                        ("q_norm.weight", "k_norm.weight", "per_layer_input_norm.weight")):
+                    value *= 0.4
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name or "wte" in name or "wpe" in name:
@@ -235,6 +284,17 @@ def randomize(model, generator):
             else:
                 value = noise * parameter.shape[1] ** -0.5
             parameter.copy_(value.to(torch.bfloat16))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_((1 + 0.3 * noise_of(buffer.shape, generator)).to(torch.bfloat16))
+
+
+def stored_tensors(model):
+    """Parameters and stored constants by name, a tied head once, as checkpoints have them."""
+    tensors = dict(model.named_parameters())
+    stored = model.state_dict()
+    tensors |= {n: b for n, b in model.named_buffers() if n in stored}
+    return tensors
 
 
 def auto_class(name):
@@ -271,7 +331,7 @@ def save_weights(weights, folder, shards):
 
 def checkpoint_name(name, model):
     """The name in a file, of a parameter's name at run time; the two differ in multimodal models."""
-    if not hasattr(model.config, "text_config"):
+    if not hasattr(model.config, "text_config") or model.config.model_type == "gemma4":
         return name
     for runtime, file in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
                           ("model.", "")):
@@ -280,11 +340,23 @@ def checkpoint_name(name, model):
     return name
 
 
+def unused_weights(model):
+    """Released files of Gemma 4's E models hold keys and values of the layers that share, too, which
+    nothing reads; those of text-only models that transformers has saved do not."""
+    if model.config.model_type != "gemma4":
+        return {}
+    text = model.config.text_config
+    prefix = f"model.language_model.layers.{text.num_hidden_layers - 1}.self_attn."
+    return {f"{prefix}k_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
+            f"{prefix}v_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
+            f"{prefix}k_norm.weight": torch.ones(16, dtype=torch.bfloat16)}
+
+
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
-    # named_parameters names a tied head once, as checkpoints do.
     weights = {checkpoint_name(n, model): p.detach().to(torch.bfloat16).contiguous()
-               for n, p in model.named_parameters()}
+               for n, p in stored_tensors(model).items()}
+    weights |= unused_weights(model)
     save_weights(weights, folder, 2 if name == SHARDED_CASE else 1)
 
 
@@ -344,7 +416,8 @@ def save_adapter(wrapped, folder):
     wrapped.save_pretrained(folder)
     (folder / "README.md").unlink()
     config = json.loads((folder / "adapter_config.json").read_text())
-    config["target_modules"].sort()
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -355,11 +428,20 @@ def linears_of(model):
     return sorted(names)
 
 
+def targets_of(model):
+    """All linears of the decoder's blocks. Gemma 4's vision tower has modules of the same names that
+    PEFT cannot adapt, so that a pattern is needed."""
+    names = linears_of(model)
+    if model.config.model_type != "gemma4":
+        return names
+    return r".*language_model\..*\.(" + "|".join(names) + ")"
+
+
 def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="none",
                targets=None):
     """A PEFT adapter with B away from zero, and its gradients on the same rows."""
     config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA,
-                             target_modules=targets or linears_of(model),
+                             target_modules=targets or targets_of(model),
                              fan_in_fan_out=model.config.model_type == "gpt2",
                              lora_dropout=0.0, bias=bias, task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(model, config)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -258,11 +259,17 @@ std::shared_ptr<const engine::Dataset> Open(const engine::ChatTokenizer& tokeniz
 
 void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Device& device) {
   const at::TensorOptions options(device.torch);
-  const at::Tensor heads = at::empty({1, plan.shape.heads, plan.shape.head_dim},
-                                     options.dtype(engine::ComputeTypeOf(spec, device.torch)));
   const std::vector<int64_t> lengths(plan.plan.execution.rows, plan.row_tokens);
-  fmt::print("attention over {} x {} tokens: {}\n", lengths.size(), plan.row_tokens,
-             engine::ops::AttentionKind(heads, lengths));
+  std::set<int64_t> sizes;
+  for (int64_t layer = 0; layer < plan.shape.layers; ++layer) {
+    sizes.insert(plan.shape.Layer(layer).head_dim);
+  }
+  for (const int64_t size : sizes) {
+    const at::Tensor heads = at::empty({1, plan.shape.heads, size},
+                                       options.dtype(engine::ComputeTypeOf(spec, device.torch)));
+    fmt::print("attention over {} x {} tokens, heads of {}: {}\n", lengths.size(), plan.row_tokens,
+               size, engine::ops::AttentionKind(heads, lengths));
+  }
 }
 
 }  // namespace

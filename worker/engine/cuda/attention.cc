@@ -9,6 +9,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
@@ -16,7 +18,9 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "common/plan/attention_calls.h"
 #include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
 #include "worker/engine/kernels/batch_shape.h"
@@ -57,7 +61,8 @@ enum class Kind { kCudnn, kFlash, kPlain };
 Kind KindOf(at::TensorList tensors, const std::optional<CudnnBatch>& batch) {
   if (batch && CudnnTakes(tensors)) return Kind::kCudnn;
   const Tensor& q = tensors[0];
-  const bool flash = q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
+  const bool flash = q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 &&
+                     q.size(2) <= plan::kLargestFusedHead;
   return flash && q.size(0) > 0 ? Kind::kFlash : Kind::kPlain;
 }
 
@@ -66,76 +71,151 @@ std::optional<int64_t> WindowLeft(int64_t window) {
   return window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
 }
 
-// The plain path. Suffixes: G key heads, g query heads of one key head, L tokens, D head size.
+// The plain path, for heads that no library serves and for fp32: a document, some key heads of it
+// and a block of queries at a time (plan::PlainStepOf). Suffixes: G key heads of a step, g query
+// heads of one key head, L tokens of the document, B queries of a block, K keys that they see, D
+// head size.
 
-// Tokens [first, first + count) of [T, heads, D] as fp32 [G, g * count, D].
-Tensor Rows_GrD(const Tensor& x, int64_t first, int64_t count, int64_t kv_heads) {
+// What a step works on.
+struct PlainBlock {
+  int64_t first, count;  // queries of the document
+  int64_t key_first, keys;
+};
+
+// Tokens [first, first + count) of some key heads with their query heads, of [T, heads, D] as fp32
+// [G, g, count, D].
+Tensor Heads_GgLD(const Tensor& x, int64_t first, int64_t count, int64_t kv_heads, int64_t head,
+                  int64_t heads) {
+  const int64_t group = x.size(1) / kv_heads;
   return x.narrow(0, first, count)
-      .reshape({count, kv_heads, x.size(1) / kv_heads, x.size(2)})
+      .narrow(1, head * group, heads * group)
+      .unflatten(1, {heads, group})
       .permute({1, 2, 0, 3})
       .to(at::kFloat)
-      .reshape({kv_heads, x.size(1) / kv_heads * count, x.size(2)});
+      .contiguous();
 }
 
-void StoreRows(const Tensor& rows_GrD, int64_t first, int64_t count, Tensor& to) {
-  const int64_t kv_heads = rows_GrD.size(0);
-  to.narrow(0, first, count)
-      .view({count, kv_heads, to.size(1) / kv_heads, to.size(2)})
-      .copy_(rows_GrD.view({kv_heads, -1, count, to.size(2)}).permute({2, 0, 1, 3}));
+// The inverse, into tokens [first, ...) of `to`.
+void StoreHeads(const Tensor& rows_GgLD, int64_t first, int64_t kv_heads, int64_t head,
+                Tensor& to) {
+  const int64_t group = to.size(1) / kv_heads;
+  to.narrow(0, first, rows_GgLD.size(2))
+      .narrow(1, head * group, rows_GgLD.size(0) * group)
+      .unflatten(1, {rows_GgLD.size(0), group})
+      .copy_(rows_GgLD.permute({2, 0, 1, 3}));
 }
 
-// Scores of one document with -infinity where a query does not see a key: [G, g, L, L].
-Tensor Scores_GgLL(const Tensor& q_GrD, const Tensor& k_GLD, double scale, int64_t window) {
-  const int64_t length = k_GLD.size(1);
-  const Tensor position = at::arange(length, k_GLD.options().dtype(at::kLong));
-  const Tensor distance = position.unsqueeze(1) - position.unsqueeze(0);
+// The block's queries of all heads that share a key head, as rows [G, g * B, D].
+Tensor QueryRows(const Tensor& x_GgLD, const PlainBlock& block) {
+  return x_GgLD.narrow(2, block.first, block.count)
+      .reshape({x_GgLD.size(0), x_GgLD.size(1) * block.count, x_GgLD.size(3)});
+}
+
+// The block's keys [G, K, D].
+Tensor KeyRows(const Tensor& x_G1LD, const PlainBlock& block) {
+  return x_G1LD.select(1, 0).narrow(1, block.key_first, block.keys);
+}
+
+// Scores with -infinity where a query does not see a key: [G, g, B, K].
+Tensor Scores_GgBK(const Tensor& q_GgLD, const Tensor& k_G1LD, const PlainBlock& block,
+                   double scale, int64_t window) {
+  const auto longs = q_GgLD.options().dtype(at::kLong);
+  const Tensor query = at::arange(block.first, block.first + block.count, longs).unsqueeze(1);
+  const Tensor key = at::arange(block.key_first, block.key_first + block.keys, longs).unsqueeze(0);
+  const Tensor distance = query - key;
   Tensor hidden = distance.lt(0);
   if (window > 0) hidden.logical_or_(distance.ge(window));
-  return at::bmm(q_GrD, k_GLD.transpose(1, 2))
+  return at::bmm(QueryRows(q_GgLD, block), KeyRows(k_G1LD, block).transpose(1, 2))
       .mul_(scale)
-      .view({k_GLD.size(0), -1, length, length})
+      .view({q_GgLD.size(0), q_GgLD.size(1), block.count, block.keys})
       .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+Tensor AsRows(const Tensor& x_GgBK) { return x_GgBK.flatten(1, 2); }
+
+// Calls visit(first token, length, first key head, key heads, queries of a block) for each step
+// over key heads.
+template <typename Visit>
+void ForEachPlainStep(const Tensor& q, const Tensor& k, at::IntArrayRef lengths,
+                      const Visit& visit) {
+  const plan::BackwardHeads heads{k.size(1), q.size(1) / k.size(1), k.size(2)};
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const plan::PlainStep step = plan::PlainStepOf(heads, length);
+    for (int64_t head = 0; head < heads.kv_heads; head += step.kv_heads) {
+      visit(first, length, head, step);
+    }
+    first += length;
+  }
+}
+
+// Blocks of a document's queries, each with the keys that some of them see.
+std::vector<PlainBlock> PlainBlocks(int64_t length, int64_t queries, int64_t window) {
+  std::vector<PlainBlock> blocks;
+  for (int64_t first = 0; first < length; first += queries) {
+    const int64_t count = std::min(queries, length - first);
+    const int64_t key = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
+    blocks.push_back({first, count, key, first + count - key});
+  }
+  return blocks;
 }
 
 Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                       at::IntArrayRef lengths, double scale, int64_t window) {
-  const int64_t kv_heads = k.size(1);
+  const int64_t kv_heads = k.size(1), group = q.size(1) / kv_heads;
   Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
-  int64_t first = 0;
-  for (const int64_t length : lengths) {
-    const Tensor scores = Scores_GgLL(Rows_GrD(q, first, length, kv_heads),
-                                      Rows_GrD(k, first, length, kv_heads), scale, window);
-    const Tensor lse_GgL = scores.logsumexp({-1});
-    const Tensor p_GrL = (scores - lse_GgL.unsqueeze(-1)).exp_().view({kv_heads, -1, length});
-    StoreRows(at::bmm(p_GrL, Rows_GrD(v, first, length, kv_heads)), first, length, out);
-    lse.narrow(1, first, length).copy_(lse_GgL.view({q.size(1), length}));
-    first += length;
-  }
+  ForEachPlainStep(q, k, lengths, [&](int64_t first, int64_t length, int64_t head, auto step) {
+    const auto heads = [&](const Tensor& x) {
+      return Heads_GgLD(x, first, length, kv_heads, head, step.kv_heads);
+    };
+    const Tensor q_GgLD = heads(q), k_G1LD = heads(k), v_G1LD = heads(v);
+    for (const PlainBlock& block : PlainBlocks(length, step.queries, window)) {
+      Tensor p_GgBK = Scores_GgBK(q_GgLD, k_G1LD, block, scale, window);
+      const Tensor lse_GgB = p_GgBK.logsumexp({-1});
+      p_GgBK.sub_(lse_GgB.unsqueeze(-1)).exp_();
+      const Tensor rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
+      StoreHeads(rows.view({step.kv_heads, group, block.count, q.size(2)}), first + block.first,
+                 kv_heads, head, out);
+      lse.narrow(0, head * group, step.kv_heads * group)
+          .narrow(1, first + block.first, block.count)
+          .copy_(lse_GgB.flatten(0, 1));
+    }
+  });
   return lse;
 }
 
 void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                             at::IntArrayRef lengths, double scale, int64_t window) {
-  const int64_t kv_heads = k.size(1);
-  int64_t first = 0;
-  for (const int64_t length : lengths) {
-    const Tensor q_GrD = Rows_GrD(q, first, length, kv_heads);
-    const Tensor k_GLD = Rows_GrD(k, first, length, kv_heads);
-    const Tensor v_GLD = Rows_GrD(v, first, length, kv_heads);
-    const Tensor dout_GrD = Rows_GrD(dout, first, length, kv_heads);
-    const Tensor delta_Gr1 =
-        at::mul(dout_GrD, Rows_GrD(out, first, length, kv_heads)).sum({-1}, /*keepdim=*/true);
-    const Tensor lse_Gr1 = lse.narrow(1, first, length).reshape({kv_heads, -1, 1});
-    const Tensor p_GrL =
-        (Scores_GgLL(q_GrD, k_GLD, scale, window).view({kv_heads, -1, length}) - lse_Gr1).exp_();
-    StoreRows(at::bmm(p_GrL.transpose(1, 2), dout_GrD), first, length, dv);
-    const Tensor ds_GrL =
-        (at::bmm(dout_GrD, v_GLD.transpose(1, 2)) - delta_Gr1).mul_(p_GrL).mul_(scale);
-    StoreRows(at::bmm(ds_GrL, k_GLD), first, length, dq);
-    StoreRows(at::bmm(ds_GrL.transpose(1, 2), q_GrD), first, length, dk);
-    first += length;
-  }
+  const int64_t kv_heads = k.size(1), group = q.size(1) / kv_heads;
+  ForEachPlainStep(q, k, lengths, [&](int64_t first, int64_t length, int64_t head, auto step) {
+    const auto heads = [&](const Tensor& x) {
+      return Heads_GgLD(x, first, length, kv_heads, head, step.kv_heads);
+    };
+    const Tensor q_GgLD = heads(q), k_G1LD = heads(k), v_G1LD = heads(v), do_GgLD = heads(dout);
+    const Tensor delta_GgL1 = at::mul(do_GgLD, heads(out)).sum({-1}, /*keepdim=*/true);
+    Tensor dk_GLD = at::zeros({step.kv_heads, length, k.size(2)}, lse.options());
+    Tensor dv_GLD = at::zeros_like(dk_GLD);
+    for (const PlainBlock& block : PlainBlocks(length, step.queries, window)) {
+      const Tensor lse_GgB1 = lse.narrow(0, head * group, step.kv_heads * group)
+                                  .narrow(1, first + block.first, block.count)
+                                  .reshape({step.kv_heads, group, block.count, 1});
+      const Tensor p_GgBK = Scores_GgBK(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
+      const Tensor do_rows = QueryRows(do_GgLD, block);
+      dv_GLD.narrow(1, block.key_first, block.keys)
+          .baddbmm_(AsRows(p_GgBK).transpose(1, 2), do_rows);
+      Tensor ds_GgBK =
+          at::bmm(do_rows, KeyRows(v_G1LD, block).transpose(1, 2)).view(p_GgBK.sizes());
+      ds_GgBK.sub_(delta_GgL1.narrow(2, block.first, block.count)).mul_(p_GgBK).mul_(scale);
+      const Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
+      StoreHeads(dq_rows.view({step.kv_heads, group, block.count, q.size(2)}), first + block.first,
+                 kv_heads, head, dq);
+      dk_GLD.narrow(1, block.key_first, block.keys)
+          .baddbmm_(AsRows(ds_GgBK).transpose(1, 2), QueryRows(q_GgLD, block));
+    }
+    StoreHeads(dk_GLD.unsqueeze(1), first, kv_heads, head, dk);
+    StoreHeads(dv_GLD.unsqueeze(1), first, kv_heads, head, dv);
+  });
 }
 
 // Rounded, so that what is launched depends on the batch's shape alone: blocks of queries behind a
@@ -200,8 +280,8 @@ std::string AttentionKind(const Tensor& q, at::IntArrayRef lengths) {
 }
 
 // cuDNN's attention for bf16 where it has the shape (cudnn_attention.h), else FlashAttention-2 for
-// heads of a size that it has (multiples of 8 up to 256), else plain products of whole documents in
-// fp32, which hold length^2 scores of one document for all heads.
+// heads of a size that it has (multiples of 8 up to 256), else plain products in fp32, which hold
+// plan::kPlainScores bytes of scores at a time.
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                  const ops::Documents& documents, double scale, int64_t window) {
   const auto& [cu_seqlens, lengths] = documents;

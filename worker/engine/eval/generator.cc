@@ -152,20 +152,24 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
   Tensor whole;  // the document so far, where its length counts
   if (decoder_->depends_on_length()) whole = at::tensor({int64_t{0}, past + count}, on_device);
   const Tensor positions = at::arange(past, past + count, on_device);
-  const std::vector<RopeTables> ropes = decoder_->RopeTablesOf(positions, whole);
+  const BlockContext context{
+      {cu_seqlens, lengths}, decoder_->RopeTablesOf(positions, whole), decoder_->MakeLinks()};
   Tensor x = decoder_->Embed(ids, positions);
+  context.links->inputs = decoder_->InputsOfLayers(ids, x);
   for (size_t layer = 0; layer < decoder_->blocks().size(); ++layer) {
     const DecoderBlock& block = decoder_->blocks()[layer];
     AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
     const Pass pass{unit.weights(), decoder_->lora(), nullptr};
-    LayerCache& kept = cache[layer];
-    x = block.ForwardWith(x, ropes, pass, [&](const SelfAttention::Heads& projected) {
-      kept.k.narrow(0, past, count).copy_(projected.k);
-      kept.v.narrow(0, past, count).copy_(projected.v);
+    LayerCache& kept = cache[block.keys_of];
+    x = block.ForwardWith(x, context, pass, [&](const SelfAttention::Heads& projected) {
+      if (!block.attention.borrows) {
+        kept.k.narrow(0, past, count).copy_(projected.k);
+        kept.v.narrow(0, past, count).copy_(projected.v);
+      }
       if (past == 0) {
         Tensor out = at::empty(projected.q.sizes(), projected.q.options());
-        ops::Attention(out, projected.q, projected.k, projected.v, {cu_seqlens, lengths},
-                       block.attention.scale, block.attention.window);
+        ops::Attention(out, projected.q, kept.k.narrow(0, 0, count), kept.v.narrow(0, 0, count),
+                       context.documents, block.attention.scale, block.attention.window);
         return out.view({count, -1});
       }
       const int64_t window = block.attention.window;
@@ -190,11 +194,16 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
                     config_.learned_positions, prompt.size(), max_tokens),
         "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
   }
-  std::vector<LayerCache> cache(decoder_->blocks().size());
-  for (LayerCache& layer : cache) {
+  std::vector<LayerCache> cache;
+  for (const DecoderBlock& block : decoder_->blocks()) {
+    if (block.attention.borrows) {
+      cache.emplace_back();  // that of another layer is read
+      continue;
+    }
     const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
-    layer.k = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
-    layer.v = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
+    const int64_t heads = block.attention.kv_heads, size = block.attention.head_dim;
+    cache.push_back(
+        {at::empty({capacity, heads, size}, options), at::empty({capacity, heads, size}, options)});
   }
   std::vector<int32_t> generated;
   std::vector<int32_t> all(prompt.begin(), prompt.end());

@@ -103,7 +103,9 @@ inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
   const int64_t size = q_weight.numel();
   TORCH_CHECK(qkv.dim() == 2 && size > 0, operation, ": qkv is ", qkv.sizes(), ", q_weight is ",
               q_weight.sizes());
-  CheckRows(qkv, qkv.size(0), (heads + 2 * kv_heads) * size, qkv, operation);
+  TORCH_CHECK(qkv.size(1) >= (heads + kv_heads) * size, operation, ": qkv is ", qkv.sizes(),
+              ", must have ", heads, " + ", kv_heads, " heads of ", size);
+  CheckRows(qkv, qkv.size(0), qkv.size(1), qkv, operation);
   CheckVector(q_weight, size, qkv, operation);
   CheckVector(k_weight, size, qkv, operation);
   CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);

@@ -115,7 +115,7 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
   }
   if (spec.full_finetune()) {
     for (UnitInfo& unit : layout.units) {
-      for (ParamInfo& param : unit.params) param.trainable = true;
+      for (ParamInfo& param : unit.params) param.trainable = param.role != ParamRole::kConstant;
     }
     return;
   }

@@ -4,10 +4,8 @@
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/diff.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -28,13 +26,12 @@ constexpr int kEmbedding = 0;                              // positions in the e
 constexpr int kPositions = 1;                              // where there is a table of positions
 constexpr uint64_t kEmbeddingDropout = uint64_t{1} << 41;  // identifies its mask
 
-// table[rows[i]] += values[i], in an order that does not depend on the threads.
-void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
-  if (table.is_cpu()) {
-    table.index_add_(0, rows, values.to(at::kFloat));
-  } else {
-    table.index_put_({rows}, values.to(at::kFloat), /*accumulate=*/true);  // sorts: repeatable
+// The head size of the layers that rotate by a rope, which is one.
+int64_t HeadOfRope(const ModelConfig& config, int rope) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (config.layer_options[layer].rope == rope) return config.Layer(layer).head_dim;
   }
+  return config.head_dim;
 }
 
 }  // namespace
@@ -42,8 +39,12 @@ void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
 Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
                  at::Device device, const DecoderOptions& options)
     : config_(config), layout_(layout), source_(source), options_(options) {
-  for (const RopeOptions& rope : config.ropes) ropes_.emplace_back(rope, config.head_dim, device);
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    ropes_.emplace_back(config.ropes[i], HeadOfRope(config, static_cast<int>(i)), device);
+  }
+  layer_inputs_ = LayerInputs::Bind(config, layout.units[kEmbeddingUnit]);
   head_loss_.scale = config.logit_scale;
+  head_loss_.cap = config.logit_cap;
   final_norm_ = {.weight = 0, .options = {config.norm_epsilon, config.norm}};
   if (config.norm == plan::NormKind::kLayerNorm) final_norm_.bias = 1;
   head_weight_ = std::max(final_norm_.weight, final_norm_.bias) + 1;
@@ -61,7 +62,20 @@ WeightUse Decoder::BackwardUse(size_t layer) const {
 }
 
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
-  return {batch.documents(), RopeTablesOf(batch.positions, batch.documents().cu_seqlens)};
+  return {batch.documents(), RopeTablesOf(batch.positions, batch.documents().cu_seqlens),
+          MakeLinks()};
+}
+
+std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
+  auto links = std::make_shared<LayerLinks>();
+  links->heads.resize(blocks_.size());
+  return links;
+}
+
+Tensor Decoder::InputsOfLayers(const Tensor& tokens, const Tensor& embedded) {
+  if (!layer_inputs_) return {};
+  AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
+  return layer_inputs_.Forward(tokens, embedded, Pass{unit.weights(), {}, nullptr});
 }
 
 bool Decoder::depends_on_length() const {
@@ -93,7 +107,7 @@ void Decoder::ScaleEmbedding(Tensor& rows) const {
   double scale = config_.embedding_scale;
   if (scale == 1.0) return;
   if (config_.rounds_embedding_scale) {
-    scale = at::scalar_tensor(scale, at::TensorOptions().dtype(rows.scalar_type())).item<double>();
+    scale = RoundedTo(scale, rows.scalar_type());
   }
   rows.mul_(scale);
 }
@@ -113,6 +127,7 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
   Tensor x = Embed(batch.tokens, batch.positions);
+  context.links->inputs = InputsOfLayers(batch.tokens, x);
   if (DropsEmbedding(dropout)) {
     x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
   }
@@ -146,7 +161,7 @@ Tensor Decoder::Head(const Tensor& x) {
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor normed = FinalNorm(x, head.weights()).normed;
   Tensor logits = at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
-  if (config_.logit_scale != 1.0) logits.mul_(config_.logit_scale);
+  head_loss_.Finish(logits);
   return logits;
 }
 
@@ -193,6 +208,16 @@ const Projection* Decoder::GradientReader(int unit, GradientSink& sink) const {
   if (!layout_.is_block(unit) || unit < first) return nullptr;
   UnitGradients gradients(sink, unit);
   return blocks_[unit - 1].GradientReader(gradients, /*need_dx=*/unit > first);
+}
+
+void Decoder::BackwardLayerInputs(Tensor dinputs, const DeviceBatch& batch, GradientSink& sink,
+                                  Tensor& dx) {
+  if (!layer_inputs_) return;
+  const Tensor embedded = Embed(batch.tokens, batch.positions);
+  AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
+  UnitGradients gradients(sink, kEmbeddingUnit);
+  layer_inputs_.Backward(std::move(dinputs), batch.tokens, embedded,
+                         Pass{unit.weights(), {}, nullptr}, gradients, dx);
 }
 
 void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
@@ -256,8 +281,12 @@ Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, Gr
   auto [loss, dx] = BackwardHead(x, batch, sink, {});
   x = Tensor();
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
+  const bool to_embedding = layout_.first_trainable() == kEmbeddingUnit;
+  LayerLinks& links = *context.links;
+  if (to_embedding && links.inputs.defined()) links.dinputs = at::empty_like(links.inputs);
   dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
-  if (layout_.first_trainable() == kEmbeddingUnit) {
+  if (to_embedding) {
+    BackwardLayerInputs(std::exchange(links.dinputs, Tensor()), batch, sink, dx);
     BackwardEmbedding(std::move(dx), batch, dropout, sink);
   }
   return loss;

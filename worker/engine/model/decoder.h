@@ -10,6 +10,7 @@
 #include "worker/engine/model/block_graphs.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/decoder_block.h"
+#include "worker/engine/model/layer_inputs.h"
 #include "worker/engine/nn/head_loss.h"
 #include "worker/engine/weights/gradient_sink.h"
 #include "worker/engine/weights/weight_source.h"
@@ -57,6 +58,11 @@ class Decoder {
   // ops::Documents has it, read only where depends_on_length().
   std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions,
                                        const at::Tensor& cu_seqlens) const;
+  // What goes between the blocks of a micro-batch, with nothing in it yet.
+  std::shared_ptr<LayerLinks> MakeLinks() const;
+  // LayerLinks::inputs of tokens int64 [N] and what Embed makes of them; undefined where layers
+  // have none.
+  at::Tensor InputsOfLayers(const at::Tensor& tokens, const at::Tensor& embedded);
   WeightSource& source() { return source_; }
   const ModelLayout& layout() const { return layout_; }
   const LoraScaling& lora() const { return options_.lora; }
@@ -88,6 +94,9 @@ class Decoder {
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
                          GradientSink& sink);
+  // Adds the gradients of what makes the layers' own inputs, and that of the embedding to dx.
+  void BackwardLayerInputs(at::Tensor dinputs, const DeviceBatch& batch, GradientSink& sink,
+                           at::Tensor& dx);
   bool DropsEmbedding(const DropoutKey* dropout) const {
     return dropout != nullptr && config_.embedding_dropout > 0.0;
   }
@@ -111,6 +120,7 @@ class Decoder {
   WeightSource& source_;
   DecoderOptions options_;
   std::vector<Rope> ropes_;
+  LayerInputs layer_inputs_;
   HeadLoss head_loss_;
   Norm final_norm_;
   int head_weight_ = 0;  // its position in the head's unit, where it is not tied

@@ -50,8 +50,14 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.attention.q_norm = find(names.q_norm, ".weight");
   block.attention.k_norm = find(names.k_norm, ".weight");
   block.attention.heads = config.heads;
-  block.attention.kv_heads = config.kv_heads;
-  block.attention.head_dim = config.head_dim;
+  const plan::LayerShape shape = config.Layer(layer);
+  block.attention.kv_heads = shape.kv_heads;
+  block.attention.head_dim = shape.head_dim;
+  block.attention.value_norm = config.value_norm;
+  block.attention.keys_are_values = shape.keys_are_values;
+  block.attention.lends = config.Lends(layer);
+  block.attention.borrows = shape.keys_of >= 0;
+  block.keys_of = block.attention.borrows ? shape.keys_of : layer;
   block.attention.window = config.layer_options[layer].window;
   block.attention.scale = config.attention_scale;
   block.attention.qk_norm = config.qk_norm;
@@ -62,9 +68,19 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.attention_ends = {norm(names.attention_norm), norm(names.attention_out_norm),
                           kOfOutputs + module + 1};
   block.mlp_ends = {norm(names.mlp_norm), norm(names.mlp_out_norm), kOfOutputs + module + 2};
+  if (config.layer_input > 0) {
+    constexpr uint64_t kOfInputs = uint64_t{1} << 42;
+    block.input.gate = BindProjection(unit, names.input_gate, kOfInputs + module);
+    block.input.projection = BindProjection(unit, names.input_projection, kOfInputs + module + 1);
+    block.input.size = config.layer_input;
+    block.input.first = layer * config.layer_input;
+    block.input.kind = config.activation;
+    block.input_ends = {{}, norm(names.input_out_norm), kOfInputs + module + 2};
+  }
   block.rope = config.layer_options[layer].rope;
   block.residual_scale = config.residual_scale;
   block.residual_dropout = config.residual_dropout;
+  block.scale = find(names.layer_scale, "");
   return block;
 }
 
@@ -115,25 +131,53 @@ Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
-  Activation input =
+  Activation normed =
       Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
-  saved.input_normed = input.rows;
-  saved.middle = AddSubLayer(x, attention_ends, pass, saved.attention_out,
-                             [&](Tensor& y, const Tensor& addend) {
-                               attention.Forward(y, std::move(input), addend, context.documents,
-                                                 context.ropes[rope], pass, saved.attention);
-                             });
-  return RunMlp(pass, saved);
+  saved.input_normed = normed.rows;
+  saved.middle = AddSubLayer(
+      x, attention_ends, pass, saved.attention_out, [&](Tensor& y, const Tensor& addend) {
+        attention.Forward(y, std::move(normed), addend, context.documents, context.ropes[rope],
+                          pass, SharedOf(context), saved.attention);
+      });
+  return RunFromMiddle(context, pass, saved);
 }
 
 Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
-  Activation input =
+  Activation normed =
       Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
-  saved.middle_normed = input.rows;
+  saved.middle_normed = normed.rows;
   return AddSubLayer(x, mlp_ends, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
-    mlp.Forward(y, std::move(input), addend, pass, saved.mlp);
+    mlp.Forward(y, std::move(normed), addend, pass, saved.mlp);
   });
+}
+
+Tensor DecoderBlock::RunInput(const Tensor& x, const BlockContext& context, const Pass& pass,
+                              Saved& saved) const {
+  Tensor no_statistics;
+  Activation rows = Before(input.gate.EmptyInput(x, pass), x, input_ends, pass, no_statistics);
+  saved.before_input = rows.rows;
+  return AddSubLayer(x, input_ends, pass, saved.input_out, [&](Tensor& y, const Tensor& addend) {
+    input.Forward(y, std::move(rows), context.links->inputs, addend, pass, saved.input_layer);
+  });
+}
+
+Tensor DecoderBlock::RunFromMiddle(const BlockContext& context, const Pass& pass,
+                                   Saved& saved) const {
+  Tensor sum = RunMlp(pass, saved);
+  if (input) sum = RunInput(sum, context, pass, saved);
+  Scale(sum, pass);
+  return sum;
+}
+
+void DecoderBlock::InputBackward(Activation& dy, const BlockContext& context, const Pass& pass,
+                                 Saved& saved, UnitGradients& gradients) const {
+  Tensor dx = at::empty(dy.rows.sizes(), dy.rows.options());
+  input.Backward(
+      SubLayerGradient(dy, input.projection, input_ends, saved.input_out, pass, gradients),
+      saved.before_input, context.links->dinputs, pass, saved.input_layer, gradients, dx);
+  saved.before_input = Tensor();
+  dy.rows.add_(dx);
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -151,7 +195,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
     all.input_normed = Tensor();
     all.middle_normed = Tensor();
-    all.attention.q = all.attention.k = Tensor();
+    all.attention.q = all.attention.k = all.attention.v = Tensor();
     all.mlp.activated = Tensor();
   }
   if (recompute == plan::Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
@@ -159,18 +203,18 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   return y;
 }
 
-Tensor DecoderBlock::ForwardWith(const Tensor& x, const std::vector<RopeTables>& ropes,
-                                 const Pass& pass, const Attend& attend) const {
+Tensor DecoderBlock::ForwardWith(const Tensor& x, const BlockContext& context, const Pass& pass,
+                                 const Attend& attend) const {
   Saved saved;
-  Activation input =
+  Activation normed =
       Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
-  attention.Project(std::move(input), ropes[rope], pass, saved.attention);
+  attention.Project(std::move(normed), context.ropes[rope], pass, saved.attention);
   Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
   saved.middle = AddSubLayer(
       x, attention_ends, pass, saved.attention_out,
       [&](Tensor& y, const Tensor& addend) { attention.o.Forward(y, attended, pass, addend); });
-  return RunMlp(pass, saved);
+  return RunFromMiddle(context, pass, saved);
 }
 
 void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved& saved) const {
@@ -211,8 +255,8 @@ bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
-  const bool multiplies =
-      IsPlain(mlp_ends) && (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
+  const bool multiplies = scale < 0 && !input && IsPlain(mlp_ends) &&
+                          (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
 
@@ -220,6 +264,8 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                                   Saved& saved, UnitGradients& gradients, bool need_dx,
                                   const Projection* reader) const {
   Restore(context, pass, saved);
+  Scale(dy.rows, pass);
+  if (input) InputBackward(dy, context, pass, saved, gradients);
   const bool input_side = need_dx || attention_ends.before.trained(gradients);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
@@ -241,8 +287,8 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
   }
   attention.Backward(
       SubLayerGradient(dy, attention.o, attention_ends, saved.attention_out, pass, gradients),
-      saved.input_normed, context.documents, context.ropes[rope], pass, saved.attention, gradients,
-      input_side ? &dinput : nullptr);
+      saved.input_normed, context.documents, context.ropes[rope], pass, SharedOf(context),
+      saved.attention, gradients, input_side ? &dinput : nullptr);
   if (!input_side) return {};
   dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_statistics, attention_ends, pass,
                          gradients, reader);

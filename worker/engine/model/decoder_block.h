@@ -4,19 +4,31 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "common/plan/execution.h"
 #include "worker/engine/model/config.h"
+#include "worker/engine/nn/layer_input.h"
 #include "worker/engine/nn/mlp.h"
 #include "worker/engine/nn/norm.h"
 #include "worker/engine/nn/self_attention.h"
 
 namespace sft::engine {
 
+// What goes from layer to layer of a micro-batch beside the residual stream.
+struct LayerLinks {
+  std::vector<SharedHeads> heads;  // by the layer that makes them
+  // [T, L P]: inputs that layers have of their own, and their gradients; undefined: there are none,
+  // or they are not wanted.
+  at::Tensor inputs, dinputs;
+};
+
 // Inputs of a micro-batch that all blocks share.
 struct BlockContext {
   ops::Documents documents;
   std::vector<RopeTables> ropes;  // one for each of the model's
+  std::shared_ptr<LayerLinks> links;
 };
 
 // What stands around a sub-layer.
@@ -31,11 +43,14 @@ struct SubLayerEnds {
 struct DecoderBlock {
   SelfAttention attention;
   Mlp mlp;
-  SubLayerEnds attention_ends, mlp_ends;
-  int rope = 0;  // which of BlockContext::ropes
+  LayerInput input;  // where the layer has an input of its own
+  SubLayerEnds attention_ends, mlp_ends, input_ends;
+  int64_t keys_of = 0;  // the layer whose keys and values it attends to, its own or another
+  int rope = 0;         // which of BlockContext::ropes
   // Multiplies what a sub-layer writes before it is added to the residual stream.
   double residual_scale = 1.0;
   double residual_dropout = 0.0;  // of it, while training
+  int scale = -1;  // position of the constant that multiplies what the block writes; -1: none
 
   // Finds the parameters of layer `layer` in its unit (adapters included).
   static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
@@ -52,8 +67,11 @@ struct DecoderBlock {
     at::Tensor middle;  // [T, H]: after the attention's residual
     at::Tensor middle_normed, middle_statistics;
     NormedOutput mlp_out;
+    at::Tensor before_input;  // rows [T, H]: what is read beside the layer's own input
+    NormedOutput input_out;
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
+    LayerInput::Saved input_layer;
   };
 
   // x [T, H] -> [T, H]. `saved` may be null: forward only.
@@ -61,13 +79,16 @@ struct DecoderBlock {
                      plan::Recompute recompute, Saved* saved) const;
 
   // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
-  // returns [T, heads * D]. For generation, which keeps keys and values.
+  // returns [T, heads * D]. For generation, which keeps keys and values;
+  // borrowed ones are undefined.
   using Attend = std::function<at::Tensor(const SelfAttention::Heads& projected)>;
-  at::Tensor ForwardWith(const at::Tensor& x, const std::vector<RopeTables>& ropes,
-                         const Pass& pass, const Attend& attend) const;
+  at::Tensor ForwardWith(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+                         const Attend& attend) const;
 
   // Columns to spare that the gradient of a block's output needs.
-  int64_t gradient_spare() const { return std::max(attention.o.spare(), mlp.down.spare()); }
+  int64_t gradient_spare() const {
+    return std::max({attention.o.spare(), mlp.down.spare(), input.projection.spare()});
+  }
 
   // The projection whose weight Backward multiplies that gradient by; null where it does not.
   const Projection* GradientReader(UnitGradients& gradients, bool need_dx) const;
@@ -83,8 +104,22 @@ struct DecoderBlock {
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                  Saved& saved) const;
   // From `saved.middle` on.
+  at::Tensor RunFromMiddle(const BlockContext& context, const Pass& pass, Saved& saved) const;
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
+  // Adds to x what the layer makes of it and of its own input.
+  at::Tensor RunInput(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+                      Saved& saved) const;
+  void InputBackward(Activation& dy, const BlockContext& context, const Pass& pass, Saved& saved,
+                     UnitGradients& gradients) const;
+  SharedHeads* SharedOf(const BlockContext& context) const {
+    const bool shares = attention.lends || attention.borrows;
+    return shares ? &context.links->heads[keys_of] : nullptr;
+  }
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
+  // Multiplies what the block writes, or its gradient.
+  void Scale(at::Tensor& rows, const Pass& pass) const {
+    if (scale >= 0) rows.mul_(pass.weights[scale]);
+  }
   // What a sub-layer reads, in `input`: the norm of x, or x itself where there is none.
   Activation Before(Activation input, const at::Tensor& x, const SubLayerEnds& ends,
                     const Pass& pass, at::Tensor& statistics) const;

@@ -21,6 +21,8 @@ ParamRole RoleOf(plan::TensorRole role) {
       return ParamRole::kBias;
     case plan::TensorRole::kHead:
       return ParamRole::kHead;
+    case plan::TensorRole::kConstant:
+      return ParamRole::kConstant;
   }
   throw InternalError("unknown role of a tensor");
 }
@@ -33,7 +35,8 @@ ModelLayout MakeLayout(const ModelConfig& config) {
   layout.optional_prefix = plan::NamesOf(config).optional_prefix;
   layout.stored = config.stored;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
-    UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};
+    UnitInfo unit{
+        std::move(tensors.name), {}, std::move(tensors.shared_matrices), std::move(tensors.unused)};
     for (plan::TensorInfo& tensor : tensors.tensors) {
       unit.params.push_back({.name = std::move(tensor.name),
                              .shape = std::move(tensor.shape),

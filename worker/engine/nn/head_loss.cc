@@ -42,13 +42,27 @@ Tensor Logits(const Tensor& x, const Tensor& weight, double scale) {
   return logits;
 }
 
+// Caps the logits in place.
+void Cap(Tensor& logits, double cap) { logits.div_(cap).tanh_().mul_(cap); }
+
+// The derivative of capped logits by those before: 1 - (y / cap)^2.
+Tensor SlopeOfCap(const Tensor& capped, double cap) {
+  return capped.div(cap).square_().neg_().add_(1.0);
+}
+
 }  // namespace
+
+void HeadLoss::Finish(Tensor& logits) const {
+  if (scale != 1.0) logits.mul_(scale);
+  if (cap > 0.0) Cap(logits, cap);
+}
 
 Tensor HeadLoss::Forward(const Tensor& x, const Tensor& weight, const Tensor& targets) const {
   Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
     Tensor logits = Logits(x.narrow(0, first, rows), weight, scale);
+    if (cap > 0.0) Cap(logits, cap);
     loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/false));
   }
   return loss;
@@ -63,7 +77,14 @@ HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& wei
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
     const Tensor x_chunk = x.narrow(0, first, rows);
     Tensor logits = Logits(x_chunk, weight, scale);
+    Tensor slope;
+    if (cap > 0.0) {
+      Cap(logits, cap);
+      slope = SlopeOfCap(logits, cap);
+    }
     result.loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/true));
+    if (slope.defined()) logits.mul_(slope);
+    slope = Tensor();
     double keep = 0.0;  // of dx, what the parts before have added
     for (const Part& part : PartsOf(weight.size(0))) {
       const Tensor dlogits = logits.narrow(1, part.first, part.count);

@@ -12,10 +12,15 @@ namespace sft::engine {
 struct HeadLoss {
   int64_t chunk_rows = 0;  // > 0
   double scale = 1.0;      // multiplies the logits
+  double cap = 0.0;        // they become cap * tanh(. / cap); 0: they stay
 
-  // Sum of the cross entropies (fp64 scalar) of scale * x [N, H] W^T against targets int64 [N].
+  // Sum of the cross entropies (fp64 scalar) of the logits of x [N, H], capped scale * x W^T,
+  // against targets int64 [N].
   at::Tensor Forward(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& targets) const;
+
+  // Scales and caps x W^T [N, V] in place.
+  void Finish(at::Tensor& logits) const;
 
   struct Gradients {
     at::Tensor loss;  // as Forward

@@ -98,8 +98,9 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
 Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
     : query_scaling_(options.query_scaling),
       original_max_positions_(options.original_max_positions) {
-  const auto rotated =
-      static_cast<int64_t>(static_cast<double>(head_size) * options.rotated) / 2 * 2;
+  const auto part = static_cast<int64_t>(static_cast<double>(head_size) * options.rotated) / 2 * 2;
+  const bool proportional = options.type == RopeType::kProportional;
+  const int64_t rotated = proportional ? head_size : part;
   const Tensor exponent = at::arange(0, rotated, 2, at::TensorOptions().dtype(at::kFloat))
                               .div_(static_cast<double>(rotated));
   Tensor frequency = at::pow(at::Scalar(options.theta), exponent).reciprocal_();
@@ -121,6 +122,9 @@ Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
       long_frequencies_ = DividedBy(frequency, options.long_factors).to(device);
       frequency = DividedBy(frequency, options.short_factors);
       scaling_ = LongRopeAttentionFactor(options);
+      break;
+    case RopeType::kProportional:
+      frequency.div_(options.factor).narrow(0, part / 2, (rotated - part) / 2).zero_();
       break;
     case RopeType::kNone:
       rotates_ = false;

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <string>
 
@@ -33,6 +35,18 @@ Tensor SpareColumns(const Tensor& rows, int64_t spare) {
 Tensor ApartFrom(const Tensor& rows, const Tensor& part) {
   const bool shares = part.defined() && rows.defined() && part.is_alias_of(rows);
   return shares ? part.clone() : part;
+}
+
+void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
+  if (table.is_cpu()) {
+    table.index_add_(0, rows, values.to(at::kFloat));
+  } else {
+    table.index_put_({rows}, values.to(at::kFloat), /*accumulate=*/true);  // sorts: repeatable
+  }
+}
+
+double RoundedTo(double value, at::ScalarType type) {
+  return at::scalar_tensor(value, at::TensorOptions().dtype(type)).item<double>();
 }
 
 }  // namespace sft::engine

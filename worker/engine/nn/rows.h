@@ -32,6 +32,12 @@ at::Tensor Widened(const at::Tensor& rows, int64_t spare);
 // The `spare` columns alone. Throws as Widened does.
 at::Tensor SpareColumns(const at::Tensor& rows, int64_t spare);
 
+// table[rows[i]] += values[i], table fp32, in an order that does not depend on the threads.
+void AddRows(at::Tensor& table, const at::Tensor& rows, const at::Tensor& values);
+
+// `value` as a number of `type`.
+double RoundedTo(double value, at::ScalarType type);
+
 // `part`, or a copy of it where it would keep the storage of `rows` alive.
 at::Tensor ApartFrom(const at::Tensor& rows, const at::Tensor& part);
 

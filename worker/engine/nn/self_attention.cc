@@ -1,6 +1,8 @@
 #include "worker/engine/nn/self_attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 
 #include <utility>
 
@@ -21,8 +23,10 @@ Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
 }  // namespace
 
 SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
+  if (borrows) return {HeadsOf(rows, 0, heads, head_dim), {}, {}};
+  const int64_t values = keys_are_values ? heads : heads + kv_heads;
   return {HeadsOf(rows, 0, heads, head_dim), HeadsOf(rows, heads, kv_heads, head_dim),
-          HeadsOf(rows, heads + kv_heads, kv_heads, head_dim)};
+          HeadsOf(rows, values, kv_heads, head_dim)};
 }
 
 Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
@@ -72,34 +76,81 @@ void SelfAttention::NormWholeBackward(Tensor& dqkv, const RopeTables& rope, cons
   backward(heads * head_dim, kv_heads * head_dim, k_norm, saved.k_rstd);
 }
 
+void SelfAttention::NormValues(Saved& saved) const {
+  const Tensor rows = Split(saved.qkv).v.reshape({-1, head_dim});
+  Tensor normed = at::empty_like(rows);
+  saved.v_rstd = ops::RmsNorm(normed, rows, at::ones({head_dim}, rows.options()), norm);
+  saved.v = normed.view({-1, kv_heads, head_dim});
+}
+
+void SelfAttention::NormValuesBackward(Tensor& dqkv, const Tensor& dv, const Saved& saved) const {
+  const Tensor rows = Split(saved.qkv).v.reshape({-1, head_dim});
+  Tensor drows = dv.view({-1, head_dim});
+  ops::RmsNormBackward(drows, drows, rows, at::ones({head_dim}, rows.options()), saved.v_rstd,
+                       norm.kind, Tensor(), /*need_weight_grad=*/false);
+  Tensor to = Split(dqkv).v;
+  if (keys_are_values) {
+    to.add_(dv);
+  } else {
+    to.copy_(dv);
+  }
+}
+
+void SelfAttention::ReturnGradients(const Heads& d, SharedHeads& shared) {
+  if (!shared.dk.defined()) {
+    shared.dk = d.k.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    shared.dv = d.v.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    return;
+  }
+  shared.dk.add_(d.k);
+  shared.dv.add_(d.v);
+}
+
+void SelfAttention::TakeGradients(Heads& d, SharedHeads& shared) {
+  if (shared.dk.defined()) {
+    d.k.add_(shared.dk);
+    d.v.add_(shared.dv);
+  }
+  shared = {};
+}
+
 void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
   if (!has_norms() || saved.q.defined()) return;
   const int64_t tokens = saved.qkv.size(0);
   saved.q = at::empty({tokens, heads, head_dim}, saved.qkv.options());
-  saved.k = at::empty({tokens, kv_heads, head_dim}, saved.qkv.options());
+  saved.k = at::empty({tokens, own_kv_heads(), head_dim}, saved.qkv.options());
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWhole(rope, pass, saved);
   } else {
-    ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
-                  rope.sin, norm);
+    ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm],
+                  pass.weights[borrows ? q_norm : k_norm], rope.cos, rope.sin, norm);
   }
   ScaleQueries(saved.q, rope);
+  if (value_norm && !borrows) NormValues(saved);
 }
 
 SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
   Heads inputs = Split(saved.qkv);
   if (has_norms()) {
     inputs.q = saved.q;
-    inputs.k = saved.k;
+    if (!borrows) inputs.k = saved.k;
   }
+  if (value_norm && !borrows) inputs.v = saved.v;
   return inputs;
 }
 
 void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
                             const ops::Documents& documents, const RopeTables& rope,
-                            const Pass& pass, Saved& saved) const {
+                            const Pass& pass, SharedHeads* shared, Saved& saved) const {
   Project(std::move(x), rope, pass, saved);
-  const Heads inputs = Inputs(saved);
+  Heads inputs = Inputs(saved);
+  if (borrows) {
+    inputs.k = shared->k;
+    inputs.v = shared->v;
+  } else if (lends && !shared->k.defined()) {  // defined: this is a recomputation
+    shared->k = inputs.k;
+    shared->v = inputs.v;
+  }
   saved.out = o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = Drops(pass)
@@ -114,8 +165,8 @@ bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
 }
 
 void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Documents& documents,
-                             const RopeTables& rope, const Pass& pass, Saved& saved,
-                             UnitGradients& gradients, Tensor* dx) const {
+                             const RopeTables& rope, const Pass& pass, SharedHeads* shared,
+                             Saved& saved, UnitGradients& gradients, Tensor* dx) const {
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
   if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
@@ -123,9 +174,17 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
   saved.o_xa = Tensor();
   if (!go_on) return;
   Restore(rope, pass, saved);
-  const Heads inputs = Inputs(saved);
+  Heads inputs = Inputs(saved);
   Tensor dqkv = qkv.EmptyGradientRows(dout);
   Heads d = Split(dqkv);
+  if (borrows) {
+    inputs.k = shared->k;
+    inputs.v = shared->v;
+    d.k = at::empty_like(inputs.k);
+    d.v = at::empty_like(inputs.v);
+  } else if (value_norm) {
+    d.v = at::empty_like(saved.v);
+  }
   const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
   const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
   if (Drops(pass)) {
@@ -135,15 +194,17 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
     ops::AttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
                            saved.lse, documents, scale, window);
   }
-  dout = saved.out = saved.q = saved.k = Tensor();
+  dout = saved.out = saved.q = saved.k = saved.v = Tensor();
+  if (borrows) ReturnGradients(d, *shared);
+  if (lends) TakeGradients(d, *shared);
   ScaleQueries(d.q, rope);
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWholeBackward(dqkv, rope, pass, saved, gradients);
   } else if (has_norms()) {
     const bool trained = gradients.Wants(q_norm);
-    const auto [dq_norm, dk_norm] =
-        ops::NormRopeBackward(dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
-                              rope.sin, heads, kv_heads, norm, trained);
+    const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
+        dqkv, saved.qkv, pass.weights[q_norm], pass.weights[borrows ? q_norm : k_norm], rope.cos,
+        rope.sin, heads, own_kv_heads(), norm, trained);
     if (trained) {
       gradients.Add(q_norm, dq_norm);
       gradients.Add(k_norm, dk_norm);
@@ -152,6 +213,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
     Tensor rotated = QueriesAndKeys(dqkv);
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
   }
+  if (value_norm && !borrows) NormValuesBackward(dqkv, d.v, saved);
   saved.qkv = Tensor();
   qkv.Backward(dqkv, x, std::exchange(saved.qkv_xa, Tensor()), pass, gradients, dx);
 }

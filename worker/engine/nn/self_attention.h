@@ -8,9 +8,16 @@
 
 namespace sft::engine {
 
-// Grouped-query attention with rotary positions; optional biases, norms of queries and keys and
-// sliding window. Positions of parameters are those in the unit. Rows have the spare columns that
-// their projection asks for (projection.h).
+// Keys and values that several layers attend to, from the forward of the layer that makes them to
+// its backward: normed and rotated, and fp32 sums of the gradients that the others have of them.
+struct SharedHeads {
+  at::Tensor k, v;    // [T, kv_heads, D]
+  at::Tensor dk, dv;  // undefined: none yet
+};
+
+// Grouped-query attention with rotary positions; optional biases, norms of queries, keys and values
+// and sliding window. Positions of parameters are those in the unit. Rows have the spare columns
+// that their projection asks for (projection.h).
 struct SelfAttention {
   Projection qkv, o;
   int q_norm = -1;
@@ -21,22 +28,28 @@ struct SelfAttention {
   int64_t window = 0;  // 0: a token sees all before it
   double scale = 0.0;
   plan::QkNorm qk_norm = plan::QkNorm::kNone;
+  bool value_norm = false;       // over each head, without a weight
+  bool keys_are_values = false;  // values are normed keys as projected; with value_norm alone
+  bool lends = false;            // its keys and values go to SharedHeads, for other layers
+  bool borrows = false;          // it projects queries alone, and attends to those of SharedHeads
   ops::NormOptions norm = 0.0;
   double dropout = 0.0;  // of the probabilities, while training
   uint64_t dropout_module = 0;
 
-  // Views of rows [T, (heads + 2 kv_heads) D] by head.
+  // Views of rows [T, (heads + 2 kv_heads) D] by head; where keys are values, of one kv_heads less.
   struct Heads {
     at::Tensor q, k, v;  // [T, heads, D]
   };
 
-  // Activations kept for the backward; Restore computes undefined q and k again.
+  // Activations kept for the backward; Restore computes undefined q, k and v again.
   struct Saved {
-    // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where queries and keys are
-    // normed; else these two are rotated in place.
+    // [T, (heads + 2 kv_heads) D]: queries, keys, values (these are left out where keys are
+    // values, both where they are borrowed). As projected where queries and keys are normed; else
+    // these two are rotated in place.
     at::Tensor qkv;
     at::Tensor q, k;            // [T, heads, D], normed and rotated; only with norms
     at::Tensor q_rstd, k_rstd;  // [T]; only with norms over all heads together
+    at::Tensor v, v_rstd;       // [T, kv_heads, D] and [T * kv_heads]; only with value_norm
     at::Tensor out;             // rows [T, heads * D]
     at::Tensor lse;
     at::Tensor qkv_xa, o_xa;
@@ -44,37 +57,48 @@ struct SelfAttention {
 
   // Fills qkv, q and k from x [T, H], already normalised.
   void Project(Activation x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
-  // The inputs of attention: queries and keys normed and rotated, and values.
+  // The inputs of attention: queries and keys normed and rotated, and values; borrowed ones are
+  // undefined.
   Heads Inputs(const Saved& saved) const;
-  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined.
+  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined. `shared`:
+  // null where it neither lends nor borrows.
   void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
                const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
-               Saved& saved) const;
-  // Computes q and k where they are missing in `saved`.
+               SharedHeads* shared, Saved& saved) const;
+  // Computes q, k and v where they are missing in `saved`.
   void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
 
   // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
   // `saved`.
   void Backward(Activation dy, const at::Tensor& x, const ops::Documents& documents,
-                const RopeTables& rope, const Pass& pass, Saved& saved, UnitGradients& gradients,
-                at::Tensor* dx) const;
+                const RopeTables& rope, const Pass& pass, SharedHeads* shared, Saved& saved,
+                UnitGradients& gradients, at::Tensor* dx) const;
 
   // True if a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;
 
  private:
+  // Heads of keys that it projects.
+  int64_t own_kv_heads() const { return borrows ? 0 : kv_heads; }
+  // The gradients of keys and values are sums over all layers that attend to them: adds a
+  // borrower's to `shared`, and takes the sum from it.
+  static void ReturnGradients(const Heads& d, SharedHeads& shared);
+  static void TakeGradients(Heads& d, SharedHeads& shared);
   bool has_norms() const { return qk_norm != plan::QkNorm::kNone; }
   // Norms q and k of all heads together, from `saved.qkv` to `saved`, and back.
   void NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const;
   void NormWholeBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
                          const Saved& saved, UnitGradients& gradients) const;
+  // Norms the values, and turns their gradient `dv` [T, kv_heads, D] back, into `dqkv`.
+  void NormValues(Saved& saved) const;
+  void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
   bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }
   ops::AttentionDropout DropoutOf(const Pass& pass) const {
     return {dropout, MixSeed(pass.dropout->seed, dropout_module)};
   }
   // Multiplies the queries [T, heads, D], or their gradient, by the scale of their positions.
   void ScaleQueries(at::Tensor q, const RopeTables& rope) const;
-  Heads Split(const at::Tensor& qkv) const;
+  Heads Split(const at::Tensor& qkv) const;  // v is k where keys are values
   // Queries and keys together, which lie side by side: [T, heads + kv_heads, D].
   at::Tensor QueriesAndKeys(const at::Tensor& qkv) const;
 };

@@ -33,13 +33,23 @@ std::string FileName(const ModelFiles& files, const ModelLayout& layout, const s
   return name.substr(optional.size());
 }
 
+// A tensor of a module that the model does not use.
+bool IsUnused(const ModelLayout& layout, std::string_view name) {
+  return std::any_of(layout.units.begin(), layout.units.end(), [name](const UnitInfo& unit) {
+    return std::any_of(unit.unused.begin(), unit.unused.end(), [name](const std::string& module) {
+      return name.starts_with(module) && name.substr(module.size()).starts_with('.');
+    });
+  });
+}
+
 // A head that is tied, tables and masks that are computed and the other parts of a multimodal model
 // may be stored as well.
 bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
-  return name == layout.prefix + "lm_head.weight" || name.ends_with("rotary_emb.inv_freq") ||
+  return name == plan::PrefixedName(layout.prefix, "lm_head.weight") ||
+         name.ends_with("rotary_emb.inv_freq") ||
          (layout.optional_prefix == "transformer." &&
           (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))) ||
-         layout.IsOtherPart(name);
+         layout.IsOtherPart(name) || IsUnused(layout, name);
 }
 
 std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,

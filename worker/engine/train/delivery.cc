@@ -133,6 +133,7 @@ std::string ModelFileHash(const TrainingModel& model, const std::filesystem::pat
   TensorHasher hasher;
   for (const UnitInfo& unit : model.layout().units) {
     for (const ParamInfo& param : unit.params) {
+      if (!param.trainable) continue;
       const Tensor stored = files.View(param.name);
       hasher.Add(param.transposed ? stored.t().contiguous() : stored);
     }
@@ -206,6 +207,16 @@ TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> sh
   return info;
 }
 
+// The constants of a model, which full fine-tuning leaves as they are.
+void WriteConstants(const TrainingModel& model, const ModelFiles& base, ModelWriter& writer) {
+  for (const UnitInfo& unit : model.layout().units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.role != ParamRole::kConstant) continue;
+      writer.Write(param.name, base.View(param.name).to(model.compute_type()));
+    }
+  }
+}
+
 std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec,
                            const DeliveryOptions& options, bool writes) {
   std::unique_ptr<ModelWriter> writer;
@@ -239,6 +250,7 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
   });
   if (writer) {
     for (const StoredTensor& part : others) writer->Write(part.name, WholeOf(part, *base));
+    WriteConstants(model, *base, *writer);
     writer->Commit();
   }
   return hasher.Finish();

@@ -25,10 +25,13 @@ StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
       per_token_ += 2.0 * static_cast<double>(param.numel()) * products;
     }
     // Scores and values forward, twice that backward.
-    const double pair =
-        4.0 * static_cast<double>(config.heads * config.head_dim) * (unit >= first ? 3.0 : 1.0);
+    const double pair = 4.0 * static_cast<double>(config.heads * config.Layer(unit - 1).head_dim) *
+                        (unit >= first ? 3.0 : 1.0);
     windows_.emplace_back(config.layer_options[unit - 1].window, pair);
   }
+  // The layers' own inputs are made of the embeddings by one product.
+  const auto inputs = static_cast<double>(config.layers * config.layer_input * config.hidden);
+  per_token_ += 2.0 * inputs * (first == 0 ? 3.0 : 1.0);
   const ParamInfo& head =
       config.tied_head ? layout.units[0].params[0] : layout.units[layout.head_unit()].params.back();
   per_target_ = 2.0 * static_cast<double>(head.numel()) *

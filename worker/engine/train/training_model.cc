@@ -140,9 +140,11 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
 TrainingModel::~TrainingModel() = default;
 
 void TrainingModel::RecordBlocks() {
-  const Tensor heads = at::empty({1, config_.heads, config_.head_dim},
+  const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
-  if (drops() || !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
+  // The layers' own inputs are made anew for each micro-batch.
+  if (drops() || config_.layer_input > 0 || !source_->fixed() || !sink_->fixed() ||
+      !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
                "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
     return;

@@ -10,6 +10,7 @@
 
 #include "common/plan/parameters.h"
 #include "common/plan/stored_weights.h"
+#include "common/plan/tensors.h"
 
 // A model's parameters, cut into units: the pieces that are acquired, gathered, reduced and
 // released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
@@ -17,7 +18,8 @@
 
 namespace sft::engine {
 
-enum class ParamRole { kEmbedding, kNorm, kLinear, kBias, kHead, kLoraA, kLoraB };
+// A constant is never trained.
+enum class ParamRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kLoraA, kLoraB };
 
 // One parameter of the model or of an adapter.
 struct ParamInfo {
@@ -66,6 +68,7 @@ struct UnitInfo {
   std::vector<ParamInfo> params;
   // The weights of the linear layers by the matrix they share, as positions in `params`.
   std::vector<std::vector<int>> shared_matrices;
+  std::vector<std::string> unused;  // modules that files may hold and that are not read
 
   // Position of a parameter by name, -1 when the unit has none.
   int Find(std::string_view name) const;
@@ -82,7 +85,9 @@ struct ModelLayout {
   plan::StoredWeights stored;
 
   // True for a tensor of the checkpoint that is no part of the decoder: of a vision tower, say.
-  bool IsOtherPart(std::string_view name) const { return !name.starts_with(prefix); }
+  bool IsOtherPart(std::string_view name) const {
+    return !name.starts_with(prefix) && name != plan::PrefixedName(prefix, "lm_head.weight");
+  }
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }

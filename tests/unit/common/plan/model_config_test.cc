@@ -218,6 +218,94 @@ TEST(ModelConfigTest, OlmosNormsStandBehindTheSubLayers) {
   EXPECT_EQ(olmo3.ropes[1].theta, 5e5);
 }
 
+constexpr std::string_view kDenseGemma4 = R"(, "hidden_size_per_layer_input": 0,
+    "head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention",
+    "sliding_attention", "sliding_attention"])";
+
+std::vector<std::string> LinearsOfLayer(const ModelConfig& config, int64_t layer) {
+  std::vector<std::string> linears;
+  for (const TensorInfo& tensor : BlockTensors(config, layer).tensors) {
+    if (tensor.role == TensorRole::kLinear) linears.push_back(tensor.module());
+  }
+  return linears;
+}
+
+TEST(ModelConfigTest, FullLayersOfGemma4HaveHeadsOfTheirOwn) {
+  const ModelConfig plain = Parse("gemma4_text", kDenseGemma4);
+  EXPECT_EQ(plain.attention_scale, 1.0);
+  EXPECT_EQ(plain.norm, NormKind::kRmsFp32);
+  EXPECT_EQ(WindowsOf(plain), (std::vector<int64_t>{512, 0, 512, 0}));  // the last is full, always
+  EXPECT_EQ(RopesOf(plain), (std::vector<int>{1, 0, 1, 0}));
+  EXPECT_EQ(plain.ropes[0].type, RopeType::kProportional);
+  EXPECT_EQ(plain.ropes[0].rotated, 0.25);
+  EXPECT_EQ(plain.ropes[0].theta, 1e6);
+  EXPECT_EQ(plain.ropes[1].theta, 1e4);
+  EXPECT_EQ(plain.Layer(0), (LayerShape{2, 8, 128}));
+  EXPECT_EQ(plain.Layer(1), (LayerShape{2, 16, 128}));  // its own key heads where keys are values
+  EXPECT_EQ(plain.LargestHead(), 16);
+  EXPECT_EQ(LinearsOfLayer(plain, 1).size(), 7u);
+  const ModelConfig config =
+      Parse("gemma4_text", std::string(kDenseGemma4) + R"(, "attention_k_eq_v": true)");
+  EXPECT_EQ(config.Layer(0), (LayerShape{2, 8, 128}));
+  EXPECT_EQ(config.Layer(1), (LayerShape{1, 16, 128, true}));
+  const std::vector<std::string> linears = LinearsOfLayer(config, 1);
+  ASSERT_EQ(linears.size(), 6u);
+  EXPECT_EQ(linears[1], "model.layers.1.self_attn.k_proj");
+  EXPECT_EQ(linears[2], "model.layers.1.self_attn.o_proj");
+}
+
+TEST(ModelConfigTest, SizesOfGemma4AreReadAsTransformersWritesThem) {
+  const ModelConfig config = Parse("gemma4_text", std::string(kDenseGemma4) + R"(,
+      "attention_k_eq_v": true, "per_layer_config": {
+      "1": {"head_dim": 32, "num_key_value_heads": 4}, "3": {"head_dim": 32}})");
+  EXPECT_EQ(config.Layer(0), (LayerShape{2, 8, 128}));
+  EXPECT_EQ(config.Layer(1), (LayerShape{4, 32, 128, true}));
+  EXPECT_EQ(config.Layer(3), (LayerShape{2, 32, 128, true}));
+}
+
+TEST(ModelConfigTest, TheLastLayersOfAnEModelAttendToKeysOfOthers) {
+  const ModelConfig config = Parse("gemma4_text", R"(, "num_kv_shared_layers": 2,
+      "use_double_wide_mlp": true, "hidden_size_per_layer_input": 16,
+      "vocab_size_per_layer_input": 120, "layer_types": ["sliding_attention", "full_attention",
+      "sliding_attention", "full_attention"])");
+  EXPECT_EQ(config.Layer(1).keys_of, -1);
+  EXPECT_EQ(config.Layer(2).keys_of, 0);
+  EXPECT_EQ(config.Layer(3).keys_of, 1);
+  EXPECT_TRUE(config.Lends(0) && config.Lends(1));
+  EXPECT_FALSE(config.Lends(2) || config.Lends(3));
+  EXPECT_EQ(config.Layer(1).intermediate, 128);
+  EXPECT_EQ(config.Layer(2).intermediate, 256);
+  const std::string layer = "model.layers.2.";
+  EXPECT_EQ(LinearsOfLayer(config, 2),
+            (std::vector<std::string>{layer + "self_attn.q_proj", layer + "self_attn.o_proj",
+                                      layer + "mlp.gate_proj", layer + "mlp.up_proj",
+                                      layer + "mlp.down_proj", layer + "per_layer_input_gate",
+                                      layer + "per_layer_projection"}));
+  EXPECT_EQ(BlockTensors(config, 2).unused,
+            (std::vector<std::string>{layer + "self_attn.k_proj", layer + "self_attn.v_proj",
+                                      layer + "self_attn.k_norm"}));
+  const std::vector<TensorInfo> embedding = EmbeddingTensors(config).tensors;
+  ASSERT_EQ(embedding.size(), 4u);
+  EXPECT_EQ(embedding[1].name, "model.embed_tokens_per_layer.weight");
+  EXPECT_EQ(embedding[1].shape, (std::vector<int64_t>{120, 64}));
+  EXPECT_EQ(embedding[2].shape, (std::vector<int64_t>{64, 64}));
+}
+
+// In files as at run time, names of the decoder begin with model.language_model.
+TEST(ModelConfigTest, MultimodalGemma4HasTheNamesOfRunTimeInItsFiles) {
+  const auto config = ParseModelConfig(R"({"model_type": "gemma4", "text_config":
+      {"hidden_size_per_layer_input": 0}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const std::string layer = "model.language_model.layers.3";
+  EXPECT_EQ(BlockName(*config, 3), layer);
+  EXPECT_EQ(EmbeddingTensors(*config).tensors[0].name, "model.language_model.embed_tokens.weight");
+  EXPECT_EQ(HeadTensors(*config).tensors[0].name, "model.language_model.norm.weight");
+  EXPECT_EQ(PrefixedName(config->prefix, "lm_head"), "lm_head");
+  EXPECT_EQ(RuntimeModule(config->prefix, layer), layer);
+  EXPECT_EQ(CheckpointModule(config->prefix, layer), layer);
+}
+
 TEST(ModelConfigTest, QueriesOfMinistral3AreScaledByTheirPosition) {
   const auto plain = ParseModelConfig(R"({"model_type": "ministral3"})");
   ASSERT_TRUE(plain.ok()) << plain.status();
@@ -239,6 +327,22 @@ TEST(ModelConfigTest, ParametersAreThoseOfTransformers) {
                 "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16,
                 "head_dim": 128})",
             27'009'346'304},
+           // Beside these, a constant in each layer.
+           {R"({"model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21504,
+                "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16,
+                "num_global_key_value_heads": 4, "attention_k_eq_v": true,
+                "hidden_size_per_layer_input": 0})",
+            30'697'345'280 + 60},
+           {R"({"model_type": "gemma4_text", "hidden_size": 2560, "intermediate_size": 10240,
+                "num_hidden_layers": 42, "num_attention_heads": 8, "num_key_value_heads": 2,
+                "num_kv_shared_layers": 18})",
+            7'463'013'376 + 42},
+           {R"({"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144,
+                "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 1,
+                "num_kv_shared_layers": 2, "use_double_wide_mlp": true, "layer_types":
+                ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention",
+                 "full_attention"]})",
+            989'505'536 + 5},
            {R"({"model_type": "olmo2"})", 6'888'624'128},
            {R"({"model_type": "ministral3"})", 8'489'553'920}}) {
     const auto model = ParseModelConfig(config);
@@ -266,6 +370,23 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
            {Config("gemma3_text", R"(, "use_bidirectional_attention": true)"), "EmbeddingGemma"},
            {Config("gemma3_text", R"(, "hidden_activation": "relu")"),
             "\"hidden_activation\" \"relu\" is not supported; silu and gelu_pytorch_tanh are"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "enable_moe_block": true)"),
+            "\"enable_moe_block\" true is the 26B"},
+           {Config("gemma4_text", R"(, "vocab_size_per_layer_input": 99)"),
+            "\"vocab_size_per_layer_input\" 99 is less than the vocabulary of 100"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 4)"),
+            "\"num_kv_shared_layers\" must be below the 4 layers"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 3)"),
+            "\"num_kv_shared_layers\" leaves layer 1 no layer of its type to share with"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "per_layer_config":
+                {"4": {"head_dim": 8}})"),
+            "config.json: per_layer_config: \"4\" is no layer of 4"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "per_layer_config":
+                {"1": {"intermediate_size": 8}})"),
+            "\"intermediate_size\" is not read of single layers"},
+           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "attention_k_eq_v": true,
+                "num_global_key_value_heads": 3)"),
+            "\"num_global_key_value_heads\" gives layer 1"},
            {R"({"model_type": "llama"})", "\"vocab_size\" is missing"},
            {Config("smollm3", R"(, "no_rope_layers": [1, 0])"),
             "\"no_rope_layers\" names 2 layers of 4"},

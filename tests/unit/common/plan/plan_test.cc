@@ -67,6 +67,11 @@ INSTANTIATE_TEST_SUITE_P(OnOneH100, ReadingTest,
                                                    22.29}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+int64_t WorkspaceOf(const ModelShape& shape, int64_t documents, int64_t length,
+                    bool deterministic) {
+  return AttentionWorkspace(shape, shape.Layer(0), documents, length, deterministic);
+}
+
 struct Budget {
   const char* name;
   double gigabytes;
@@ -395,7 +400,7 @@ TEST(PlanTest, GpusAreFoundByTypeAndByTheDriversName) {
 
 TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
   // Hidden 4096, queries 4096, keys 1024, intermediate 12288, ranks 48, 16, 32 and 16.
-  const BlockCost block = CostOfBlock(Qwen3Of8B(), Qlora(1, 1, 2048), 2);
+  const BlockCost block = CostsOfBlocks(Qwen3Of8B(), Qlora(1, 1, 2048), 2)[0];
   const int64_t norms = 2 * (2 * 4096 + 6144 + 4160 + 24640 + 112) + 8 + 32 * 4;
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNorms)], norms);
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kMlp)], norms - 2 * (24640 + 32));
@@ -404,7 +409,7 @@ TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
   // Adapters of another rank keep the product of SwiGLU for the backward.
   spec::JobSpec other = Qlora(1, 1, 2048);
   other.lora.r = 8;
-  const BlockCost kept = CostOfBlock(Qwen3Of8B(), other, 2);
+  const BlockCost kept = CostsOfBlocks(Qwen3Of8B(), other, 2)[0];
   EXPECT_EQ(kept.saved[0] - kept.saved[1], 2 * (4160 + 4160 + 5120 + 12352));
   EXPECT_EQ(block.matrix_elements,
             (6144 + 48) * 4160 + (4096 + 16) * 4160 + (24576 + 32) * 4160 + (4096 + 16) * 12352);
@@ -414,14 +419,14 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
   for (const int64_t length : {512, 2048, 4096, 8192}) {
     for (const int64_t documents : {1, 3, 8, 64}) {
       for (const bool deterministic : {true, false}) {
-        const int64_t bytes = AttentionWorkspace(Qwen3Of32B(), documents, length, deterministic);
+        const int64_t bytes = WorkspaceOf(Qwen3Of32B(), documents, length, deterministic);
         EXPECT_GT(bytes, 0);
         EXPECT_LE(bytes, int64_t{5} << 28) << documents << " documents of " << length;
       }
     }
   }
   // A single key head may take more, up to a limit; beyond it the queries are divided into slabs.
-  const int64_t one_head = AttentionWorkspace(Qwen3Of32B(), 1, 16384, true);
+  const int64_t one_head = WorkspaceOf(Qwen3Of32B(), 1, 16384, true);
   EXPECT_GT(one_head, int64_t{5} << 28);
   EXPECT_LE(one_head, int64_t{9} << 29);
   EXPECT_FALSE(BackwardInSlabs(Qwen3Of32B(), 16384, true));
@@ -431,11 +436,11 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
 
 // In a fixed order the gradients of the scores of a whole call would grow with its square.
 TEST(BlockTest, SlabsKeepAttentionsWorkspaceLinearInTheLength) {
-  const int64_t at_32k = AttentionWorkspace(Qwen3Of8B(), 1, 32768, true);
+  const int64_t at_32k = WorkspaceOf(Qwen3Of8B(), 1, 32768, true);
   EXPECT_LE(at_32k, int64_t{3} << 30);
-  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 65536, true), 2 * at_32k);
-  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 131072, true), 4 * at_32k);
-  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 524288, true), int64_t{7} << 30);
+  EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 65536, true), 2 * at_32k);
+  EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 131072, true), 4 * at_32k);
+  EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 524288, true), int64_t{7} << 30);
 }
 
 }  // namespace

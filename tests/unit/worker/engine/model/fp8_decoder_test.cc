@@ -182,7 +182,7 @@ class Apart : public BlocksRun {
                           b.attention_ends.before.options, b.attention.qkv, s.input_statistics);
     s.middle = at::empty_like(x);
     b.attention.Forward(s.middle, s.input_normed, x, context_.documents, context_.ropes[0], pass,
-                        s.attention);
+                        nullptr, s.attention);
     s.middle_normed = Norm(s.middle, pass.weights[b.mlp_ends.before.weight],
                            b.mlp_ends.before.options, b.mlp.gate_up, s.middle_statistics);
     s.mlp.gate_up = EmptyRows(kBatchTokens, b.mlp.gate_up.outputs(), b.mlp.gate_up.spare(), x);
@@ -201,7 +201,7 @@ class Apart : public BlocksRun {
     b.mlp.Backward(dy, s.middle_normed, pass, s.mlp, gradients, &dnormed);
     ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.mlp_ends.before.weight],
                          s.middle_statistics, plan::NormKind::kRms, dy, false);
-    b.attention.Backward(dy, s.input_normed, context_.documents, context_.ropes[0], pass,
+    b.attention.Backward(dy, s.input_normed, context_.documents, context_.ropes[0], pass, nullptr,
                          s.attention, gradients, &dnormed);
     ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.attention_ends.before.weight],
                          s.input_statistics, plan::NormKind::kRms, dy, false);

@@ -34,7 +34,7 @@ void WriteTinyModel(const std::filesystem::path& dir, const std::string& config)
       std::vector<int64_t> shape = param.shape;
       if (param.transposed) std::reverse(shape.begin(), shape.end());
       at::Tensor values = at::randn(shape, generator, at::kFloat).mul_(0.1);
-      if (param.role == ParamRole::kNorm) values.add_(1.0);
+      if (param.role == ParamRole::kNorm || param.role == ParamRole::kConstant) values.add_(1.0);
       tensors.push_back({param.name, values.to(at::kBFloat16)});
     }
   }

@@ -44,6 +44,27 @@ TEST(HeadLossTest, VocabulariesOfAnySizeGiveWhatAutogradDoes) {
   }
 }
 
+TEST(HeadLossTest, CappedLogitsGiveWhatAutogradDoes) {
+  const at::Generator generator = at::detail::createCPUGenerator(4);
+  Tensor x = at::randn({19, 16}, generator, at::kFloat).set_requires_grad(true);
+  Tensor weight = at::randn({50, 16}, generator, at::kFloat).set_requires_grad(true);
+  const Tensor targets = at::randint(0, 50, {19}, generator, at::kLong);
+  const Tensor logits = 3.0 * at::tanh(0.5 * at::matmul(x, weight.t()) / 3.0);
+  const Tensor expected = at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
+  expected.backward();
+  const HeadLoss head{.chunk_rows = 8, .scale = 0.5, .cap = 3.0};
+  Tensor dweight = at::zeros({50, 16});
+  const auto result = head.ForwardBackward(x.detach(), weight.detach(), targets, dweight, true);
+  EXPECT_NEAR(result.loss.item<double>(), expected.item<double>(), 1e-4);
+  EXPECT_NEAR(head.Forward(x.detach(), weight.detach(), targets).item<double>(),
+              expected.item<double>(), 1e-4);
+  EXPECT_TRUE(at::allclose(result.dx, x.grad(), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(dweight, weight.grad(), 1e-5, 1e-5));
+  Tensor whole = at::matmul(x.detach(), weight.detach().t());
+  head.Finish(whole);
+  EXPECT_TRUE(at::allclose(whole, logits.detach(), 1e-5, 1e-6));
+}
+
 TEST(HeadLossTest, NoRowsGiveZeroAndAnEmptyGradient) {
   const auto none = HeadLoss{8}.ForwardBackward(at::empty({0, 4}), at::ones({5, 4}),
                                                 at::empty({0}, at::kLong), {}, true);
