@@ -256,6 +256,16 @@ constexpr Field kTrainingTable[] = {
      .min = 0,
      .max = 1e9,
      .aliases = "gradient_clipping train.gradient_clipping"},
+    {.key = "hyperparameters.neftune_noise_alpha",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "NEFTune: while training, adds noise to what the embedding gives, uniform in +-alpha / "
+            "sqrt(L * H) with L tokens in the longest row of the micro-batch and hidden size H. "
+            "Usual are 5 to 15; 0: none.",
+     .min = 0,
+     .max = 1e6,
+     .aliases = "train.neftune_noise_alpha noisy_embedding_alpha train.noisy_embedding_alpha",
+     .since = 2},
     {.key = "hyperparameters.max_steps",
      .type = Type::kInt,
      .def = "0",
@@ -423,6 +433,16 @@ constexpr Field kTrainingTable[] = {
      .def = "false",
      .doc = "Scales adapters by alpha / sqrt(r) instead.",
      .aliases = "tuning.lora.use_rslora use_rslora"},
+    {.key = "lora.loraplus_lr_ratio",
+     .type = Type::kFloat,
+     .def = "1",
+     .doc = "LoRA+: B learns at this multiple of learning_rate, and as in PEFT so does everything "
+            "trained that has one dimension (biases, norms). Usual are 2 to 16.",
+     .min = 0,
+     .max = 1e6,
+     .above_min = true,
+     .aliases = "tuning.lora.loraplus_lr_ratio loraplus_lr_ratio train.loraplus_lr_ratio",
+     .since = 2},
 
     {.key = "quantization.bits",
      .type = Type::kInt,

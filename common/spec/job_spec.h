@@ -126,8 +126,9 @@ struct JobSpec {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
-    double max_grad_norm = 1.0;  // 0: no clipping
-    int64_t max_steps = 0;       // 0: n_epochs counts
+    double max_grad_norm = 1.0;        // 0: no clipping
+    double neftune_noise_alpha = 0.0;  // 0: no noise
+    int64_t max_steps = 0;             // 0: n_epochs counts
     int logging_steps = 1;
     uint64_t seed = 42;
   } hyperparameters;
@@ -155,6 +156,7 @@ struct JobSpec {
                                                "gate_proj", "up_proj", "down_proj"};
     Bias bias = Bias::kNone;
     bool use_rslora = false;
+    double loraplus_lr_ratio = 1.0;
   } lora;
 
   struct Quantization {

@@ -197,7 +197,8 @@ struct Idle {
   std::string_view values;  // separated by '|'
 };
 constexpr Idle kIdle[] = {
-    {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora",
+    {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora "
+     "lora.loraplus_lr_ratio",
      "training.mode", "full_finetune"},
     {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
     {"hyperparameters.lr_num_cycles", "hyperparameters.lr_scheduler",

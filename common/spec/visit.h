@@ -139,6 +139,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.adam_beta2", h.adam_beta2);
   visit("hyperparameters.adam_epsilon", h.adam_epsilon);
   visit("hyperparameters.max_grad_norm", h.max_grad_norm);
+  visit("hyperparameters.neftune_noise_alpha", h.neftune_noise_alpha);
   visit("hyperparameters.max_steps", h.max_steps);
   visit("hyperparameters.logging_steps", h.logging_steps);
   visit("hyperparameters.seed", h.seed);
@@ -158,6 +159,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.target_modules", s.lora.target_modules);
   visit("lora.bias", s.lora.bias);
   visit("lora.use_rslora", s.lora.use_rslora);
+  visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
   visit("quantization.bits", s.quantization.bits);
   visit("quantization.type", s.quantization.type);
   visit("quantization.double_quant", s.quantization.double_quant);

@@ -38,6 +38,7 @@ MicroBatch PackedBatch(const Tensor& input_ids, const Tensor& labels,
     batch.cu_seqlens.push_back(begin);
     batch.max_seqlen = std::max(batch.max_seqlen, static_cast<int32_t>(length));
   }
+  batch.longest_row = batch.max_seqlen;
   return batch;
 }
 

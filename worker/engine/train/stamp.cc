@@ -42,11 +42,13 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.adam_beta2",
     "hyperparameters.adam_epsilon",
     "hyperparameters.max_grad_norm",
+    "hyperparameters.neftune_noise_alpha",
     "hyperparameters.seed",
     "data.packing",
 };
-constexpr const char* kLoraKeys[] = {"lora.r",    "lora.alpha",      "lora.dropout",
-                                     "lora.bias", "lora.use_rslora", "lora.target_modules"};
+constexpr const char* kLoraKeys[] = {
+    "lora.r",          "lora.alpha",          "lora.dropout",          "lora.bias",
+    "lora.use_rslora", "lora.target_modules", "lora.loraplus_lr_ratio"};
 
 // Keys in which a job must agree with its checkpoint in any case: another shape, or another model
 // under the adapters. All others can be accepted.

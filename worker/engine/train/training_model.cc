@@ -87,9 +87,15 @@ plan::Device KindOf(at::Device device) {
   return device.is_cpu() ? plan::Device::kCpu : plan::Device::kGpu;
 }
 
-// As transformers: norms and biases are not decayed.
-bool Decays(const ParamInfo& param) {
-  return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+// As transformers: norms and biases are not decayed. As PEFT's LoRA+: B has a learning rate of its
+// own, which it shares with all that has one dimension.
+UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
+  UpdateRule rule;
+  rule.decays = param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+  if (!spec.full_finetune() && (param.role == ParamRole::kLoraB || param.shape.size() == 1)) {
+    rule.rate_ratio = spec.lora.loraplus_lr_ratio;
+  }
+  return rule;
 }
 
 void CheckDropout(const ModelConfig& config, at::ScalarType compute, at::Device device) {
@@ -132,8 +138,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   MakeOptimizers();
   MakeSource(base, run);
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
-  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
-                                       DecoderOptions{ScalingOf(spec_.lora), run});
+  decoder_ = std::make_unique<Decoder>(
+      config_, layout_, *source_, comm_.device(),
+      DecoderOptions{.lora = ScalingOf(spec_.lora), .noise_alpha = NoiseAlpha(), .run = run});
   if (run.graphs) RecordBlocks();
 }
 
@@ -209,13 +216,13 @@ std::vector<HostOptimizer::PartInfo> TrainingModel::PartInfos() const {
   std::vector<HostOptimizer::PartInfo> infos;
   for (const TrainablePart& part : store_->parts()) {
     const ParamInfo& info = layout_.units[part.unit].params[part.param];
-    infos.push_back({info.name, first_id[part.unit] + part.param, Decays(info)});
+    infos.push_back({info.name, first_id[part.unit] + part.param, RuleOf(info, spec_)});
   }
   return infos;
 }
 
 void TrainingModel::MakeOptimizers() {
-  AdamWOptions options = AdamWOptionsOf(spec_);
+  const AdamWOptions options = AdamWOptionsOf(spec_);
   const auto& parts = store_->parts();
   const std::vector<HostOptimizer::PartInfo> infos = PartInfos();
   if (store_->masters_on_host()) {
@@ -225,19 +232,14 @@ void TrainingModel::MakeOptimizers() {
                                             HostOptimizer::Options{options, wire});
     return;
   }
-  for (bool decayed : {true, false}) {
-    Group group;
-    std::vector<OptimizerParam> params;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const TrainablePart& part = parts[i];
-      if (infos[i].decays != decayed) continue;
-      group.parts.push_back(i);
-      params.push_back({infos[i].name, part.master, part.copy, infos[i].id, part.first});
-    }
-    if (!decayed) options.weight_decay = 0.0;
-    group.adamw = std::make_unique<AdamW>(std::move(params), options);
-    groups_.push_back(std::move(group));
+  std::vector<OptimizerParam> params;
+  std::vector<UpdateRule> rules;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TrainablePart& part = parts[i];
+    params.push_back({infos[i].name, part.master, part.copy, infos[i].id, part.first});
+    rules.push_back(infos[i].rule);
   }
+  adamw_ = std::make_unique<AdamWSet>(params, rules, options);
 }
 
 void TrainingModel::BeginStep() {
@@ -251,7 +253,7 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
   const bool recorded = decoder_->graphs() != nullptr;
   const DeviceBatch on_device =
       recorded ? ToDevice(WithPadding(batch), comm_.device()) : ToDevice(batch, comm_.device());
-  Tensor loss = decoder_->ForwardBackward(on_device, drops() ? &key : nullptr, *sink_);
+  Tensor loss = decoder_->ForwardBackward(on_device, draws() ? &key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
   if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
   return loss;
@@ -268,11 +270,10 @@ double TrainingModel::ReduceGradients(double scale) {
 
 void TrainingModel::Update(double lr, double scale) {
   if (gradients_ == nullptr) throw InternalError("Update was called before ReduceGradients");
-  if (host_) host_->Begin(*gradients_, lr, scale);
-  for (Group& group : groups_) {
-    std::vector<Tensor> gradients;
-    for (size_t part : group.parts) gradients.push_back((*gradients_)[part]);
-    group.adamw->Step(gradients, lr, scale);
+  if (host_) {
+    host_->Begin(*gradients_, lr, scale);
+  } else {
+    adamw_->Step(*gradients_, lr, scale);
   }
   WeightsChanged();
 }
@@ -317,9 +318,7 @@ std::vector<AdamW*> TrainingModel::Optimizers() {
     host_->Finish();
     return host_->Optimizers();
   }
-  std::vector<AdamW*> optimizers;
-  for (const Group& group : groups_) optimizers.push_back(group.adamw.get());
-  return optimizers;
+  return adamw_->All();
 }
 
 void TrainingModel::MastersChanged() {

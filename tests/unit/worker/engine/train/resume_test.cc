@@ -180,6 +180,19 @@ TEST_P(ResumeTest, AnOptimizerOnTheHostGoesOnWithTheSameBitsAndFitsOneOnTheDevic
   EXPECT_EQ(Run(options).Losses(), both.resumed.Losses());
 }
 
+TEST_P(ResumeTest, NoiseAndRatesOfTheirOwnGoOnWithTheSameBits) {
+  for (const Layout& layout : {kLayouts[1], kLayouts[4]}) {
+    SCOPED_TRACE(layout.name);
+    TrainerOptions options = Options(layout);
+    const std::vector<double> plain = Run(options).Losses();
+    options.spec.hyperparameters.neftune_noise_alpha = 5.0;
+    options.spec.lora.loraplus_lr_ratio = 4.0;
+    const Both both = RunBoth(options);
+    ExpectSameBits(both);
+    EXPECT_NE(both.straight.steps[0].loss, plain[0]);
+  }
+}
+
 // What was recorded before the checkpoint runs without a recording after it, at first.
 TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
   TrainerOptions options = Options(kOne);
