@@ -165,8 +165,9 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const double heads = static_cast<double>(p.shape.heads * p.shape.head_dim);
   const double attention_forward = 4 * pairs * heads / rates.forward;
   StepTime time;
+  const double head_passes = p.trains_head() ? 3 : 2;
   time.products =
-      layers * passes * product + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
+      layers * passes * product + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
   time.attention = layers * (attention_forward + 10 * pairs * heads / rates.backward);
   const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
   time.elementwise = (layers * Bytes(block.elementwise, tokens) + kLossPasses * logits +

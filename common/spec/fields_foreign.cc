@@ -115,12 +115,6 @@ constexpr Field kForeignTable[] = {
      .aliases = "loraplus_lr_embedding tuning.lora.loraplus_lr_embedding "
                 "train.loraplus_lr_embedding",
      .effect = Effect::kIgnored},
-    {.key = "lora.modules_to_save",
-     .type = Type::kList,
-     .def = "",
-     .doc = "Modules that are trained whole beside the adapters. Only an empty list is accepted.",
-     .may_be_empty = true,
-     .aliases = "modules_to_save tuning.lora.modules_to_save lora_modules_to_save"},
     {.key = "quantization.bnb_4bit_compute_dtype",
      .type = Type::kString,
      .def = "",

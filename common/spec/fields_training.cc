@@ -136,6 +136,14 @@ constexpr Field kTrainingTable[] = {
      .min = 0,
      .max = 10,
      .above_min = true},
+    {.key = "hyperparameters.embedding_learning_rate",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "Peak learning rate of a trained embedding and head; 0: learning_rate, which in a job "
+            "of adapters often is too much for them.",
+     .min = 0,
+     .max = 10,
+     .since = 2},
     {.key = "hyperparameters.warmup_ratio",
      .type = Type::kFloat,
      .def = "0.03",
@@ -264,7 +272,7 @@ constexpr Field kTrainingTable[] = {
             "Usual are 5 to 15; 0: none.",
      .min = 0,
      .max = 1e6,
-     .aliases = "train.neftune_noise_alpha noisy_embedding_alpha train.noisy_embedding_alpha",
+     .aliases = "noisy_embedding_alpha train.noisy_embedding_alpha",
      .since = 2},
     {.key = "hyperparameters.max_steps",
      .type = Type::kInt,
@@ -442,6 +450,23 @@ constexpr Field kTrainingTable[] = {
      .max = 1e6,
      .above_min = true,
      .aliases = "tuning.lora.loraplus_lr_ratio loraplus_lr_ratio train.loraplus_lr_ratio",
+     .since = 2},
+    {.key = "lora.modules_to_save",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Embedding, head and norms that are trained whole beside the adapters and delivered in "
+            "the adapter's file: ends of module names, as in PEFT (\"embed_tokens\", \"lm_head\", "
+            "\"norm\").",
+     .may_be_empty = true,
+     .aliases =
+         "tuning.lora.modules_to_save modules_to_save lora_modules_to_save additional_target",
+     .since = 2},
+    {.key = "lora.ensure_weight_tying",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "PEFT's word: a model whose head is its embedding keeps them one where modules_to_save "
+            "names either. Such a job needs true.",
+     .aliases = "tuning.lora.ensure_weight_tying ensure_weight_tying",
      .since = 2},
 
     {.key = "quantization.bits",

@@ -118,6 +118,7 @@ struct JobSpec {
     int global_batch = 4;  // per_device_batch * gpu_count * gradient_accumulation_steps
     int sequence_length = 2048;
     double learning_rate = 2e-5;
+    double embedding_learning_rate = 0.0;  // 0: learning_rate
     double warmup_ratio = 0.03;
     Optimizer optimizer = Optimizer::kAdamW;
     MasterWeights master_weights = MasterWeights::kAuto;
@@ -157,6 +158,8 @@ struct JobSpec {
     Bias bias = Bias::kNone;
     bool use_rslora = false;
     double loraplus_lr_ratio = 1.0;
+    std::vector<std::string> modules_to_save;  // ends of module names
+    bool ensure_weight_tying = false;
   } lora;
 
   struct Quantization {

@@ -126,6 +126,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.global_batch", h.global_batch);
   visit("hyperparameters.sequence_length", h.sequence_length);
   visit("hyperparameters.learning_rate", h.learning_rate);
+  visit("hyperparameters.embedding_learning_rate", h.embedding_learning_rate);
   visit("hyperparameters.warmup_ratio", h.warmup_ratio);
   visit("hyperparameters.warmup_steps", h.lr_scheduler.warmup_steps);
   visit("hyperparameters.optimizer", h.optimizer);
@@ -160,6 +161,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.bias", s.lora.bias);
   visit("lora.use_rslora", s.lora.use_rslora);
   visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
+  visit("lora.modules_to_save", s.lora.modules_to_save);
+  visit("lora.ensure_weight_tying", s.lora.ensure_weight_tying);
   visit("quantization.bits", s.quantization.bits);
   visit("quantization.type", s.quantization.type);
   visit("quantization.double_quant", s.quantization.double_quant);

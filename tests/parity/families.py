@@ -344,6 +344,9 @@ def save_adapter(wrapped, folder):
     (folder / "README.md").unlink()
     config = json.loads((folder / "adapter_config.json").read_text())
     config["target_modules"].sort()
+    config["base_model_name_or_path"] = None
+    if config["modules_to_save"]:
+        config["modules_to_save"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

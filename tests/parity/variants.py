@@ -21,6 +21,17 @@ NEFTUNE = {"neftune_plain": "qwen3_tied", "neftune_scaled_before": "gemma3_tied"
            "neftune_scaled_after": "granite_tied", "neftune_positions": "gpt2_untied"}
 ALPHA, JOB_SEED, NOISE_MODULE = 5.0, 42, 1 << 42
 WORDS = (1 << 64) - 1
+# Adapters of all linears of a model, or of those named, with options of peft's LoraConfig.
+ADAPTERS = {
+    "whole_untied": ("llama_biases_rope_linear_untied",
+                     {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["q_proj", "down_proj"]}),
+    "whole_norms": ("qwen3_tied", {"modules_to_save": ["norm"]}),
+    "whole_tied": ("llama_rope_llama3_tied",
+                   {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+    "whole_positions": ("gpt2_untied", {"modules_to_save": ["wpe", "ln_f", "lm_head"], "bias": "lora_only"}),
+    "whole_multimodal": ("gemma3_multimodal_tied",
+                         {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+}
 
 
 def mix_seed(a, b):
@@ -36,8 +47,13 @@ def rows_of(folder, case):
     return rows["input_ids"], rows["labels"]
 
 
+def load(case, folder):
+    return families.auto_class(case).from_pretrained(
+        folder / case, dtype=torch.float32, attn_implementation="eager").train()
+
+
 def loraplus(case, folder, out):
-    model, _ = families.build(case)
+    model = load(case, folder)
     wrapped = peft.PeftModel.from_pretrained(model, folder / case / "bias_adapter", is_trainable=True)
     input_ids, labels = rows_of(folder, case)
     optimizer = create_loraplus_optimizer(
@@ -54,7 +70,7 @@ def loraplus(case, folder, out):
 
 def neftune(case, folder, out):
     """With transformers' own hook; its generator is seeded as the engine seeds that of step 0."""
-    model, _ = families.build(case)
+    model = load(case, folder)
     embedding = model.get_input_embeddings()
     embedding.neftune_noise_alpha = ALPHA
     embedding.register_forward_hook(neftune_post_forward_hook)
@@ -64,6 +80,34 @@ def neftune(case, folder, out):
     save_file({"loss": loss, **gradient}, out)
 
 
+def away_from_start(name, parameter, generator):
+    """Values at which a mistake would show: B and a module trained whole start at the base's forward."""
+    noise = families.noise_of(parameter.shape, generator)
+    if "modules_to_save" in name:
+        return parameter * (1 + 0.2 * noise)
+    return noise * 0.5 * parameter.shape[-1] ** -0.5
+
+
+def adapter(name, case, options, folder, out):
+    """As families.lora_files: peft's files, and what it computes with them on the model's rows."""
+    model = load(case, folder)
+    options = {"target_modules": families.linears_of(model), **options}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(
+        r=families.LORA_RANK, lora_alpha=families.LORA_ALPHA, lora_dropout=0.0, task_type="CAUSAL_LM",
+        fan_in_fan_out=model.config.model_type == "gpt2", **options))
+    trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
+    generator = families.seeded(name)
+    with torch.no_grad():
+        for n, parameter in trained.items():
+            parameter.copy_(away_from_start(n, parameter, generator))
+    logits, loss = families.forward_backward(wrapped, *rows_of(folder, case))
+    families.save_adapter(wrapped, out / "adapter")
+    names = {n: n.replace(".modules_to_save.", ".").replace(".default.", ".").replace(".base_layer.", ".")
+             for n in trained}
+    save_file({"logits": logits, "loss": loss,
+               **families.gradients((names[n], p) for n, p in trained.items())}, out / "lora.safetensors")
+
+
 def make(out, goldens):
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
@@ -71,3 +115,7 @@ def make(out, goldens):
         for name, case in cases.items():
             made(case, goldens / "families", out / f"{name}.safetensors")
             print(f"variants/{name}")
+    for name, (case, options) in ADAPTERS.items():
+        (out / name).mkdir(exist_ok=True)
+        adapter(name, case, options, goldens / "families", out / name)
+        print(f"variants/{name}")

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "common/plan/parameters.h"
+#include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
 
@@ -96,6 +98,33 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   for (ParamInfo& factor : seconds) unit.params.push_back(std::move(factor));
 }
 
+// What lora.modules_to_save names is trained like a model of its own.
+void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
+  if (lora.modules_to_save.empty()) return;
+  const auto name_of = [&](const ParamInfo& param) {
+    return plan::RuntimeModule(layout.prefix, param.module());
+  };
+  const std::string tied_to =
+      layout.tied_head() ? name_of(layout.units[0].params[0]) : std::string();
+  std::vector<plan::NamedModule> modules;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (!param.of_base()) continue;
+      modules.push_back({name_of(param), param.role == ParamRole::kLinear});
+    }
+  }
+  if (const auto problem = plan::CheckWholeModules(modules, tied_to, lora)) {
+    throw UserError(problem->key + ": " + problem->message, "bad_target_module");
+  }
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) {
+      if (!param.of_base()) continue;
+      const std::string name = name_of(param);
+      param.trainable |= plan::TrainsWhole(name, name == tied_to, lora);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> LinearsOf(const ModelLayout& layout) {
@@ -128,6 +157,7 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
       param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
     }
   }
+  TrainWholeModules(layout, lora);
 }
 
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {

@@ -29,6 +29,7 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.global_batch",
     "hyperparameters.sequence_length",
     "hyperparameters.learning_rate",
+    "hyperparameters.embedding_learning_rate",
     "hyperparameters.warmup_ratio",
     "hyperparameters.warmup_steps",
     "hyperparameters.optimizer",
@@ -47,15 +48,20 @@ constexpr const char* kJobKeys[] = {
     "data.packing",
 };
 constexpr const char* kLoraKeys[] = {
-    "lora.r",          "lora.alpha",          "lora.dropout",          "lora.bias",
-    "lora.use_rslora", "lora.target_modules", "lora.loraplus_lr_ratio"};
+    "lora.r",          "lora.alpha",          "lora.dropout",           "lora.bias",
+    "lora.use_rslora", "lora.target_modules", "lora.loraplus_lr_ratio", "lora.modules_to_save"};
 
 // Keys in which a job must agree with its checkpoint in any case: another shape, or another model
 // under the adapters. All others can be accepted.
 const std::set<std::string, std::less<>>& FixedKeys() {
-  static const std::set<std::string, std::less<>> keys = {
-      "training.mode",       "lora.r",        "lora.bias",   "lora.target_modules",
-      "model.configuration", "model.weights", "base.weights"};
+  static const std::set<std::string, std::less<>> keys = {"training.mode",
+                                                          "lora.r",
+                                                          "lora.bias",
+                                                          "lora.target_modules",
+                                                          "lora.modules_to_save",
+                                                          "model.configuration",
+                                                          "model.weights",
+                                                          "base.weights"};
   return keys;
 }
 

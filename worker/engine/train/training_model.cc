@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -88,12 +89,17 @@ plan::Device KindOf(at::Device device) {
 }
 
 // As transformers: norms and biases are not decayed. As PEFT's LoRA+: B has a learning rate of its
-// own, which it shares with all that has one dimension.
+// own, which it shares with all that has one dimension. As Unsloth: so have embedding and head.
 UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
   UpdateRule rule;
   rule.decays = param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
   if (!spec.full_finetune() && (param.role == ParamRole::kLoraB || param.shape.size() == 1)) {
     rule.rate_ratio = spec.lora.loraplus_lr_ratio;
+  }
+  const auto& h = spec.hyperparameters;
+  const bool table = param.role == ParamRole::kEmbedding || param.role == ParamRole::kHead;
+  if (table && h.embedding_learning_rate > 0) {
+    rule.rate_ratio = h.embedding_learning_rate / h.learning_rate;
   }
   return rule;
 }
@@ -180,7 +186,7 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
   const uint64_t seed = spec_.hyperparameters.seed;
   store_->Load([&](int unit, int param, int64_t first, int64_t count) {
     const ParamInfo& info = layout_.units[unit].params[param];
-    if (info.role == ParamRole::kLoraA || info.role == ParamRole::kLoraB) {
+    if (!info.of_base()) {
       return InitialFactor(info, seed).view({-1}).narrow(0, first, count);
     }
     return base.Read(info, first, count);
@@ -188,20 +194,15 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
 }
 
 void TrainingModel::LoadAdapter(const Adapter& adapter) {
+  const std::map<std::string, Tensor> values = adapter.Values(layout_.tied_head());
   store_->Load([&](int unit, int param, int64_t first, int64_t count) {
     const ParamInfo& info = layout_.units[unit].params[param];
-    Tensor found;
-    for (const LoraPair& pair : adapter.pairs) {
-      if (pair.module == info.module()) found = info.role == ParamRole::kLoraA ? pair.a : pair.b;
-    }
-    for (const NamedTensor& bias : adapter.biases) {
-      if (bias.name == info.name) found = bias.tensor;
-    }
-    if (!found.defined() || found.sizes() != at::IntArrayRef(info.shape)) {
+    const auto found = values.find(info.name);
+    if (found == values.end() || found->second.sizes() != at::IntArrayRef(info.shape)) {
       throw UserError("the adapter holds no " + info.name + " of the shape that the job asks for",
                       "bad_adapter", "use an adapter with the job's r and target_modules");
     }
-    return found.reshape({-1}).narrow(0, first, count);
+    return found->second.reshape({-1}).narrow(0, first, count);
   });
   source_->Invalidate();
 }

@@ -51,6 +51,12 @@ MatrixInfo UnitInfo::Matrix(int index) const {
   return matrix;
 }
 
+bool ModelLayout::tied_head() const {
+  const auto& params = units.back().params;
+  return std::none_of(params.begin(), params.end(),
+                      [](const ParamInfo& p) { return p.role == ParamRole::kHead; });
+}
+
 int ModelLayout::first_trainable() const {
   int unit = 0;
   while (unit < size() && !units[unit].trainable()) ++unit;
@@ -61,9 +67,7 @@ int64_t ModelLayout::total_parameters() const {
   int64_t count = 0;
   for (const UnitInfo& unit : units) {
     for (const ParamInfo& param : unit.params) {
-      if (param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB) {
-        count += param.numel();
-      }
+      if (param.of_base()) count += param.numel();
     }
   }
   return count;

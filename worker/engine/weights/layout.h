@@ -31,6 +31,8 @@ struct ParamInfo {
   bool plain_among_quantized = false;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
+  // A parameter of the model, not of an adapter.
+  bool of_base() const { return role != ParamRole::kLoraA && role != ParamRole::kLoraB; }
   int64_t numel() const;
   // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
   std::string_view module() const;
@@ -87,6 +89,8 @@ struct ModelLayout {
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }
   int blocks() const { return size() - 2; }
+  // The head has the embedding's weight, none of its own.
+  bool tied_head() const;
   // The lowest unit with a trainable parameter; size() when nothing is trained.
   int first_trainable() const;
   int64_t total_parameters() const;  // of the base: adapters do not count

@@ -202,6 +202,28 @@ TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
   ExpectSameBits(RunBoth(options));
 }
 
+// Adapters that are more than two factors.
+class VariantsTest : public ResumeTest {};
+
+TEST_P(VariantsTest, EveryStrategyTrainsTheSameAndGoesOnWithTheSameBits) {
+  std::vector<double> losses;
+  for (const Layout& layout : {kOne, kLayouts[3], kLayouts[5]}) {
+    SCOPED_TRACE(layout.name);
+    TrainerOptions options = Options(layout);
+    const std::vector<double> plain = Run(options).Losses();
+    options.spec.hyperparameters.embedding_learning_rate = 1e-3;
+    options.spec.lora.loraplus_lr_ratio = 4.0;
+    options.spec.lora.modules_to_save = {"embed_tokens", "lm_head", "norm"};
+    const Both both = RunBoth(options);
+    ExpectSameBits(both);
+    if (losses.empty()) losses = both.straight.Losses();
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(both.straight.steps[i].loss, losses[i], kTolerance * losses[i]) << i + 1;
+    }
+    EXPECT_LT(both.straight.steps[5].loss, plain[5]) << "what is trained beside does nothing";
+  }
+}
+
 std::string NameOf(Base base) {
   switch (base) {
     case Base::kFull:
@@ -220,6 +242,10 @@ void PrintTo(Base base, std::ostream* out) { *out << NameOf(base); }
 
 INSTANTIATE_TEST_SUITE_P(Bases, ResumeTest,
                          testing::Values(Base::kFull, Base::kLora, Base::kQlora, Base::kLora8bit),
+                         [](const auto& info) { return NameOf(info.param); });
+
+INSTANTIATE_TEST_SUITE_P(Bases, VariantsTest,
+                         testing::Values(Base::kLora, Base::kQlora, Base::kLora8bit),
                          [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace
