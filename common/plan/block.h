@@ -37,6 +37,9 @@ struct BlockCost {
   int64_t matrix_elements = 0;
 };
 
+// True if outputs of adapted linears have trained magnitudes.
+bool UsesDora(const spec::JobSpec& job);
+
 BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t element_bytes);
 
 // True when attention's backward processes such documents in slabs of queries, on a GPU.

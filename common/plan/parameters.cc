@@ -109,6 +109,11 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
                                .elements = out * r,
                                .trainable = true,
                                .adapter = true});
+    if (!job.lora.use_dora) continue;
+    unit.parameters.push_back({.name = tensor.module() + ".lora_magnitude_vector",
+                               .elements = out,
+                               .trainable = true,
+                               .adapter = true});
   }
   return unit;
 }

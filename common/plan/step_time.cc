@@ -196,6 +196,11 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
                        &time.weights, &time.recompute, &time.launches}) {
     *part *= micro_batches;
   }
+  if (UsesDora(p.job)) {
+    // Norms of rows, once a step: the weights are read, summed up and read again in fp32.
+    time.weights += layers * Bytes(block.weights, static_cast<double>(p.element_bytes + 3 * 4)) /
+                    rates.elementwise;
+  }
   time.optimizer = OptimizerSeconds(p, run, gpu, layers * (product + attention_forward));
   time.launches += kStepOverhead;
   return time;

@@ -97,14 +97,6 @@ constexpr Field kForeignTable[] = {
      .refusal = "not supported yet: starting adapters otherwise, or from noise in B; leave it out "
                 "or set true",
      .aliases = "init_lora_weights tuning.lora.init_lora_weights"},
-    {.key = "lora.use_dora",
-     .type = Type::kBool,
-     .def = "false",
-     .doc = "Adapters with a trained magnitude (DoRA).",
-     .supported = "false",
-     .refusal = "not supported yet: DoRA; leave it out, and raise lora.r or set lora.use_rslora = "
-                "true for more capacity",
-     .aliases = "use_dora tuning.lora.use_dora peft_use_dora"},
     {.key = "lora.loraplus_lr_embedding",
      .type = Type::kFloat,
      .def = "1e-6",

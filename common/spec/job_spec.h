@@ -157,6 +157,7 @@ struct JobSpec {
                                                "gate_proj", "up_proj", "down_proj"};
     Bias bias = Bias::kNone;
     bool use_rslora = false;
+    bool use_dora = false;
     double loraplus_lr_ratio = 1.0;
     std::vector<std::string> modules_to_save;  // ends of module names
     bool ensure_weight_tying = false;

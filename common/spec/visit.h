@@ -160,6 +160,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.target_modules", s.lora.target_modules);
   visit("lora.bias", s.lora.bias);
   visit("lora.use_rslora", s.lora.use_rslora);
+  visit("lora.use_dora", s.lora.use_dora);
   visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
   visit("lora.modules_to_save", s.lora.modules_to_save);
   visit("lora.ensure_weight_tying", s.lora.ensure_weight_tying);

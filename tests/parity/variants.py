@@ -29,6 +29,14 @@ ADAPTERS = {
     "whole_tied": ("llama_rope_llama3_tied",
                    {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     "whole_positions": ("gpt2_untied", {"modules_to_save": ["wpe", "ln_f", "lm_head"], "bias": "lora_only"}),
+    "dora": ("llama_biases_rope_linear_untied", {"use_dora": True}),
+    "dora_some": ("qwen2_sliding_untied",
+                  {"use_dora": True, "use_rslora": True, "target_modules": ["q_proj", "v_proj", "up_proj"]}),
+    "dora_merged": ("phi3_untied", {"use_dora": True}),
+    "dora_transposed": ("gpt2_tied", {"use_dora": True, "bias": "all"}),
+    "dora_post_norms": ("gemma3_tied", {"use_dora": True}),
+    "dora_and_whole": ("qwen3_sliding_rope_yarn_untied",
+                       {"use_dora": True, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}),
     "whole_multimodal": ("gemma3_multimodal_tied",
                          {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
 }
@@ -81,9 +89,9 @@ def neftune(case, folder, out):
 
 
 def away_from_start(name, parameter, generator):
-    """Values at which a mistake would show: B and a module trained whole start at the base's forward."""
+    """Values at which a mistake would show: all start at the base's forward."""
     noise = families.noise_of(parameter.shape, generator)
-    if "modules_to_save" in name:
+    if "modules_to_save" in name or "magnitude" in name:
         return parameter * (1 + 0.2 * noise)
     return noise * 0.5 * parameter.shape[-1] ** -0.5
 
@@ -102,8 +110,8 @@ def adapter(name, case, options, folder, out):
             parameter.copy_(away_from_start(n, parameter, generator))
     logits, loss = families.forward_backward(wrapped, *rows_of(folder, case))
     families.save_adapter(wrapped, out / "adapter")
-    names = {n: n.replace(".modules_to_save.", ".").replace(".default.", ".").replace(".base_layer.", ".")
-             for n in trained}
+    names = {n: n.replace(".modules_to_save.", ".").replace("_vector.default.weight", "_vector")
+             .replace(".default.", ".").replace(".base_layer.", ".") for n in trained}
     save_file({"logits": logits, "loss": loss,
                **families.gradients((names[n], p) for n, p in trained.items())}, out / "lora.safetensors")
 

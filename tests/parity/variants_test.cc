@@ -123,10 +123,7 @@ class AdapterVariantTest : public VariantTest, public testing::WithParamInterfac
  protected:
   AdapterVariantTest() : adapter_(ReadAdapter(dir() / "adapter", prefix())) {
     job_ = PlainJob(adapter_.config);
-    job_.lora.target_modules = {"all-linear"};
-    if (adapter_.config.target_modules.size() < kLeastOfAll) {
-      job_.lora.target_modules = adapter_.config.target_modules;
-    }
+    job_.lora.target_modules = adapter_.config.target_modules;
     EXPECT_TRUE(spec::ParseEnum(adapter_.config.bias, &job_.lora.bias));
   }
 
@@ -141,7 +138,6 @@ class AdapterVariantTest : public VariantTest, public testing::WithParamInterfac
     return model;
   }
 
-  static constexpr size_t kLeastOfAll = 3;
   Adapter adapter_;
   spec::JobSpec job_;
 };
@@ -179,6 +175,7 @@ TEST_P(AdapterVariantTest, TheDeliveredAdapterHoldsWhatPeftSaves) {
   const AdapterConfig config = ReadAdapter(out / "adapter", prefix()).config;
   EXPECT_EQ(config.bias, adapter_.config.bias);
   EXPECT_EQ(config.use_rslora, adapter_.config.use_rslora);
+  EXPECT_EQ(config.use_dora, adapter_.config.use_dora);
   EXPECT_EQ(config.ensure_weight_tying, adapter_.config.ensure_weight_tying);
   for (const std::string& module : config.modules_to_save) {
     EXPECT_THAT(adapter_.config.modules_to_save, testing::Contains(module));
@@ -195,14 +192,20 @@ TEST_P(AdapterVariantTest, GenerationTakesAllOfIt) {
   EXPECT_LT(RelativeError(generator.Logits(tokens), OfPeft().Get("logits")[0]), kTolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(Adapters, AdapterVariantTest,
-                         testing::Values(AdapterCase{"whole_untied",
-                                                     "llama_biases_rope_linear_untied"},
-                                         AdapterCase{"whole_norms", "qwen3_tied"},
-                                         AdapterCase{"whole_tied", "llama_rope_llama3_tied"},
-                                         AdapterCase{"whole_positions", "gpt2_untied"},
-                                         AdapterCase{"whole_multimodal", "gemma3_multimodal_tied"}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Adapters, AdapterVariantTest,
+    testing::Values(AdapterCase{"whole_untied", "llama_biases_rope_linear_untied"},
+                    AdapterCase{"whole_norms", "qwen3_tied"},
+                    AdapterCase{"whole_tied", "llama_rope_llama3_tied"},
+                    AdapterCase{"whole_positions", "gpt2_untied"},
+                    AdapterCase{"whole_multimodal", "gemma3_multimodal_tied"},
+                    AdapterCase{"dora", "llama_biases_rope_linear_untied"},
+                    AdapterCase{"dora_some", "qwen2_sliding_untied"},
+                    AdapterCase{"dora_merged", "phi3_untied"},
+                    AdapterCase{"dora_transposed", "gpt2_tied"},
+                    AdapterCase{"dora_post_norms", "gemma3_tied"},
+                    AdapterCase{"dora_and_whole", "qwen3_sliding_rope_yarn_untied"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace sft::engine

@@ -27,6 +27,7 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kSuffixA = ".lora_A.weight";
 constexpr std::string_view kSuffixB = ".lora_B.weight";
+constexpr std::string_view kSuffixMagnitude = ".lora_magnitude_vector";
 constexpr std::string_view kBaseLayer = ".base_layer";
 constexpr std::string_view kHead = "lm_head.weight", kTable = "embed_tokens.weight";
 constexpr const char* kHeadKey = "base_model.model.lm_head.weight";
@@ -51,7 +52,7 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   }
   json["bias"] = config.bias;
   json["use_rslora"] = config.use_rslora;
-  json["use_dora"] = false;
+  json["use_dora"] = config.use_dora;
   json["fan_in_fan_out"] = config.fan_in_fan_out;
   json["init_lora_weights"] = true;
   json["inference_mode"] = true;
@@ -66,7 +67,18 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   return json;
 }
 
+bool HasMagnitude(const LoraPair& pair) {
+  return pair.magnitude.defined() && pair.magnitude.dim() == 1 && pair.b.dim() == 2 &&
+         pair.magnitude.size(0) == pair.b.size(0);
+}
+
 void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
+  if (config.use_dora ? !HasMagnitude(pair) : pair.magnitude.defined()) {
+    throw InternalError(
+        fmt::format("the magnitude of {} is missing, of another shape, or of an "
+                    "adapter without DoRA",
+                    pair.module));
+  }
   if (pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == config.r &&
       pair.b.size(1) == config.r) {
     return;
@@ -151,8 +163,8 @@ AdapterConfig ReadConfig(const fs::path& path) {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
   }
   for (const char* feature :
-       {"use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices",
-        "megatron_config", "layer_replication", "target_parameters"}) {
+       {"rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices", "megatron_config",
+        "layer_replication", "target_parameters"}) {
     if (IsSet(json, feature)) {
       Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
     }
@@ -165,6 +177,7 @@ AdapterConfig ReadConfig(const fs::path& path) {
   config.alpha = Get<double>(path, json, "lora_alpha", 8, type("lora_alpha").is_number());
   config.dropout = Get<double>(path, json, "lora_dropout", 0, type("lora_dropout").is_number());
   config.bias = Get<std::string>(path, json, "bias", "none", type("bias").is_string());
+  config.use_dora = Get<bool>(path, json, "use_dora", false, type("use_dora").is_boolean());
   config.use_rslora = Get<bool>(path, json, "use_rslora", false, type("use_rslora").is_boolean());
   config.fan_in_fan_out =
       Get<bool>(path, json, "fan_in_fan_out", false, type("fan_in_fan_out").is_boolean());
@@ -196,6 +209,9 @@ std::map<std::string, at::Tensor> Adapter::Values(bool tied_head) const {
   for (const LoraPair& pair : pairs) {
     values[pair.module + std::string(kSuffixA)] = pair.a;
     values[pair.module + std::string(kSuffixB)] = pair.b;
+    if (pair.magnitude.defined()) {
+      values[pair.module + std::string(kSuffixMagnitude)] = pair.magnitude;
+    }
   }
   at::Tensor head, table;
   for (const NamedTensor& other : others) {
@@ -231,6 +247,9 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
         std::string(kPrefix) + plan::RuntimeModule(files.base_prefix, pair.module);
     tensors.push_back({fmt::format("{}{}", key, kSuffixA), pair.a});
     tensors.push_back({fmt::format("{}{}", key, kSuffixB), pair.b});
+    if (config.use_dora) {
+      tensors.push_back({fmt::format("{}{}", key, kSuffixMagnitude), pair.magnitude});
+    }
   }
   for (const NamedTensor& other : others) {
     tensors.push_back({OtherKey(files.base_prefix, other.name, adapted), other.tensor});
@@ -265,6 +284,10 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
       LoraPair& pair = pairs[module];
       pair.module = module;
       (is_a ? pair.a : pair.b) = file->View(key);
+    } else if (adapter.config.use_dora && EndsWith(name, kSuffixMagnitude)) {
+      const std::string module = name.substr(0, name.size() - kSuffixMagnitude.size());
+      pairs[module].module = module;
+      pairs[module].magnitude = file->View(key);
     } else if (EndsWith(name, ".bias") || IsSavedWhole(adapter.config, key)) {
       const size_t at = name.rfind(kBaseLayer);
       if (at != std::string::npos) name.erase(at, kBaseLayer.size());
@@ -285,6 +308,12 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
                fmt::format("the factors of {} have the shapes [{}] and [{}], but r is {}", module,
                            fmt::join(pair.a.sizes(), ", "), fmt::join(pair.b.sizes(), ", "),
                            adapter.config.r),
+               kAskForLora);
+    }
+    if (adapter.config.use_dora && !HasMagnitude(pair)) {
+      Unusable(path,
+               fmt::format("use_dora is set, but {} has no lora_magnitude_vector of [{}]", module,
+                           pair.b.size(0)),
                kAskForLora);
     }
     adapter.pairs.push_back(std::move(pair));

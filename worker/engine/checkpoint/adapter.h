@@ -14,8 +14,8 @@
 #include "worker/engine/checkpoint/safetensors_writer.h"
 
 // LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors with the keys
-// base_model.model.<module>.lora_A.weight [r, in] and ....lora_B.weight [out, r], modules named as
-// they are at run time (plan::RuntimeModule).
+// base_model.model.<module>.lora_A.weight [r, in], ....lora_B.weight [out, r] and with DoRA
+// ....lora_magnitude_vector [out], modules named as they are at run time (plan::RuntimeModule).
 
 namespace sft::engine {
 
@@ -29,6 +29,7 @@ struct AdapterConfig {
   std::string target_pattern;  // a regular expression to be written instead, if not empty
   std::string bias = "none";   // none, all, lora_only
   bool use_rslora = false;
+  bool use_dora = false;
   // Ends of the names of modules that are trained whole, and whether a head that is tied to the
   // embedding stays so.
   std::vector<std::string> modules_to_save;
@@ -41,11 +42,12 @@ struct AdapterConfig {
   double Scale() const;
 };
 
-// The two factors of one adapted module.
+// The two factors of one adapted module, and its magnitude.
 struct LoraPair {
   std::string module;  // "model.layers.0.self_attn.q_proj", as the base model's files name it
   at::Tensor a;        // [r, in]
   at::Tensor b;        // [out, r]
+  at::Tensor magnitude = {};  // [out], with use_dora; else undefined
 };
 
 // Target of an adapter and the files to put beside it.
@@ -80,7 +82,7 @@ struct Adapter {
 };
 
 // Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we
-// do not apply (DoRA, rank_pattern ...), a factor without its
+// do not apply (rank_pattern, lora_bias ...), a factor without its
 // partner, shapes that contradict r.
 // `base_prefix`: plan::ModelShape::prefix of the base model, whose names the modules then have.
 Adapter ReadAdapter(const std::filesystem::path& dir, std::string_view base_prefix = {});

@@ -56,6 +56,10 @@ std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& ada
       if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
       unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
       unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      if (pair.magnitude.defined()) {
+        unit.params.push_back(
+            {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
+      }
       found = true;
       break;
     }
@@ -85,7 +89,9 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       const ParamInfo& param = layout.units[unit].params[i];
       const int index = static_cast<int>(i);
       if (!source->Get(unit, index).defined()) {
-        source->Set(unit, index, at::empty(param.shape, options));
+        const bool exact = param.role == ParamRole::kMagnitude;
+        source->Set(unit, index,
+                    at::empty(param.shape, exact ? options.dtype(at::kFloat) : options));
       }
       const auto found = replaced.find(param.name);
       if (found != replaced.end()) {

@@ -75,7 +75,7 @@ bool IsTarget(std::string_view module, const std::vector<std::string>& targets) 
 
 void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   std::set<std::string> adapted;
-  std::vector<ParamInfo> firsts, seconds;
+  std::vector<ParamInfo> firsts, seconds, magnitudes;
   for (const ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules))
       continue;
@@ -85,6 +85,9 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
         {module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
     seconds.push_back(
         {module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
+    if (!lora.use_dora) continue;
+    magnitudes.push_back(
+        {module + ".lora_magnitude_vector", {param.shape[0]}, ParamRole::kMagnitude, true});
   }
   for (ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kBias) continue;
@@ -96,6 +99,7 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   // gradients of all.
   for (ParamInfo& factor : firsts) unit.params.push_back(std::move(factor));
   for (ParamInfo& factor : seconds) unit.params.push_back(std::move(factor));
+  for (ParamInfo& magnitude : magnitudes) unit.params.push_back(std::move(magnitude));
 }
 
 // What lora.modules_to_save names is trained like a model of its own.

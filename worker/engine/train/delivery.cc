@@ -108,6 +108,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
                 : lora.bias == spec::Bias::kLoraOnly ? "lora_only"
                                                      : "none";
   config.use_rslora = lora.use_rslora;
+  config.use_dora = lora.use_dora;
   config.modules_to_save = WrittenWhole(layout, lora);
   config.ensure_weight_tying = lora.ensure_weight_tying && layout.tied_head();
   config.fan_in_fan_out = HasTransposed(layout);
@@ -170,9 +171,11 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
     }
     const std::string module(param.module());
     const auto [entry, added] = place.try_emplace(module, pairs.size());
-    if (added) pairs.push_back({module, {}, {}});
+    if (added) pairs.push_back({module, {}, {}, {}});
     LoraPair& pair = pairs[entry->second];
-    (param.role == ParamRole::kLoraA ? pair.a : pair.b) = weight;
+    (param.role == ParamRole::kLoraA   ? pair.a
+     : param.role == ParamRole::kLoraB ? pair.b
+                                       : pair.magnitude) = weight;
   });
   if (writes) {
     WriteAdapter(AdapterFilesOf(model, spec, options),

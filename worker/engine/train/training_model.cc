@@ -1,5 +1,6 @@
 #include "worker/engine/train/training_model.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -140,9 +141,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
       OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
-  InitTrainables(base);
   MakeOptimizers();
   MakeSource(base, run);
+  InitTrainables(base);
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
@@ -178,19 +179,44 @@ void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPla
   } else {
     source->Add(store_->MakeSource());
   }
-  source_ =
-      std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
+  source_ = std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale,
+                                            std::bind_front(&TrainableStore::Gather, store_.get()));
+}
+
+// The norms of the rows of the weights as they are computed with, de-quantised: B is still zero.
+std::map<std::string, Tensor> TrainingModel::InitialMagnitudes() {
+  std::map<std::string, Tensor> magnitudes;
+  if (!spec_.lora.use_dora || spec_.full_finetune()) return magnitudes;
+  const at::NoGradGuard no_grad;
+  for (int unit = 1; unit < layout_.head_unit(); ++unit) {
+    const UnitInfo& info = layout_.units[unit];
+    AcquiredUnit acquired(*source_, layout_, unit, WeightUse::kForward);
+    for (size_t i = 0; i < acquired.weights().gains.size(); ++i) {
+      for (const MatrixInfo::Member& member : info.Matrix(static_cast<int>(i)).members) {
+        if (member.magnitude < 0) continue;
+        const Tensor& norms = acquired.weights().gains[i].norm;
+        magnitudes[info.params[member.magnitude].name] =
+            norms.narrow(0, member.first_row, member.rows).clone();
+      }
+    }
+  }
+  return magnitudes;
 }
 
 void TrainingModel::InitTrainables(const BaseWeights& base) {
   const uint64_t seed = spec_.hyperparameters.seed;
+  const std::map<std::string, Tensor> magnitudes = InitialMagnitudes();
   store_->Load([&](int unit, int param, int64_t first, int64_t count) {
     const ParamInfo& info = layout_.units[unit].params[param];
+    if (info.role == ParamRole::kMagnitude) {
+      return magnitudes.at(info.name).narrow(0, first, count);
+    }
     if (!info.of_base()) {
       return InitialFactor(info, seed).view({-1}).narrow(0, first, count);
     }
     return base.Read(info, first, count);
   });
+  source_->Invalidate();
 }
 
 void TrainingModel::LoadAdapter(const Adapter& adapter) {

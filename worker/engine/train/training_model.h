@@ -4,8 +4,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/plan/execution.h"
@@ -87,6 +89,8 @@ class TrainingModel {
 
  private:
   void InitTrainables(const BaseWeights& base);
+  // Of DoRA's adapters, by parameter. Walks the blocks: a collective where weights are sharded.
+  std::map<std::string, at::Tensor> InitialMagnitudes();
   void MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run);
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();

@@ -151,6 +151,14 @@ TEST(CheckJobTest, ModulesToSaveAreEmbeddingsNormsAndHeads) {
   EXPECT_THAT(problem({""}), HasSubstr("matches no"));
 }
 
+TEST(ParametersTest, DoraAddsAMagnitudeForEachOutput) {
+  spec::JobSpec job = Lora(16, {"all-linear"});
+  job.lora.use_dora = true;
+  const ModelShape shape = SmolLm2();
+  const int64_t outputs = 576 + 2 * 192 + 576 + 2 * 1536 + 576;
+  EXPECT_EQ(CountParameters(*MakeUnits(shape, job)).trainable, 4'884'480 + 30 * outputs);
+}
+
 TEST(ParametersTest, ModulesToSaveCountOnce) {
   ModelShape shape = SmolLm2();
   const auto trained = [&](std::vector<std::string> modules) {

@@ -119,6 +119,7 @@ loraplus_lr_ratio = 16
 loraplus_lr_embedding = 1e-6
 modules_to_save = ["embed_tokens", "lm_head"]
 ensure_weight_tying = true
+use_dora = true
 [train]
 embedding_learning_rate = 1e-5
 neftune_noise_alpha = 5
@@ -129,6 +130,7 @@ neftune_noise_alpha = 5
   EXPECT_EQ(r.spec.lora.loraplus_lr_ratio, 16.0);
   EXPECT_THAT(r.spec.lora.modules_to_save, ElementsAre("embed_tokens", "lm_head"));
   EXPECT_TRUE(r.spec.lora.ensure_weight_tying);
+  EXPECT_TRUE(r.spec.lora.use_dora);
   EXPECT_THAT(Describe(r.warnings), HasSubstr("only linears of the blocks get adapters here"));
   const Resolution other = ResolveText(Minimal("[train]\nnoisy_embedding_alpha = 15\n"));
   EXPECT_EQ(other.spec.hyperparameters.neftune_noise_alpha, 15.0) << Describe(other.problems);
@@ -154,8 +156,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "data.assistant_only_loss", "contradicts data.loss_on = all (job.toml:7)"},
         WrongFile{"TwoTools", "[data]\nassistant_only_loss = true\ntrain_on_inputs = true",
                   "data.train_on_inputs", "leave one of them out"},
-        WrongFile{"Dora", "[lora]\nuse_dora = true", "lora.use_dora",
-                  "not supported yet: DoRA; leave it out"},
+        WrongFile{"DoraInFp8",
+                  "[training]\nuse_qlora = true\nmatmul = \"fp8\"\n[lora]\nuse_dora = true",
+                  "training.matmul", "contradicts lora.use_dora = true"},
         WrongFile{"LoraPlus", "[lora]\nloraplus_lr_ratio = 0", "lora.loraplus_lr_ratio",
                   "must be a number above 0"},
         WrongFile{"Neftune", "[train]\nneftune_noise_alpha = -1",

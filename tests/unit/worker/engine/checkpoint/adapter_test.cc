@@ -115,6 +115,26 @@ TEST(AdapterTest, ModulesTrainedWholeAreReadBackUnderTheModelsNames) {
   EXPECT_EQ(adapter.Values(/*tied_head=*/false).size(), 6u);
 }
 
+TEST(AdapterTest, MagnitudesOfDoraAreReadBack) {
+  const TempDir dir;
+  AdapterConfig config = Config();
+  config.use_dora = true;
+  std::vector<LoraPair> pairs = Pairs();
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, config, pairs), InternalError);
+  for (LoraPair& pair : pairs) pair.magnitude = at::arange(pair.b.size(0), at::kFloat);
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, Config(), pairs), InternalError);
+  WriteAdapter({.target = dir / "out"}, config, pairs);
+  EXPECT_EQ(ParseJson(GetFile(dir / "out/adapter_config.json"))["use_dora"], true);
+  EXPECT_TRUE(SafetensorsFile::Open(dir / "out/adapter_model.safetensors")
+                  ->Contains("base_model.model.model.layers.0.self_attn.q_proj."
+                             "lora_magnitude_vector"));
+  const Adapter adapter = ReadAdapter(dir / "out");
+  EXPECT_TRUE(adapter.config.use_dora);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(adapter.pairs[i].magnitude.equal(pairs[i].magnitude));
+  }
+}
+
 // PEFT's adapters without ensure_weight_tying: the trained embedding is no longer the head.
 TEST(AdapterTest, AnAdapterThatUntiesTheHeadIsRefused) {
   const auto values = [](std::vector<NamedTensor> others) {
@@ -165,7 +185,7 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
     return MessageOfReading(dir / "a");
   };
   EXPECT_THAT(with("peft_type", "IA3"), HasSubstr("peft_type is not \"LORA\""));
-  EXPECT_THAT(with("use_dora", true), HasSubstr("\"use_dora\" is set"));
+  EXPECT_THAT(with("use_dora", true), HasSubstr("use_dora is set, but model.layers.0.self_attn."));
   EXPECT_THAT(with("modules_to_save", json::array({1})), HasSubstr("\"modules_to_save\" holds no"));
   EXPECT_THAT(with("rank_pattern", {{"q_proj", 4}}), HasSubstr("rank_pattern"));
   EXPECT_THAT(with("r", "two"), HasSubstr("\"r\" has the wrong type"));

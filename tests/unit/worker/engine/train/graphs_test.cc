@@ -173,6 +173,13 @@ TEST_F(GraphsTest, BlocksInBf16AreTheSame) {
   ExpectSameBits(recorded, Train(job, Way::kPadded));
 }
 
+TEST_F(GraphsTest, GainsOfRowsAreThoseOfTheLastUpdate) {
+  spec::JobSpec job = Job(spec::Mode::kLora);
+  job.lora.use_dora = true;
+  job.lora.modules_to_save = {"norm"};
+  ExpectTheSameTraining(job);
+}
+
 TEST_F(GraphsTest, NoiseOnEmbeddingsIsTheSame) {
   spec::JobSpec job = Job(spec::Mode::kLora);
   const Curve quiet = Train(job, Way::kRecorded);

@@ -214,6 +214,7 @@ TEST_P(VariantsTest, EveryStrategyTrainsTheSameAndGoesOnWithTheSameBits) {
     options.spec.hyperparameters.embedding_learning_rate = 1e-3;
     options.spec.lora.loraplus_lr_ratio = 4.0;
     options.spec.lora.modules_to_save = {"embed_tokens", "lm_head", "norm"};
+    options.spec.lora.use_dora = true;
     const Both both = RunBoth(options);
     ExpectSameBits(both);
     if (losses.empty()) losses = both.straight.Losses();
@@ -222,6 +223,21 @@ TEST_P(VariantsTest, EveryStrategyTrainsTheSameAndGoesOnWithTheSameBits) {
     }
     EXPECT_LT(both.straight.steps[5].loss, plain[5]) << "what is trained beside does nothing";
   }
+}
+
+TEST_P(VariantsTest, TheyRunOnAnOptimizerOfTheHostWithDropoutAndRecomputation) {
+  TrainerOptions options = Options(kLayouts[4]);
+  options.spec.lora.modules_to_save = {"embed_tokens", "model.norm"};
+  options.spec.lora.use_dora = true;
+  options.spec.lora.dropout = 0.1;
+  options.execution = plan::Unplanned(options.spec, plan::Device::kCpu);
+  options.execution->deep = options.execution->shallow = plan::Recompute::kNothing;
+  const std::vector<double> plain = Run(options).Losses();
+  options.execution->optimizer_on_host = true;
+  options.execution->deep = options.execution->shallow = plan::Recompute::kAll;
+  const Both both = RunBoth(options);
+  ExpectSameBits(both);
+  EXPECT_EQ(both.straight.Losses(), plain);
 }
 
 std::string NameOf(Base base) {
