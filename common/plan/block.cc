@@ -36,13 +36,35 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   cost->elementwise_again[Index(Recompute::kAll)] += inputs;
 }
 
+// Costs of DoRA's gains (nn/projection.h): the backward makes each output again, beside its scaled
+// gradient; the forward scales outputs in a pass of its own.
+void AddDora(const BlockMatrices& m, int64_t e, BlockCost* cost) {
+  const BlockMatrices::Matrix* const matrices[] = {&m.qkv, &m.o, &m.gate_up, &m.down};
+  const auto again = [&](const BlockMatrices::Matrix& a, const BlockMatrices::Matrix& b) {
+    const auto bytes = [e](const BlockMatrices::Matrix& matrix) {
+      return matrix.rank == 0 ? 0 : (matrix.rows + RowStride(matrix.rows, matrix.rank)) * e;
+    };
+    return std::max(bytes(a), bytes(b));
+  };
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    cost->backward_mlp[level] += again(m.gate_up, m.down);
+    cost->backward_attention[level] += again(m.qkv, m.o);
+    for (const BlockMatrices::Matrix* matrix : matrices) {
+      if (matrix->rank > 0) cost->weights_again[level] += matrix->weights();
+    }
+  }
+  for (const BlockMatrices::Matrix* matrix : matrices) {
+    if (matrix->rank > 0) cost->adapters += 7 * matrix->rows * e;
+  }
+}
+
 // Bytes per token of the partial sums of GluFactorsBackward, which recomputes the product of
 // SwiGLU in its one pass over the rows; 0 where it is not used (Mlp::MakesProductAgain, and
 // the sizes that the CUDA kernel supports).
 int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const BlockMatrices& m,
                         int64_t e) {
   const int64_t rank = m.down.rank;
-  if (e != 2 || job.lora.dropout > 0 || m.gate_up.rank != 2 * rank) return 0;
+  if (e != 2 || job.lora.dropout > 0 || UsesDora(job) || m.gate_up.rank != 2 * rank) return 0;
   if (rank != 16 && rank != 32) return 0;
   const int64_t strip = 4096 / rank;
   return layer.intermediate % strip == 0 ? layer.intermediate / strip * 2 * rank * 4 : 0;
@@ -51,6 +73,12 @@ int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const
 BackwardHeads HeadsOf(const ModelShape& s, const LayerShape& layer, bool deterministic) {
   return {layer.kv_heads, s.heads / layer.kv_heads, layer.head_dim, deterministic};
 }
+
+}  // namespace
+
+bool UsesDora(const spec::JobSpec& job) { return !job.full_finetune() && job.lora.use_dora; }
+
+namespace {
 
 BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
                       const spec::JobSpec& job, int64_t e) {
@@ -160,6 +188,7 @@ BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockM
   const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;
   cost.adapters_again = {0, 0, gate_up_adapter, adapter_forward};
   if (job.training.matmul == spec::Matmul::kFp8) AddFp8(m, e, &cost);
+  if (UsesDora(job)) AddDora(m, e, &cost);
   return cost;
 }
 

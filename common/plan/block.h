@@ -37,6 +37,9 @@ struct BlockCost {
   int64_t matrix_elements = 0;
 };
 
+// True if outputs of adapted linears have trained magnitudes.
+bool UsesDora(const spec::JobSpec& job);
+
 // Of every block.
 std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpec& job,
                                      int64_t element_bytes);

@@ -40,6 +40,10 @@ struct BlockPlan {
 inline constexpr int64_t kHostPiece = int64_t{1} << 24;
 inline constexpr int kHostTransfers = 4;
 
+// Elements that are worked on in fp32 at a time where DoRA asks for norms of rows, and for sums
+// over tokens.
+inline constexpr int64_t kNormElements = int64_t{1} << 23;
+
 // Execution plan of a rank: how it runs its share of a job where the job file does not decide.
 // MakePlan (plan.h) makes it once; the predictions of memory and time, the trainer, the decoder and
 // the weight sources read it. Apart from the batch, every plan of a job gives the same bits but for

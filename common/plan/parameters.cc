@@ -9,6 +9,7 @@
 
 #include "common/base/round.h"
 #include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 
 namespace sft::plan {
 namespace {
@@ -33,6 +34,24 @@ std::vector<std::string> LinearsOf(const ModelShape& shape) {
 std::vector<std::string> TargetsOf(const ModelShape& shape, const spec::JobSpec& job) {
   if (job.full_finetune()) return {};
   return EffectiveTargets(LinearsOf(shape), job.lora.target_modules);
+}
+
+// The module whose weight is the head's too, or nothing.
+std::string TiedTo(const ModelShape& shape) {
+  if (!shape.tied_head) return {};
+  return RuntimeModule(shape.prefix, EmbeddingTensors(shape).tensors[0].module());
+}
+
+std::optional<spec::Problem> CheckWhole(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.lora.modules_to_save.empty()) return std::nullopt;
+  std::vector<NamedModule> modules;
+  for (const TensorUnit& unit : TensorsOf(shape)) {
+    for (const TensorInfo& tensor : unit.tensors) {
+      modules.push_back(
+          {RuntimeModule(shape.prefix, tensor.module()), tensor.role == TensorRole::kLinear});
+    }
+  }
+  return CheckWholeModules(modules, TiedTo(shape), job.lora);
 }
 
 // "q_proj", of "model.layers.0.self_attn.q_proj".
@@ -73,7 +92,10 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool bias_trained =
         tensor.role == TensorRole::kBias &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
-    const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained);
+    const std::string module = RuntimeModule(shape.prefix, tensor.module());
+    const bool whole = TrainsWhole(module, module == TiedTo(shape), job.lora);
+    const bool trained =
+        tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
     unit.parameters.push_back({.name = tensor.name,
@@ -90,6 +112,11 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
                                .adapter = true});
     unit.parameters.push_back({.name = tensor.module() + ".lora_B.weight",
                                .elements = out * r,
+                               .trainable = true,
+                               .adapter = true});
+    if (!job.lora.use_dora) continue;
+    unit.parameters.push_back({.name = tensor.module() + ".lora_magnitude_vector",
+                               .elements = out,
                                .trainable = true,
                                .adapter = true});
   }
@@ -136,6 +163,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
+  if (auto problem = CheckWhole(shape, job)) return problem;
   return CheckOptimizer(shape, job);
 }
 

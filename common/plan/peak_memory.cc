@@ -10,7 +10,8 @@ namespace sft::plan {
 namespace {
 
 constexpr int64_t kGradientBytes = 4;
-constexpr int64_t kSlots = 2;  // slots of a walk over blocks: one in use, one being filled
+constexpr int64_t kSlots = 2;        // slots of a walk over blocks: one in use, one being filled
+constexpr int64_t kNormBuffers = 2;  // of kNormElements in fp32
 // Workspaces of cuBLAS and of the products of factors.
 constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
 // Fragmentation left in the caching allocator, as a share of what is allocated and freed in a step;
@@ -271,6 +272,7 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {
   AddScratch(problem, run, &memory);
   const int64_t tokens = MicroBatchTokens(problem, run);
   memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
+  if (UsesDora(problem.job)) memory.fixed += kNormBuffers * kNormElements * kGradientBytes;
   memory.host = HostBytes(problem);
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
     memory.fixed += problem.host_piece() * problem.host_wire_bytes();

@@ -40,8 +40,13 @@ struct Problem {
   bool expands_blocks() const { return ExpandsBlocks(job, Device::kGpu); }
   // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
+  // The head's weight, which may be the embedding's, has a gradient.
+  bool trains_head() const {
+    const size_t unit = shape.tied_head ? 0 : trained.size() - 1;
+    return trained[unit] >= head_elements;
+  }
   bool may_hold_embedding_on_host() const {
-    return shape.layer_input == 0 && !shape.tied_head && !job.full_finetune() && !shards_weights();
+    return shape.layer_input == 0 && !shape.tied_head && trained[0] == 0 && !shards_weights();
   }
   // Each micro-batch's gradients are cut and sent, with `wire_bytes` per element.
   bool scatters_gradients() const {

@@ -220,7 +220,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const std::vector<double> forward = AttentionForwards(p, tokens, rates.forward);
   const double attention = std::accumulate(forward.begin(), forward.end(), 0.0);
   StepTime time;
-  time.products = passes * products + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
+  const double head_passes = p.trains_head() ? 3 : 2;
+  time.products = passes * products + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
   // The layers' own inputs are made of frozen weights by one product.
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
   time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
@@ -253,6 +254,12 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
                        &time.weights, &time.recompute, &time.launches}) {
     *part *= micro_batches;
+  }
+  if (UsesDora(p.job)) {
+    // Norms of rows, once a step: the weights are read, summed up and read again in fp32.
+    const double weights = sum([](const BlockCost& b) { return b.weights; });
+    time.weights +=
+        weights * static_cast<double>(p.element_bytes + 3 * 4) / rates.elementwise / tokens;
   }
   time.optimizer = OptimizerSeconds(p, run, gpu, products + attention);
   time.launches += kStepOverhead;

@@ -37,13 +37,6 @@ void Take(const Saying& saying, Draft* draft) {
 
 void ResolveDialect(Draft* draft) {
   for (const Saying& saying : kSayings) Take(saying, draft);
-  constexpr std::string_view kWhole = "lora.modules_to_save";
-  const DraftEntry* whole = draft->Find(kWhole);
-  if (whole != nullptr && !std::get<std::vector<std::string>>(whole->value).empty()) {
-    draft->AddProblem(kWhole,
-                      "not supported yet: modules trained whole beside adapters; leave it out and "
-                      "adapt their linears (lora.target_modules), or use mode = \"full_finetune\"");
-  }
 }
 
 }  // namespace sft::spec

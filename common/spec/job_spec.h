@@ -118,6 +118,7 @@ struct JobSpec {
     int global_batch = 4;  // per_device_batch * gpu_count * gradient_accumulation_steps
     int sequence_length = 2048;
     double learning_rate = 2e-5;
+    double embedding_learning_rate = 0.0;  // 0: learning_rate
     double warmup_ratio = 0.03;
     Optimizer optimizer = Optimizer::kAdamW;
     MasterWeights master_weights = MasterWeights::kAuto;
@@ -126,8 +127,9 @@ struct JobSpec {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
-    double max_grad_norm = 1.0;  // 0: no clipping
-    int64_t max_steps = 0;       // 0: n_epochs counts
+    double max_grad_norm = 1.0;        // 0: no clipping
+    double neftune_noise_alpha = 0.0;  // 0: no noise
+    int64_t max_steps = 0;             // 0: n_epochs counts
     int logging_steps = 1;
     uint64_t seed = 42;
   } hyperparameters;
@@ -155,6 +157,10 @@ struct JobSpec {
                                                "gate_proj", "up_proj", "down_proj"};
     Bias bias = Bias::kNone;
     bool use_rslora = false;
+    bool use_dora = false;
+    double loraplus_lr_ratio = 1.0;
+    std::vector<std::string> modules_to_save;  // ends of module names
+    bool ensure_weight_tying = false;
   } lora;
 
   struct Quantization {

@@ -116,6 +116,15 @@ void ResolveBits(Draft* draft) {
   }
 }
 
+void CheckDora(Draft* draft) {
+  constexpr std::string_view kDora = "lora.use_dora";
+  if (draft->Faulty({kDora}) || !draft->Bool(kDora) || draft->String(kMatmul) != "fp8") return;
+  draft->AddProblem(kMatmul,
+                    fmt::format("{} contradicts {}: the norms of W + s B A are of weights in bf16; "
+                                "matmul = \"bf16\" would agree",
+                                draft->Quote(kMatmul), draft->Quote(kDora)));
+}
+
 // An override of one of the keys that name the compute type removes the file's others.
 void DragPrecisionAlong(Draft* draft) {
   const bool bf16 = draft->Overridden(kBf16), fp16 = draft->Overridden(kFp16) && draft->Bool(kFp16),
@@ -183,6 +192,7 @@ void ResolveMethod(Draft* draft) {
                                          draft->Quote(kKind), draft->Quote(kMode), kind));
   }
   ResolveBits(draft);
+  CheckDora(draft);
 }
 
 void ResolvePrecision(Draft* draft) {

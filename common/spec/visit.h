@@ -126,6 +126,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.global_batch", h.global_batch);
   visit("hyperparameters.sequence_length", h.sequence_length);
   visit("hyperparameters.learning_rate", h.learning_rate);
+  visit("hyperparameters.embedding_learning_rate", h.embedding_learning_rate);
   visit("hyperparameters.warmup_ratio", h.warmup_ratio);
   visit("hyperparameters.warmup_steps", h.lr_scheduler.warmup_steps);
   visit("hyperparameters.optimizer", h.optimizer);
@@ -139,6 +140,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.adam_beta2", h.adam_beta2);
   visit("hyperparameters.adam_epsilon", h.adam_epsilon);
   visit("hyperparameters.max_grad_norm", h.max_grad_norm);
+  visit("hyperparameters.neftune_noise_alpha", h.neftune_noise_alpha);
   visit("hyperparameters.max_steps", h.max_steps);
   visit("hyperparameters.logging_steps", h.logging_steps);
   visit("hyperparameters.seed", h.seed);
@@ -158,6 +160,10 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.target_modules", s.lora.target_modules);
   visit("lora.bias", s.lora.bias);
   visit("lora.use_rslora", s.lora.use_rslora);
+  visit("lora.use_dora", s.lora.use_dora);
+  visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
+  visit("lora.modules_to_save", s.lora.modules_to_save);
+  visit("lora.ensure_weight_tying", s.lora.ensure_weight_tying);
   visit("quantization.bits", s.quantization.bits);
   visit("quantization.type", s.quantization.type);
   visit("quantization.double_quant", s.quantization.double_quant);

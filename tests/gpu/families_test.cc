@@ -60,10 +60,10 @@ struct Gradients {
   std::vector<Tensor> values;  // fp32 on the CPU
 };
 
-enum class Method { kFull, kLora, kQlora };
+enum class Method { kFull, kLora, kQlora, kDora };
 
 void PrintTo(Method method, std::ostream* out) {
-  constexpr const char* kNames[] = {"full", "lora", "qlora"};
+  constexpr const char* kNames[] = {"full", "lora", "qlora", "dora"};
   *out << kNames[static_cast<int>(method)];
 }
 
@@ -85,6 +85,10 @@ Adapter GivenAdapter(const ModelLayout& layout) {
       const std::string module(a.module());
       const ParamInfo& b = unit.params[unit.Find(module + ".lora_B.weight")];
       adapter.pairs.push_back({module, Factor(a.shape, number), Factor(b.shape, number + 1)});
+      if (unit.Find(module + ".lora_magnitude_vector") >= 0) {
+        const Tensor wave = Factor({b.shape[0], 1}, number + 2).flatten();
+        adapter.pairs.back().magnitude = wave.mul_(0.3F).add_(1.0F);
+      }
       number += 2;
     }
   }
@@ -103,12 +107,13 @@ class FamilyOnGpuTest : public GpuTest,
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   // One micro-batch. A fresh adapter's second factors are zero, which would hide the gradients of
-  // the first: both are given.
+  // the first: both are given. DoRA is over 4-bit weights.
   Gradients Run(at::Device device, spec::ComputeType compute) const {
     const Method method = std::get<1>(GetParam());
     spec::JobSpec job;
     job.training.mode = method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora;
-    job.training.use_qlora = method == Method::kQlora;
+    job.training.use_qlora = method == Method::kQlora || method == Method::kDora;
+    job.lora.use_dora = method == Method::kDora;
     job.parallelism.compute_type = compute;
     job.lora.r = 16;
     job.lora.target_modules = {"all-linear"};
@@ -203,7 +208,7 @@ constexpr FamilyCase kFamilies[] = {
 };
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {
-  constexpr const char* kMethods[] = {"full", "lora", "qlora"};
+  constexpr const char* kMethods[] = {"full", "lora", "qlora", "dora"};
   return std::string(std::get<0>(info.param).name) + "_" +
          kMethods[static_cast<int>(std::get<1>(info.param))];
 }
@@ -211,7 +216,7 @@ std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>&
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnGpuTest,
                          testing::Combine(testing::ValuesIn(kFamilies),
                                           testing::Values(Method::kFull, Method::kLora,
-                                                          Method::kQlora)),
+                                                          Method::kQlora, Method::kDora)),
                          NameOf);
 
 }  // namespace

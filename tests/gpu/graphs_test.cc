@@ -169,6 +169,20 @@ TEST_F(GraphsTest, RecomputationIsRecordedToo) {
   }
 }
 
+// DoRA's gains are written where the recording reads them; embedding and norms are trained, too.
+TEST_F(GraphsTest, VariantsOfAdaptersTrainTheSame) {
+  for (const int bits : {0, 4}) {
+    spec::JobSpec job = Job(spec::Mode::kLora, bits);
+    job.lora.use_dora = true;
+    job.lora.loraplus_lr_ratio = 4.0;
+    job.lora.modules_to_save = {"embed_tokens", "norm"};
+    job.lora.ensure_weight_tying = true;
+    job.hyperparameters.neftune_noise_alpha = 5.0;
+    ExpectTheSameBits(kQwen3, job, LongRagged);
+    ExpectTheSameBits(kLlama, job, Short, Recompute::kMlp);
+  }
+}
+
 // Of a shape that is recorded, and of one that never is.
 double Validate(TrainingModel& model, int step) {
   double sum = 0;

@@ -51,6 +51,7 @@ def compute_in_float32(model):
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             module.compute_dtype = torch.float32
+            module.weight.quant_state.dtype = torch.float32  # of the weights that peft asks for (DoRA)
             module.train()  # else they are packed anew, for products in bfloat16, on some CPUs
     return model
 

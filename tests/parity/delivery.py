@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains SmolLM2 for a few steps through sft-rank, with adapters, with adapters on the model as
-bitsandbytes stores it in 4 bits, and whole, and holds the logits of what it delivers, loaded by peft
-and transformers, against those of sft-rank.
+"""Trains SmolLM2 for a few steps through sft-rank, with adapters, with embedding and norms beside
+them, with DoRA's, with those on the model as bitsandbytes stores it in 4 bits, and whole, and holds the logits of
+what it delivers, loaded by peft and transformers, against those of sft-rank.
 
     delivery.py --bin FOLDER [--model build/demo/model]
 
@@ -22,9 +22,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENS = ROOT / "tests/parity/goldens/series/tokens.safetensors"
 LIMIT_S = 1800
 # Rates at which a few steps move the logits by far more than the tolerance.
-TRAINING = {"lora": {"mode": "lora"}, "stored": {"mode": "lora", "use_qlora": True},
+TRAINING = {"lora": {"mode": "lora"}, "whole": {"mode": "lora"}, "dora": {"mode": "lora"},
+            "stored": {"mode": "lora", "use_qlora": True},
             "fft": {"mode": "full_finetune"}}
-RATE = {"lora": 1e-3, "stored": 1e-3, "fft": 1e-4}
+RATE = {"lora": 1e-3, "whole": 1e-3, "dora": 1e-3, "stored": 1e-3, "fft": 1e-4}
+LORA = {"whole": {"modules_to_save": ["embed_tokens", "norm"], "ensure_weight_tying": True, "loraplus_lr_ratio": 4.0},
+        "dora": {"use_dora": True, "use_rslora": True},
+        "stored": {"use_dora": True}}
 
 
 def job(kind):
@@ -32,6 +36,7 @@ def job(kind):
         "job": {"model": "model", "data": "train.jsonl"},
         "compute": {"gpu_type": "CPU", "variant": "CPU-1x"},
         "training": TRAINING[kind],
+        "lora": LORA.get(kind, {}),
         "quantization": {"bits": 4 if kind == "stored" else 0},
         "hyperparameters": {
             "per_device_batch": 2, "global_batch": 2, "sequence_length": 64, "max_steps": 4,

@@ -418,6 +418,9 @@ def save_adapter(wrapped, folder):
     config = json.loads((folder / "adapter_config.json").read_text())
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
+    config["base_model_name_or_path"] = None
+    if config["modules_to_save"]:
+        config["modules_to_save"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

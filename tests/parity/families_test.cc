@@ -26,7 +26,6 @@ namespace {
 using at::Tensor;
 
 constexpr double kLogits = 1e-4;
-constexpr double kGradients = 1e-5;
 constexpr double kLoss = 1e-5;
 
 class FamilyParityTest : public testing::TestWithParam<std::string> {
@@ -35,23 +34,6 @@ class FamilyParityTest : public testing::TestWithParam<std::string> {
   GoldenTensors Read(const char* file) const { return GoldenTensors(dir() / file); }
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
 };
-
-// Compares the gradient of the mean of each trained parameter with "grad.<prefix><name at run
-// time>".
-void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
-                     const std::string& prefix) {
-  const auto& parts = model.store().parts();
-  ASSERT_EQ(parts.size(), model.gradients().size());
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
-    const Tensor expected =
-        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix, param.name));
-    ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
-    Tensor actual = model.gradients()[i] / targets;
-    if (param.transposed) actual = actual.view(param.shape).t().contiguous();
-    EXPECT_LT(RelativeError(actual, expected), kGradients) << param.name;
-  }
-}
 
 TEST_P(FamilyParityTest, LogitsEqualTransformers) {
   const GoldenTensors golden = Read("rows.safetensors");

@@ -2,9 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
+
+#include "common/plan/tensors.h"
 
 namespace sft::engine {
 
@@ -38,6 +41,7 @@ MicroBatch PackedBatch(const Tensor& input_ids, const Tensor& labels,
     batch.cu_seqlens.push_back(begin);
     batch.max_seqlen = std::max(batch.max_seqlen, static_cast<int32_t>(length));
   }
+  batch.longest_row = batch.max_seqlen;
   return batch;
 }
 
@@ -60,6 +64,10 @@ spec::JobSpec PlainJob(const AdapterConfig& adapter) {
   spec::JobSpec job = PlainJob(spec::Mode::kLora);
   job.lora.r = adapter.r;
   job.lora.alpha = adapter.alpha;
+  job.lora.use_rslora = adapter.use_rslora;
+  job.lora.use_dora = adapter.use_dora;
+  job.lora.modules_to_save = adapter.modules_to_save;
+  job.lora.ensure_weight_tying = adapter.ensure_weight_tying;
   return job;
 }
 
@@ -74,6 +82,22 @@ double RelativeError(const Tensor& actual, const Tensor& expected) {
   const Tensor b = expected.to(at::kDouble).reshape({-1});
   return at::linalg_vector_norm(a.sub(b)).item<double>() /
          (at::linalg_vector_norm(b).item<double>() + 1e-300);
+}
+
+void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
+                     const std::string& prefix) {
+  constexpr double kTolerance = 1e-5;
+  const auto& parts = model.store().parts();
+  ASSERT_EQ(parts.size(), model.gradients().size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
+    const Tensor expected =
+        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix, param.name));
+    ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
+    Tensor actual = model.gradients()[i] / targets;
+    if (param.transposed) actual = actual.view(param.shape).t().contiguous();
+    EXPECT_LT(RelativeError(actual, expected), kTolerance) << param.name;
+  }
 }
 
 double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch) {

@@ -39,7 +39,7 @@ MicroBatch PackedBatch(const at::Tensor& input_ids, const at::Tensor& labels,
 
 // A job in fp32 without decay, clipping and dropout.
 spec::JobSpec PlainJob(spec::Mode mode);
-// The same for LoRA, with the adapter's r and alpha.
+// The same for LoRA, with what the adapter's configuration says but for its targets and biases.
 spec::JobSpec PlainJob(const AdapterConfig& adapter);
 
 // Of the optimizer steps of a comparison those that this run makes: the first few; all with
@@ -48,6 +48,11 @@ int StepsToRun(int steps);
 
 // |a - b| / |b| over all elements.
 double RelativeError(const at::Tensor& actual, const at::Tensor& expected);
+
+// Compares the gradient of the mean of each trained parameter with "grad.<prefix><name at run
+// time>".
+void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
+                     const std::string& prefix);
 
 // The mean loss of a batch; its gradients stay in `model`.
 double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch);

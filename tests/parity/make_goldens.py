@@ -26,10 +26,11 @@ import nf4_goldens
 import schedules
 import series
 import stored
+import variants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
-PARTS = ["families", "stored", "nf4", "int8", "schedules", "series"]
+PARTS = ["families", "variants", "stored", "nf4", "int8", "schedules", "series"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps). Norms of gradients
 # part first: 2e-4 was seen between two machines whose losses agree to 5e-5.
@@ -125,6 +126,8 @@ def main():
         schedules.make(out / "schedules")
     if "families" in parts:
         families.make(out / "families")
+    if "variants" in parts:
+        variants.make(out / "variants", GOLDENS)
     if "stored" in parts:
         stored.make(out / "stored")
     if "series" in parts:

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -26,7 +27,10 @@ constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kSuffixA = ".lora_A.weight";
 constexpr std::string_view kSuffixB = ".lora_B.weight";
+constexpr std::string_view kSuffixMagnitude = ".lora_magnitude_vector";
 constexpr std::string_view kBaseLayer = ".base_layer";
+constexpr std::string_view kHead = "lm_head.weight", kTable = "embed_tokens.weight";
+constexpr const char* kHeadKey = "base_model.model.lm_head.weight";
 
 ordered_json ConfigJson(const AdapterConfig& config) {
   ordered_json json;
@@ -48,17 +52,33 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   }
   json["bias"] = config.bias;
   json["use_rslora"] = config.use_rslora;
-  json["use_dora"] = false;
+  json["use_dora"] = config.use_dora;
   json["fan_in_fan_out"] = config.fan_in_fan_out;
   json["init_lora_weights"] = true;
   json["inference_mode"] = true;
-  json["modules_to_save"] = nullptr;
+  if (config.modules_to_save.empty()) {
+    json["modules_to_save"] = nullptr;
+  } else {
+    json["modules_to_save"] = config.modules_to_save;
+  }
+  json["ensure_weight_tying"] = config.ensure_weight_tying;
   json["rank_pattern"] = ordered_json::object();
   json["alpha_pattern"] = ordered_json::object();
   return json;
 }
 
+bool HasMagnitude(const LoraPair& pair) {
+  return pair.magnitude.defined() && pair.magnitude.dim() == 1 && pair.b.dim() == 2 &&
+         pair.magnitude.size(0) == pair.b.size(0);
+}
+
 void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
+  if (config.use_dora ? !HasMagnitude(pair) : pair.magnitude.defined()) {
+    throw InternalError(
+        fmt::format("the magnitude of {} is missing, of another shape, or of an "
+                    "adapter without DoRA",
+                    pair.module));
+  }
   if (pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == config.r &&
       pair.b.size(1) == config.r) {
     return;
@@ -69,8 +89,8 @@ void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
 }
 
 // "m.q_proj.bias" is "m.q_proj.base_layer.bias" where PEFT has wrapped m.q_proj.
-std::string BiasKey(std::string_view base_prefix, const std::string& name,
-                    const std::set<std::string, std::less<>>& adapted) {
+std::string OtherKey(std::string_view base_prefix, const std::string& name,
+                     const std::set<std::string, std::less<>>& adapted) {
   const size_t dot = name.rfind('.');
   if (dot == std::string::npos) return std::string(kPrefix) + name;
   const std::string module = name.substr(0, dot);
@@ -117,6 +137,21 @@ T Get(const fs::path& path, const ordered_json& json, const char* key, T fallbac
   return json[key].get<T>();
 }
 
+// A list of strings, or one.
+std::vector<std::string> Names(const fs::path& path, const ordered_json& json, const char* key) {
+  const ordered_json names = json.value(key, ordered_json());
+  if (names.is_string()) return {names.get<std::string>()};
+  std::vector<std::string> list;
+  if (!names.is_array()) return list;
+  for (const auto& item : names) {
+    if (!item.is_string()) {
+      Unusable(path, fmt::format("\"{}\" holds no strings", key), kAskForLora);
+    }
+    list.push_back(item.get<std::string>());
+  }
+  return list;
+}
+
 AdapterConfig ReadConfig(const fs::path& path) {
   const auto text = io::ReadFile(path.string(), int64_t{1} << 24);
   if (!text.ok()) {
@@ -128,8 +163,8 @@ AdapterConfig ReadConfig(const fs::path& path) {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
   }
   for (const char* feature :
-       {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias",
-        "trainable_token_indices", "megatron_config", "layer_replication", "target_parameters"}) {
+       {"rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices", "megatron_config",
+        "layer_replication", "target_parameters"}) {
     if (IsSet(json, feature)) {
       Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
     }
@@ -142,33 +177,66 @@ AdapterConfig ReadConfig(const fs::path& path) {
   config.alpha = Get<double>(path, json, "lora_alpha", 8, type("lora_alpha").is_number());
   config.dropout = Get<double>(path, json, "lora_dropout", 0, type("lora_dropout").is_number());
   config.bias = Get<std::string>(path, json, "bias", "none", type("bias").is_string());
+  config.use_dora = Get<bool>(path, json, "use_dora", false, type("use_dora").is_boolean());
   config.use_rslora = Get<bool>(path, json, "use_rslora", false, type("use_rslora").is_boolean());
   config.fan_in_fan_out =
       Get<bool>(path, json, "fan_in_fan_out", false, type("fan_in_fan_out").is_boolean());
   config.base_model = Get<std::string>(path, json, "base_model_name_or_path", "",
                                        type("base_model_name_or_path").is_string());
-  if (type("target_modules").is_string()) {
-    config.target_modules = {json["target_modules"].get<std::string>()};
-  } else if (type("target_modules").is_array()) {
-    for (const auto& item : json["target_modules"]) {
-      if (!item.is_string()) Unusable(path, "\"target_modules\" holds no strings", kAskForLora);
-      config.target_modules.push_back(item.get<std::string>());
-    }
-  }
+  config.ensure_weight_tying =
+      Get<bool>(path, json, "ensure_weight_tying", false, type("ensure_weight_tying").is_boolean());
+  config.target_modules = Names(path, json, "target_modules");
+  config.modules_to_save = Names(path, json, "modules_to_save");
   if (config.r < 1) Unusable(path, fmt::format("r is {}", config.r), kAskForLora);
   return config;
 }
 
 bool EndsWith(std::string_view text, std::string_view suffix) { return text.ends_with(suffix); }
 
+// Of a module that modules_to_save names, or of a head tied to one.
+bool IsSavedWhole(const AdapterConfig& config, std::string_view key) {
+  const std::string_view module = key.substr(0, key.rfind('.'));
+  const auto& names = config.modules_to_save;
+  return (config.ensure_weight_tying && !names.empty() && key == kHeadKey) ||
+         std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return EndsWith(module, name); });
+}
+
 }  // namespace
+
+std::map<std::string, at::Tensor> Adapter::Values(bool tied_head) const {
+  std::map<std::string, at::Tensor> values;
+  for (const LoraPair& pair : pairs) {
+    values[pair.module + std::string(kSuffixA)] = pair.a;
+    values[pair.module + std::string(kSuffixB)] = pair.b;
+    if (pair.magnitude.defined()) {
+      values[pair.module + std::string(kSuffixMagnitude)] = pair.magnitude;
+    }
+  }
+  at::Tensor head, table;
+  for (const NamedTensor& other : others) {
+    if (tied_head && EndsWith(other.name, kHead)) {
+      head = other.tensor;
+      continue;
+    }
+    if (EndsWith(other.name, kTable)) table = other.tensor;
+    values[other.name] = other.tensor;
+  }
+  const bool trained = tied_head && (head.defined() || table.defined());
+  if (trained && !(head.defined() && table.defined() && at::equal(head, table))) {
+    throw UserError(
+        "the adapter gives embedding and head weights of their own, and the model has one for both",
+        "bad_adapter", "train it with lora.ensure_weight_tying = true");
+  }
+  return values;
+}
 
 double AdapterConfig::Scale() const {
   return use_rslora ? alpha / std::sqrt(static_cast<double>(r)) : alpha / r;
 }
 
 void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
-                  std::span<const LoraPair> pairs, std::span<const NamedTensor> biases) {
+                  std::span<const LoraPair> pairs, std::span<const NamedTensor> others) {
   if (pairs.empty()) throw InternalError("an adapter without adapted modules");
   std::vector<NamedTensor> tensors;
   std::set<std::string, std::less<>> adapted;
@@ -179,9 +247,13 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
         std::string(kPrefix) + plan::RuntimeModule(files.base_prefix, pair.module);
     tensors.push_back({fmt::format("{}{}", key, kSuffixA), pair.a});
     tensors.push_back({fmt::format("{}{}", key, kSuffixB), pair.b});
+    if (config.use_dora) {
+      tensors.push_back({fmt::format("{}{}", key, kSuffixMagnitude), pair.magnitude});
+    }
   }
-  for (const NamedTensor& bias : biases) {
-    tensors.push_back({BiasKey(files.base_prefix, bias.name, adapted), bias.tensor});
+  for (const NamedTensor& other : others) {
+    tensors.push_back({OtherKey(files.base_prefix, other.name, adapted), other.tensor});
+    if (other.name == files.tied_table) tensors.push_back({kHeadKey, other.tensor});
   }
   StagedDirectory staged(files.target);
   WriteTextFile(staged.path() / kConfigFile, DumpJson(ConfigJson(config), 2) + "\n");
@@ -212,12 +284,18 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
       LoraPair& pair = pairs[module];
       pair.module = module;
       (is_a ? pair.a : pair.b) = file->View(key);
-    } else if (EndsWith(name, ".bias")) {
+    } else if (adapter.config.use_dora && EndsWith(name, kSuffixMagnitude)) {
+      const std::string module = name.substr(0, name.size() - kSuffixMagnitude.size());
+      pairs[module].module = module;
+      pairs[module].magnitude = file->View(key);
+    } else if (EndsWith(name, ".bias") || IsSavedWhole(adapter.config, key)) {
       const size_t at = name.rfind(kBaseLayer);
       if (at != std::string::npos) name.erase(at, kBaseLayer.size());
-      adapter.biases.push_back({name, file->View(key)});
+      adapter.others.push_back({name, file->View(key)});
     } else {
-      Unusable(path, fmt::format("\"{}\" is neither a LoRA factor nor a bias", key), kAskForLora);
+      Unusable(path,
+               fmt::format("\"{}\" is no LoRA factor, no bias and none of modules_to_save", key),
+               kAskForLora);
     }
   }
   for (auto& [module, pair] : pairs) {
@@ -230,6 +308,12 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
                fmt::format("the factors of {} have the shapes [{}] and [{}], but r is {}", module,
                            fmt::join(pair.a.sizes(), ", "), fmt::join(pair.b.sizes(), ", "),
                            adapter.config.r),
+               kAskForLora);
+    }
+    if (adapter.config.use_dora && !HasMagnitude(pair)) {
+      Unusable(path,
+               fmt::format("use_dora is set, but {} has no lora_magnitude_vector of [{}]", module,
+                           pair.b.size(0)),
                kAskForLora);
     }
     adapter.pairs.push_back(std::move(pair));

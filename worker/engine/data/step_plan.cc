@@ -168,12 +168,16 @@ std::vector<uint32_t> StepPlan::Documents(const Step& step, int64_t begin, int64
   return documents;
 }
 
-std::vector<uint32_t> StepPlan::MicroBatchDocuments(const Step& step, int micro, int rank) const {
+int64_t StepPlan::FirstSample(const Step& step, int micro, int rank) const {
   if (micro < 0 || micro >= step.micro_batches || rank < 0 || rank >= options_.world_size) {
     throw InternalError(fmt::format("micro-batch {} of {} on rank {} of {}", micro,
                                     step.micro_batches, rank, options_.world_size));
   }
-  const int64_t begin = (int64_t{micro} * options_.world_size + rank) * options_.per_device_batch;
+  return (int64_t{micro} * options_.world_size + rank) * options_.per_device_batch;
+}
+
+std::vector<uint32_t> StepPlan::MicroBatchDocuments(const Step& step, int micro, int rank) const {
+  const int64_t begin = FirstSample(step, micro, rank);
   return Documents(step, begin, begin + options_.per_device_batch);
 }
 
@@ -194,6 +198,14 @@ MicroBatch StepPlan::GetMicroBatch(const Step& step, int micro, int rank) const 
     }
     batch.cu_seqlens.push_back(batch.cu_seqlens.back() + length);
     batch.max_seqlen = std::max(batch.max_seqlen, length);
+  }
+  const int64_t first = FirstSample(step, micro, rank);
+  for (int64_t sample = first; sample < first + options_.per_device_batch; ++sample) {
+    int64_t tokens = 0;
+    for (const uint32_t index : Documents(step, sample, sample + 1)) {
+      tokens += dataset_->Length(index);
+    }
+    batch.longest_row = std::max(batch.longest_row, static_cast<int32_t>(tokens));
   }
   return batch;
 }

@@ -22,6 +22,7 @@ struct MicroBatch {
   std::vector<int32_t> cu_seqlens;  // [d + 1] document j is [cu_seqlens[j], cu_seqlens[j + 1])
   std::vector<int32_t> loss_rows;   // [loss_tokens()] the i with targets[i] != kIgnore, ascending
   int32_t max_seqlen = 0;
+  int32_t longest_row = 0;  // tokens of the largest sample: of a document, or of those packed
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t documents() const { return static_cast<int64_t>(cu_seqlens.size()) - 1; }
@@ -92,6 +93,7 @@ class StepPlan {
   // Documents of the samples [begin, end) of the step that exist.
   std::vector<uint32_t> Documents(const Step& step, int64_t begin, int64_t end) const;
   std::vector<uint32_t> MicroBatchDocuments(const Step& step, int micro, int rank) const;
+  int64_t FirstSample(const Step& step, int micro, int rank) const;  // of the step
 
   // constant after construction
   std::shared_ptr<const Dataset> dataset_;

@@ -35,17 +35,17 @@ at::ScalarType ComputeTypeOf(const GeneratorOptions& options) {
 
 std::vector<int64_t> Shape(const Tensor& tensor) { return tensor.sizes().vec(); }
 
-bool HasBias(const ModelLayout& layout, const NamedTensor& bias) {
+bool Has(const ModelLayout& layout, const std::string& name, const Tensor& value) {
   for (const UnitInfo& unit : layout.units) {
-    const int param = unit.Find(bias.name);
-    if (param >= 0) return unit.params[param].shape == Shape(bias.tensor);
+    const int param = unit.Find(name);
+    if (param >= 0) return unit.params[param].shape == Shape(value);
   }
   return false;
 }
 
 // Appends the adapter's factors to the units of their modules; returns their values by name.
 std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& adapter) {
-  std::map<std::string, Tensor> values;
+  std::map<std::string, Tensor> values = adapter.Values(layout.tied_head());
   for (const LoraPair& pair : adapter.pairs) {
     if (layout.IsOtherPart(pair.module)) continue;  // a vision tower's do not act on text
     bool found = false;
@@ -56,8 +56,10 @@ std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& ada
       if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
       unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
       unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
-      values[pair.module + ".lora_A.weight"] = pair.a;
-      values[pair.module + ".lora_B.weight"] = pair.b;
+      if (pair.magnitude.defined()) {
+        unit.params.push_back(
+            {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
+      }
       found = true;
       break;
     }
@@ -67,13 +69,11 @@ std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& ada
                       "bad_adapter", "give the base model that the adapter was trained on");
     }
   }
-  for (const NamedTensor& bias : adapter.biases) {
-    if (!HasBias(layout, bias)) {
-      throw UserError(
-          "the adapter sets " + bias.name + ", which the model does not have in that shape",
-          "bad_adapter", "give the base model that the adapter was trained on");
+  for (const auto& [name, value] : values) {
+    if (!layout.IsOtherPart(name) && !Has(layout, name, value)) {
+      throw UserError("the adapter sets " + name + ", which the model does not have in that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
     }
-    values[bias.name] = bias.tensor;
   }
   return values;
 }
@@ -89,7 +89,9 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       const ParamInfo& param = layout.units[unit].params[i];
       const int index = static_cast<int>(i);
       if (!source->Get(unit, index).defined()) {
-        source->Set(unit, index, at::empty(param.shape, options));
+        const bool exact = param.role == ParamRole::kMagnitude;
+        source->Set(unit, index,
+                    at::empty(param.shape, exact ? options.dtype(at::kFloat) : options));
       }
       const auto found = replaced.find(param.name);
       if (found != replaced.end()) {

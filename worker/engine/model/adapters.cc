@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "common/plan/parameters.h"
+#include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
 
@@ -73,7 +75,7 @@ bool IsTarget(std::string_view module, const std::vector<std::string>& targets) 
 
 void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   std::set<std::string> adapted;
-  std::vector<ParamInfo> firsts, seconds;
+  std::vector<ParamInfo> firsts, seconds, magnitudes;
   for (const ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules))
       continue;
@@ -83,6 +85,9 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
         {module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
     seconds.push_back(
         {module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
+    if (!lora.use_dora) continue;
+    magnitudes.push_back(
+        {module + ".lora_magnitude_vector", {param.shape[0]}, ParamRole::kMagnitude, true});
   }
   for (ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kBias) continue;
@@ -94,6 +99,34 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   // gradients of all.
   for (ParamInfo& factor : firsts) unit.params.push_back(std::move(factor));
   for (ParamInfo& factor : seconds) unit.params.push_back(std::move(factor));
+  for (ParamInfo& magnitude : magnitudes) unit.params.push_back(std::move(magnitude));
+}
+
+// What lora.modules_to_save names is trained like a model of its own.
+void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
+  if (lora.modules_to_save.empty()) return;
+  const auto name_of = [&](const ParamInfo& param) {
+    return plan::RuntimeModule(layout.prefix, param.module());
+  };
+  const std::string tied_to =
+      layout.tied_head() ? name_of(layout.units[0].params[0]) : std::string();
+  std::vector<plan::NamedModule> modules;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (!param.of_base()) continue;
+      modules.push_back({name_of(param), param.role == ParamRole::kLinear});
+    }
+  }
+  if (const auto problem = plan::CheckWholeModules(modules, tied_to, lora)) {
+    throw UserError(problem->key + ": " + problem->message, "bad_target_module");
+  }
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) {
+      if (!param.of_base()) continue;
+      const std::string name = name_of(param);
+      param.trainable |= plan::TrainsWhole(name, name == tied_to, lora);
+    }
+  }
 }
 
 }  // namespace
@@ -128,6 +161,7 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
       param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
     }
   }
+  TrainWholeModules(layout, lora);
 }
 
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {

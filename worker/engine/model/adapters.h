@@ -19,7 +19,8 @@ std::vector<std::string> LinearsOf(const ModelLayout& layout);
 //
 // Throws UserError for a job that cannot use the weights as they are stored (plan::CheckStored),
 // and when a target module matches nothing (naming the modules there are) or matches something that
-// is not a linear layer of a block.
+// is not a linear layer of a block, or lora.modules_to_save asks for what cannot be trained whole
+// (plan::CheckWholeModules).
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
 
 // alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.

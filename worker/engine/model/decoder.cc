@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <utility>
 
@@ -25,6 +26,7 @@ constexpr int kEmbeddingUnit = 0;
 constexpr int kEmbedding = 0;                              // positions in the embedding's unit
 constexpr int kPositions = 1;                              // where there is a table of positions
 constexpr uint64_t kEmbeddingDropout = uint64_t{1} << 41;  // identifies its mask
+constexpr uint64_t kEmbeddingNoise = uint64_t{1} << 42;
 
 // The head size of the layers that rotate by a rope, which is one.
 int64_t HeadOfRope(const ModelConfig& config, int rope) {
@@ -122,11 +124,23 @@ Tensor Decoder::Embed(const Tensor& tokens, const Tensor& positions) {
   return rows;
 }
 
+// As transformers' hook on the module of the embedding: a scale that the module applies itself,
+// with its rounding, leaves the noise as it is; one that follows multiplies it.
+Tensor Decoder::EmbedNoisy(const DeviceBatch& batch, const DropoutKey* dropout) {
+  Tensor rows = Embed(batch.tokens, batch.positions);
+  if (options_.noise_alpha == 0.0 || dropout == nullptr) return rows;
+  const double scale = config_.rounds_embedding_scale ? 1.0 : config_.embedding_scale;
+  const int64_t length = std::max<int64_t>(batch.longest_row, 1);  // 0: padding alone
+  const double elements = static_cast<double>(length * rows.size(1));
+  AddNoise(rows, options_.noise_alpha * scale / std::sqrt(elements), *dropout, kEmbeddingNoise);
+  return rows;
+}
+
 Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
                         const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
-  Tensor x = Embed(batch.tokens, batch.positions);
+  Tensor x = EmbedNoisy(batch, dropout);
   context.links->inputs = InputsOfLayers(batch.tokens, x);
   if (DropsEmbedding(dropout)) {
     x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
@@ -271,7 +285,7 @@ Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const 
 Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
   if (graphs_ == nullptr) return RunPlain(batch, dropout, sink);
-  return RunRecorded(graphs_->Begin(batch), batch, sink);
+  return RunRecorded(graphs_->Begin(batch), batch, dropout, sink);
 }
 
 Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {
@@ -311,13 +325,14 @@ void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink
 
 // Weights that changed are written where the recording reads them; sums are zeroed when the head's
 // backward asks for its own.
-Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink) {
+Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch,
+                            const DropoutKey* dropout, GradientSink& sink) {
   for (int unit = 1; unit < layout_.head_unit(); ++unit) {
     UnitWeights weights(layout_.units[unit]);
     source_.Acquire(unit, weights);
     source_.Release(unit);
   }
-  walk.x.copy_(Embed(batch.tokens, batch.positions));
+  walk.x.copy_(EmbedNoisy(batch, dropout));
   graphs_->Forward();
   const Tensor loss = BackwardHead(walk.y, batch, sink, walk.dx).loss;
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());

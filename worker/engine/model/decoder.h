@@ -20,7 +20,8 @@ namespace sft::engine {
 // Options of a decoder, fixed for its life.
 struct DecoderOptions {
   LoraScaling lora;
-  plan::ExecutionPlan run;  // what each block recomputes, and how many logits are made at a time
+  double noise_alpha = 0.0;  // of NEFTune; 0: none
+  plan::ExecutionPlan run;   // what each block recomputes, and how many logits are made at a time
 };
 
 // The model walked unit by unit: forward, and backward in reverse. Weights come from a
@@ -34,7 +35,8 @@ class Decoder {
           at::Device device, const DecoderOptions& options);
 
   // Sum of the cross entropies over the batch's targets (fp64 scalar on the device); adds the
-  // unnormalised gradients to `sink` and finishes every trained unit. `dropout` may be null.
+  // unnormalised gradients to `sink` and finishes every trained unit. `dropout` draws masks and
+  // noise, null: there are none.
   at::Tensor ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                              GradientSink& sink);
 
@@ -86,7 +88,10 @@ class Decoder {
                             GradientSink& sink, bool finish);
   // ForwardBackward without recorded blocks, and with.
   at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
-  at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink);
+  at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch,
+                         const DropoutKey* dropout, GradientSink& sink);
+  // Embed, with NEFTune's noise where `dropout` says that this is a training's forward.
+  at::Tensor EmbedNoisy(const DeviceBatch& batch, const DropoutKey* dropout);
   // The projection that multiplies the gradient of the output of `unit`; null if there is none.
   const Projection* GradientReader(int unit, GradientSink& sink) const;
   // Multiplies what the embedding's table gives, or its gradient.

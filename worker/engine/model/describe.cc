@@ -12,6 +12,10 @@
 namespace sft::engine {
 namespace {
 
+bool IsOfAdapter(ParamRole role) {
+  return role == ParamRole::kLoraA || role == ParamRole::kLoraB || role == ParamRole::kMagnitude;
+}
+
 // "q_proj" of "model.layers.0.self_attn.q_proj.weight"; "wte" of "wte.weight".
 std::string KindOfLayer(const ParamInfo& param) {
   const std::string_view module = param.module();
@@ -61,7 +65,7 @@ std::vector<std::string> DescribeTraining(const ModelLayout& layout, const spec:
   Kinds kinds;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (param.role == ParamRole::kLoraA || param.role == ParamRole::kLoraB) continue;
+      if (IsOfAdapter(param.role)) continue;
       const char* what = param.role == ParamRole::kBias ? "bias of " : "";
       kinds.Add(fmt::format("{}{} [{}]: {}", what, KindOfLayer(param), fmt::join(param.shape, ", "),
                             TreatmentOf(unit, param, spec)));

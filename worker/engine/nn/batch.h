@@ -1,9 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/kernels/ops.h"
 
@@ -11,12 +11,13 @@ namespace sft::engine {
 
 // A micro-batch on the device: T tokens of documents laid end to end, N of which predict a target.
 struct DeviceBatch {
-  at::Tensor tokens;      // int64 [T]
-  at::Tensor positions;   // int64 [T], from 0 in each document
-  at::Tensor cu_seqlens;  // int32 [documents + 1]
+  at::Tensor tokens;             // int64 [T]
+  at::Tensor positions;          // int64 [T], from 0 in each document
+  at::Tensor cu_seqlens;         // int32 [documents + 1]
   std::vector<int64_t> lengths;  // of the documents, on the host
-  at::Tensor loss_rows;   // int64 [N], ascending
-  at::Tensor targets;     // int64 [N]
+  int64_t longest_row = 0;       // MicroBatch's
+  at::Tensor loss_rows;          // int64 [N], ascending
+  at::Tensor targets;            // int64 [N]
 
   int64_t size() const { return tokens.size(0); }
   ops::Documents documents() const { return {cu_seqlens, lengths}; }

@@ -41,4 +41,10 @@ at::Tensor Dropout(const at::Tensor& x, double p, const DropoutKey& key, uint64_
   return mask.mul_(1.0 / (1.0 - p)).mul_(x);
 }
 
+void AddNoise(at::Tensor& rows, double bound, const DropoutKey& key, uint64_t module) {
+  at::Tensor noise = at::empty_like(rows);
+  noise.uniform_(-bound, bound, MakeGenerator(rows.device(), MixSeed(key.seed, module)));
+  rows.add_(noise);
+}
+
 }  // namespace sft::engine

@@ -19,6 +19,10 @@ struct DropoutKey {
 // the place in the model. Returns x itself when p is 0.
 at::Tensor Dropout(const at::Tensor& x, double p, const DropoutKey& key, uint64_t module);
 
+// Adds noise to `rows`, uniform in [-bound, bound) and drawn for (micro-batch, module) as Dropout's
+// masks are.
+void AddNoise(at::Tensor& rows, double bound, const DropoutKey& key, uint64_t module);
+
 // Mixes words into one (SplitMix64's finaliser over a running hash).
 uint64_t MixSeed(uint64_t a, uint64_t b);
 

@@ -51,8 +51,9 @@ void Mlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
 bool Mlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
   const int64_t rank = gate_up.common_rank();
   // Gate and up may also be one linear, with one adapter for both.
-  return rank > 0 && gated && gate_up.members() == 2 && down.members() == 1 &&
-         down.common_rank() == rank && !pass.drops() && ops::HasGluFactors(rows, rank);
+  return rank > 0 && gated && !gate_up.has_gains() && !down.has_gains() && gate_up.members() == 2 &&
+         down.members() == 1 && down.common_rank() == rank && !pass.drops() &&
+         ops::HasGluFactors(rows, rank);
 }
 
 void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,

@@ -1,5 +1,6 @@
 #include "worker/engine/nn/projection.h"
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
@@ -7,7 +8,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/plan/execution.h"
 #include "common/plan/parameters.h"
+#include "worker/engine/base/error.h"
 
 namespace sft::engine {
 
@@ -52,8 +55,21 @@ const Fp8Matrix* Projection::Fp8(const Pass& pass) const {
 
 bool Projection::JoinsForward(const Pass& pass) const {
   if (info_.rank == 0) return false;
+  // Under dropout DoRA treats the weight's output and the adapters' in different ways.
+  if (info_.dora && pass.drops()) return false;
   // FP8 products need inner sizes that are multiples of 16.
   return Fp8(pass) != nullptr ? info_.rank % 16 == 0 : HasRoom(pass);
+}
+
+const RowGains& Projection::GainsOf(const Pass& pass) const {
+  if (pass.weights.gains.empty()) throw InternalError("no source gives the gains of DoRA's rows");
+  return pass.weights.gains[matrix_];
+}
+
+Tensor Projection::Weight(const Member& member, const Pass& pass) const {
+  return pass.weights.matrices[matrix_]
+      .narrow(0, member.first_row, member.rows)
+      .narrow(1, 0, info_.columns);
 }
 
 bool Projection::JoinsBackward(const Pass& pass) const {
@@ -165,11 +181,112 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
     Fp8Product(y, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
-    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], addend);
+    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], info_.dora ? Tensor() : addend);
+  }
+  if (info_.dora) {
+    if (!joins && !pass.drops()) AddSecondFactors(y, xa, pass);
+    ApplyGains(y, x.rows, xa, pass);
+    AddBiases(y, pass);
+    if (addend.defined()) y.add_(addend);
+    return xa;
   }
   if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   AddBiases(y, pass);
   return xa;
+}
+
+Projection::Dropped Projection::DroppedOutputs(size_t index, const Tensor& x, const Tensor& xa,
+                                               const Pass& pass) const {
+  const Member& member = info_.members[index];
+  const Tensor dropped = Dropout(x, pass.lora.dropout, *pass.dropout, first_module_ + index);
+  Dropped outputs{at::empty({x.size(0), member.rows}, x.options()), {}};
+  ops::Gemm(outputs.u, dropped, Weight(member, pass).t(), 1.0, 0.0);
+  outputs.v = outputs.u.clone();
+  ops::Gemm(outputs.v, xa.narrow(1, member.first_rank, member.rank),
+            pass.weights[member.lora_b].t(), pass.lora.scale, 1.0);
+  return outputs;
+}
+
+void Projection::ApplyGains(Tensor& y, const Tensor& x, const Tensor& xa, const Pass& pass) const {
+  const Tensor& gain = GainsOf(pass).gain;
+  if (!pass.drops()) {
+    y.mul_(gain);
+    return;
+  }
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    if (member.magnitude < 0) continue;
+    Dropped outputs = DroppedOutputs(i, x, xa, pass);
+    outputs.v.mul_(gain.narrow(0, member.first_row, member.rows));
+    y.narrow(1, member.first_row, member.rows).add_(outputs.v).sub_(outputs.u);
+  }
+}
+
+Tensor Projection::OutputAgain(const Tensor& x, const Tensor& xa, const Pass& pass) const {
+  Tensor z = at::empty({x.size(0), info_.rows}, x.options());
+  const bool joins = JoinsForward(pass);
+  if (joins) {
+    // Rows that were made again hold no products of the factors yet.
+    Tensor spare = SpareColumns(x, info_.rank);
+    if (spare.data_ptr() != xa.data_ptr()) spare.copy_(xa);
+  }
+  PlainProduct(z, x, joins, pass.weights.matrices[matrix_], {});
+  if (!joins) AddSecondFactors(z, xa, pass);
+  return z;
+}
+
+void Projection::AddMagnitudeGradient(const Member& member, const Tensor& dy, const Tensor& outputs,
+                                      const Pass& pass, UnitGradients& gradients) const {
+  Tensor sum = gradients.Buffer(member.magnitude);
+  if (!sum.defined()) return;
+  const Tensor norm = GainsOf(pass).norm.narrow(0, member.first_row, member.rows);
+  const int64_t most = std::max<int64_t>(plan::kNormElements / member.rows, 1);
+  for (int64_t first = 0; first < dy.size(0); first += most) {
+    const int64_t count = std::min(most, dy.size(0) - first);
+    const Tensor part = dy.narrow(0, first, count).to(at::kFloat);
+    sum.add_(at::sum(part.mul(outputs.narrow(0, first, count)), {0}).div_(norm));
+  }
+}
+
+Tensor Projection::BehindGains(const Tensor& dy, const Tensor& x, const Tensor& xa,
+                               const Pass& pass, UnitGradients& gradients) const {
+  Tensor z;
+  if (!pass.drops()) z = OutputAgain(x, xa, pass);
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    if (member.magnitude < 0) continue;
+    const Tensor outputs = pass.drops() ? DroppedOutputs(i, x, xa, pass).v
+                                        : z.narrow(1, member.first_row, member.rows);
+    AddMagnitudeGradient(member, dy.narrow(1, member.first_row, member.rows), outputs, pass,
+                         gradients);
+  }
+  z = Tensor();
+  Tensor scaled = EmptyGradientRows(dy);
+  scaled.copy_(dy).mul_(GainsOf(pass).gain);
+  return scaled;
+}
+
+void Projection::InputGradientWithGains(const Tensor& dy, const Tensor& scaled, const Tensor& dxa,
+                                        const Pass& pass, Tensor& dx) const {
+  if (!pass.drops()) {
+    InputGradient(scaled, dxa, pass, dx);
+    return;
+  }
+  ops::Gemm(dx, dy,
+            pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, 0, info_.columns),
+            1.0, 0.0);
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    if (member.magnitude < 0) continue;
+    // Of v - u, through the weight; and of v, through the factors.
+    const Tensor du = scaled.narrow(1, member.first_row, member.rows)
+                          .sub(dy.narrow(1, member.first_row, member.rows));
+    Tensor through = at::empty({dx.size(0), dx.size(1)}, dx.options());
+    ops::Gemm(through, du, Weight(member, pass), 1.0, 0.0);
+    ops::Gemm(through, dxa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_a],
+              1.0, 1.0);
+    dx.add_(Dropout(through, pass.lora.dropout, *pass.dropout, first_module_ + i));
+  }
 }
 
 void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& matrix,
@@ -304,6 +421,14 @@ void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pas
 void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, const Pass& pass,
                           UnitGradients& gradients, Tensor* dx) const {
   WeightGradients(dy.rows, x, gradients);
+  if (info_.dora) {
+    const Tensor scaled = BehindGains(dy.rows, x, xa, pass, gradients);
+    const Tensor dxa = AdapterGradient(scaled, pass);
+    AddSecondGradients(scaled, xa, pass, gradients);
+    AddFirstGradients(x, dxa, pass, gradients);
+    if (dx != nullptr) InputGradientWithGains(dy.rows, scaled, dxa, pass, *dx);
+    return;
+  }
   Tensor dxa;
   if (info_.rank > 0) {
     dxa = AdapterGradient(dy.rows, pass);

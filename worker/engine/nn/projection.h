@@ -31,6 +31,14 @@ namespace sft::engine {
 // are. Who makes x or dy may convert it in the same pass: EmptyInput, AsInput and AsGradient have
 // room for that.
 //
+// With magnitudes (DoRA) the output is y = gain * z + bias, where z is the product above and gain
+// the rows' (RowGains), as PEFT has it: the norm counts as a constant in the backward. Under
+// dropout the weight's own product stays, and the rest is of the dropped input:
+//
+//       y = x W^T + gain * v - u + bias        u = drop(x) W^T, v = u + s drop(x) A^T B^T
+//
+// z, or u and v, are made again for the magnitudes' gradient, so nothing more is kept.
+//
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
  public:
@@ -64,6 +72,8 @@ class Projection {
   void Backward(Activation dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
                 UnitGradients& gradients, at::Tensor* dx) const;
 
+  // True if outputs have gains.
+  bool has_gains() const { return info_.dora; }
   // True if one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
 
@@ -92,6 +102,28 @@ class Projection {
   using Member = MatrixInfo::Member;
 
   bool HasRoom(const Pass& pass) const;
+  // Throws InternalError where the source gives none.
+  const RowGains& GainsOf(const Pass& pass) const;
+  // W of a member, [rows, K].
+  at::Tensor Weight(const Member& member, const Pass& pass) const;
+  // u and v of a member under dropout; v is rows [T, N] of it.
+  struct Dropped {
+    at::Tensor u, v;
+  };
+  Dropped DroppedOutputs(size_t member, const at::Tensor& x, const at::Tensor& xa,
+                         const Pass& pass) const;
+  // Makes y of z = x W^T (+ adapters), which it holds.
+  void ApplyGains(at::Tensor& y, const at::Tensor& x, const at::Tensor& xa, const Pass& pass) const;
+  // z [T, N] again, without dropout.
+  at::Tensor OutputAgain(const at::Tensor& x, const at::Tensor& xa, const Pass& pass) const;
+  // Adds the magnitudes' gradients, and returns gain * dy, rows [T, N].
+  at::Tensor BehindGains(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa,
+                         const Pass& pass, UnitGradients& gradients) const;
+  void AddMagnitudeGradient(const Member& member, const at::Tensor& dy, const at::Tensor& outputs,
+                            const Pass& pass, UnitGradients& gradients) const;
+  // The gradient of x, of dy and of gain * dy.
+  void InputGradientWithGains(const at::Tensor& dy, const at::Tensor& scaled, const at::Tensor& dxa,
+                              const Pass& pass, at::Tensor& dx) const;
   // Null where the products are not in FP8.
   const Fp8Matrix* Fp8(const Pass& pass) const;
   // FP8 target for rows like `like` of `columns`; empty where the products are not in FP8.

@@ -20,10 +20,6 @@ namespace {
 
 using at::Tensor;
 
-bool InBase(const ParamInfo& param) {
-  return param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB;
-}
-
 bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
 
 // The name of a parameter in the files, some of which leave out the start of all names.
@@ -152,7 +148,7 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   std::unordered_set<std::string> known;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (!InBase(param)) continue;
+      if (!param.of_base()) continue;
       const std::string name = FileName(files_, layout, param.name);
       StoredTensor stored = FindStored(files_, param, name, layout.stored);
       if (stored.form == plan::StoredForm::kNf4) nested_ = nested_ && stored.nested_as_held;

@@ -13,6 +13,8 @@
 
 #include "common/io/sha256.h"
 #include "common/plan/parameters.h"
+#include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/model_writer.h"
@@ -75,6 +77,20 @@ std::vector<std::string> WrittenTargets(const ModelLayout& layout,
   return {names.begin(), names.end()};
 }
 
+// modules_to_save likewise: PEFT would find ends of names in a vision tower, too.
+std::vector<std::string> WrittenWhole(const ModelLayout& layout, const spec::JobSpec::Lora& lora) {
+  if (layout.prefix.empty() || lora.modules_to_save.empty()) return lora.modules_to_save;
+  std::set<std::string> modules;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      const std::string module = plan::RuntimeModule(layout.prefix, param.module());
+      const bool table = layout.tied_head() && param.role == ParamRole::kEmbedding;
+      if (param.of_base() && plan::TrainsWhole(module, table, lora)) modules.insert(module);
+    }
+  }
+  return {modules.begin(), modules.end()};
+}
+
 AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& spec,
                               const std::string& model_name) {
   const spec::JobSpec::Lora& lora = spec.lora;
@@ -92,6 +108,9 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
                 : lora.bias == spec::Bias::kLoraOnly ? "lora_only"
                                                      : "none";
   config.use_rslora = lora.use_rslora;
+  config.use_dora = lora.use_dora;
+  config.modules_to_save = WrittenWhole(layout, lora);
+  config.ensure_weight_tying = lora.ensure_weight_tying && layout.tied_head();
   config.fan_in_fan_out = HasTransposed(layout);
   config.base_model = model_name;
   return config;
@@ -104,20 +123,16 @@ AdapterFiles AdapterFilesOf(const TrainingModel& model, const spec::JobSpec& spe
   files.source = options.model_dir;
   files.chat_template = spec.data.chat_template;
   files.base_prefix = model.layout().prefix;
+  if (model.layout().tied_head()) files.tied_table = model.layout().units[0].params[0].name;
   return files;
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
 std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
-  const Adapter adapter = ReadAdapter(dir, model.layout().prefix);
-  std::map<std::string, Tensor, std::less<>> tensors;
-  for (const LoraPair& pair : adapter.pairs) {
-    tensors[pair.module + ".lora_A.weight"] = pair.a;
-    tensors[pair.module + ".lora_B.weight"] = pair.b;
-  }
-  for (const NamedTensor& bias : adapter.biases) tensors[bias.name] = bias.tensor;
+  const ModelLayout& layout = model.layout();
+  const auto tensors = ReadAdapter(dir, layout.prefix).Values(layout.tied_head());
   TensorHasher hasher;
-  for (const UnitInfo& unit : model.layout().units) {
+  for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.trainable) continue;
       const auto found = tensors.find(param.name);
@@ -146,24 +161,26 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
                              const DeliveryOptions& options, bool writes) {
   TensorHasher hasher;
   std::vector<LoraPair> pairs;
-  std::vector<NamedTensor> biases;
+  std::vector<NamedTensor> others;
   std::map<std::string, size_t, std::less<>> place;
   ForEachTrained(model, at::kFloat, [&](const ParamInfo& param, const Tensor& weight) {
     hasher.Add(weight);
     if (!writes) return;
-    if (param.role == ParamRole::kBias) {
-      biases.push_back({param.name, weight});
+    if (param.of_base()) {
+      others.push_back({param.name, weight});
       return;
     }
     const std::string module(param.module());
     const auto [entry, added] = place.try_emplace(module, pairs.size());
-    if (added) pairs.push_back({module, {}, {}});
+    if (added) pairs.push_back({module, {}, {}, {}});
     LoraPair& pair = pairs[entry->second];
-    (param.role == ParamRole::kLoraA ? pair.a : pair.b) = weight;
+    (param.role == ParamRole::kLoraA   ? pair.a
+     : param.role == ParamRole::kLoraB ? pair.b
+                                       : pair.magnitude) = weight;
   });
   if (writes) {
     WriteAdapter(AdapterFilesOf(model, spec, options),
-                 AdapterConfigOf(model.layout(), spec, options.model_name), pairs, biases);
+                 AdapterConfigOf(model.layout(), spec, options.model_name), pairs, others);
   }
   return hasher.Finish();
 }

@@ -42,7 +42,7 @@ MicroBatch OneToken() {
   batch.targets = {MicroBatch::kIgnore};
   batch.positions = {0};
   batch.cu_seqlens = {0, 1};
-  batch.max_seqlen = 1;
+  batch.max_seqlen = batch.longest_row = 1;
   return batch;
 }
 
@@ -67,6 +67,7 @@ DeviceBatch ToDevice(const MicroBatch& batch, at::Device device) {
   for (int64_t i = 0; i < batch.documents(); ++i) {
     result.lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
   }
+  result.longest_row = batch.longest_row;
   return result;
 }
 

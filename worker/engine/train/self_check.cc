@@ -71,18 +71,14 @@ class DeliveredWeights {
       model_.emplace(dir, layout_, device);
       return;
     }
-    adapter_ = ReadAdapter(dir, model.layout().prefix);
+    const Adapter adapter = ReadAdapter(dir, model.layout().prefix);
     const double scale = ScalingOf(spec.lora).scale;
-    if (adapter_.config.Scale() != scale) {
+    if (adapter.config.Scale() != scale) {
       throw InternalError(fmt::format("the job's adapters are scaled by {}, those of {} by {}",
-                                      scale, dir.string(), adapter_.config.Scale()),
+                                      scale, dir.string(), adapter.config.Scale()),
                           "diverged", "report this with the job file");
     }
-    for (const LoraPair& pair : adapter_.pairs) {
-      tensors_[pair.module + ".lora_A.weight"] = pair.a;
-      tensors_[pair.module + ".lora_B.weight"] = pair.b;
-    }
-    for (const NamedTensor& bias : adapter_.biases) tensors_[bias.name] = bias.tensor;
+    tensors_ = adapter.Values(model.layout().tied_head());
   }
 
   Tensor Read(const ParamInfo& param) const {
@@ -91,8 +87,7 @@ class DeliveredWeights {
   }
 
  private:
-  Adapter adapter_;
-  std::map<std::string, Tensor, std::less<>> tensors_;
+  std::map<std::string, Tensor> tensors_;
   ModelLayout layout_;  // borrowed by model_
   std::optional<BaseWeights> model_;
 };

@@ -29,6 +29,7 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.global_batch",
     "hyperparameters.sequence_length",
     "hyperparameters.learning_rate",
+    "hyperparameters.embedding_learning_rate",
     "hyperparameters.warmup_ratio",
     "hyperparameters.warmup_steps",
     "hyperparameters.optimizer",
@@ -42,18 +43,22 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.adam_beta2",
     "hyperparameters.adam_epsilon",
     "hyperparameters.max_grad_norm",
+    "hyperparameters.neftune_noise_alpha",
     "hyperparameters.seed",
     "data.packing",
 };
-constexpr const char* kLoraKeys[] = {"lora.r",    "lora.alpha",      "lora.dropout",
-                                     "lora.bias", "lora.use_rslora", "lora.target_modules"};
+constexpr const char* kLoraKeys[] = {
+    "lora.r",          "lora.alpha",          "lora.dropout",           "lora.bias",
+    "lora.use_rslora", "lora.target_modules", "lora.loraplus_lr_ratio", "lora.modules_to_save",
+    "lora.use_dora"};
 
 // Keys in which a job must agree with its checkpoint in any case: another shape, or another model
 // under the adapters. All others can be accepted.
 const std::set<std::string, std::less<>>& FixedKeys() {
   static const std::set<std::string, std::less<>> keys = {
-      "training.mode",       "lora.r",        "lora.bias",   "lora.target_modules",
-      "model.configuration", "model.weights", "base.weights"};
+      "training.mode",        "lora.r",        "lora.bias",           "lora.target_modules",
+      "lora.modules_to_save", "lora.use_dora", "model.configuration", "model.weights",
+      "base.weights"};
   return keys;
 }
 

@@ -1,9 +1,11 @@
 #include "worker/engine/train/training_model.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -87,9 +89,20 @@ plan::Device KindOf(at::Device device) {
   return device.is_cpu() ? plan::Device::kCpu : plan::Device::kGpu;
 }
 
-// As transformers: norms and biases are not decayed.
-bool Decays(const ParamInfo& param) {
-  return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+// As transformers: norms and biases are not decayed. As PEFT's LoRA+: B has a learning rate of its
+// own, which it shares with all that has one dimension. As Unsloth: so have embedding and head.
+UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
+  UpdateRule rule;
+  rule.decays = param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+  if (!spec.full_finetune() && (param.role == ParamRole::kLoraB || param.shape.size() == 1)) {
+    rule.rate_ratio = spec.lora.loraplus_lr_ratio;
+  }
+  const auto& h = spec.hyperparameters;
+  const bool table = param.role == ParamRole::kEmbedding || param.role == ParamRole::kHead;
+  if (table && h.embedding_learning_rate > 0) {
+    rule.rate_ratio = h.embedding_learning_rate / h.learning_rate;
+  }
+  return rule;
 }
 
 void CheckDropout(const ModelConfig& config, at::ScalarType compute, at::Device device) {
@@ -128,12 +141,13 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
       OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
-  InitTrainables(base);
   MakeOptimizers();
   MakeSource(base, run);
+  InitTrainables(base);
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
-  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
-                                       DecoderOptions{ScalingOf(spec_.lora), run});
+  decoder_ = std::make_unique<Decoder>(
+      config_, layout_, *source_, comm_.device(),
+      DecoderOptions{.lora = ScalingOf(spec_.lora), .noise_alpha = NoiseAlpha(), .run = run});
   if (run.graphs) RecordBlocks();
 }
 
@@ -167,19 +181,44 @@ void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPla
   } else {
     source->Add(store_->MakeSource());
   }
-  source_ =
-      std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
+  source_ = std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale,
+                                            std::bind_front(&TrainableStore::Gather, store_.get()));
+}
+
+// The norms of the rows of the weights as they are computed with, de-quantised: B is still zero.
+std::map<std::string, Tensor> TrainingModel::InitialMagnitudes() {
+  std::map<std::string, Tensor> magnitudes;
+  if (!spec_.lora.use_dora || spec_.full_finetune()) return magnitudes;
+  const at::NoGradGuard no_grad;
+  for (int unit = 1; unit < layout_.head_unit(); ++unit) {
+    const UnitInfo& info = layout_.units[unit];
+    AcquiredUnit acquired(*source_, layout_, unit, WeightUse::kForward);
+    for (size_t i = 0; i < acquired.weights().gains.size(); ++i) {
+      for (const MatrixInfo::Member& member : info.Matrix(static_cast<int>(i)).members) {
+        if (member.magnitude < 0) continue;
+        const Tensor& norms = acquired.weights().gains[i].norm;
+        magnitudes[info.params[member.magnitude].name] =
+            norms.narrow(0, member.first_row, member.rows).clone();
+      }
+    }
+  }
+  return magnitudes;
 }
 
 void TrainingModel::InitTrainables(const BaseWeights& base) {
   const uint64_t seed = spec_.hyperparameters.seed;
+  const std::map<std::string, Tensor> magnitudes = InitialMagnitudes();
   store_->Load([&](int unit, int param, int64_t first, int64_t count) {
     const ParamInfo& info = layout_.units[unit].params[param];
-    if (info.role == ParamRole::kLoraA || info.role == ParamRole::kLoraB) {
+    if (info.role == ParamRole::kMagnitude) {
+      return magnitudes.at(info.name).narrow(0, first, count);
+    }
+    if (!info.of_base()) {
       return InitialFactor(info, seed).view({-1}).narrow(0, first, count);
     }
     return base.Read(info, first, count);
   });
+  source_->Invalidate();
 }
 
 void TrainingModel::SetTrained(const std::function<Tensor(const ParamInfo& param)>& read) {
@@ -194,19 +233,14 @@ void TrainingModel::SetTrained(const std::function<Tensor(const ParamInfo& param
 }
 
 void TrainingModel::LoadAdapter(const Adapter& adapter) {
+  const std::map<std::string, Tensor> values = adapter.Values(layout_.tied_head());
   SetTrained([&](const ParamInfo& info) {
-    Tensor found;
-    for (const LoraPair& pair : adapter.pairs) {
-      if (pair.module == info.module()) found = info.role == ParamRole::kLoraA ? pair.a : pair.b;
-    }
-    for (const NamedTensor& bias : adapter.biases) {
-      if (bias.name == info.name) found = bias.tensor;
-    }
-    if (!found.defined() || found.sizes() != at::IntArrayRef(info.shape)) {
+    const auto found = values.find(info.name);
+    if (found == values.end() || found->second.sizes() != at::IntArrayRef(info.shape)) {
       throw UserError("the adapter holds no " + info.name + " of the shape that the job asks for",
                       "bad_adapter", "use an adapter with the job's r and target_modules");
     }
-    return found;
+    return found->second;
   });
 }
 
@@ -220,13 +254,13 @@ std::vector<HostOptimizer::PartInfo> TrainingModel::PartInfos() const {
   std::vector<HostOptimizer::PartInfo> infos;
   for (const TrainablePart& part : store_->parts()) {
     const ParamInfo& info = layout_.units[part.unit].params[part.param];
-    infos.push_back({info.name, first_id[part.unit] + part.param, Decays(info)});
+    infos.push_back({info.name, first_id[part.unit] + part.param, RuleOf(info, spec_)});
   }
   return infos;
 }
 
 void TrainingModel::MakeOptimizers() {
-  AdamWOptions options = AdamWOptionsOf(spec_);
+  const AdamWOptions options = AdamWOptionsOf(spec_);
   const auto& parts = store_->parts();
   const std::vector<HostOptimizer::PartInfo> infos = PartInfos();
   if (store_->masters_on_host()) {
@@ -236,19 +270,14 @@ void TrainingModel::MakeOptimizers() {
                                             HostOptimizer::Options{options, wire});
     return;
   }
-  for (bool decayed : {true, false}) {
-    Group group;
-    std::vector<OptimizerParam> params;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const TrainablePart& part = parts[i];
-      if (infos[i].decays != decayed) continue;
-      group.parts.push_back(i);
-      params.push_back({infos[i].name, part.master, part.copy, infos[i].id, part.first});
-    }
-    if (!decayed) options.weight_decay = 0.0;
-    group.adamw = std::make_unique<AdamW>(std::move(params), options);
-    groups_.push_back(std::move(group));
+  std::vector<OptimizerParam> params;
+  std::vector<UpdateRule> rules;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TrainablePart& part = parts[i];
+    params.push_back({infos[i].name, part.master, part.copy, infos[i].id, part.first});
+    rules.push_back(infos[i].rule);
   }
+  adamw_ = std::make_unique<AdamWSet>(params, rules, options);
 }
 
 void TrainingModel::BeginStep() {
@@ -262,7 +291,7 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
   const bool recorded = decoder_->graphs() != nullptr;
   const DeviceBatch on_device =
       recorded ? ToDevice(WithPadding(batch), comm_.device()) : ToDevice(batch, comm_.device());
-  Tensor loss = decoder_->ForwardBackward(on_device, drops() ? &key : nullptr, *sink_);
+  Tensor loss = decoder_->ForwardBackward(on_device, draws() ? &key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
   if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
   return loss;
@@ -279,11 +308,10 @@ double TrainingModel::ReduceGradients(double scale) {
 
 void TrainingModel::Update(double lr, double scale) {
   if (gradients_ == nullptr) throw InternalError("Update was called before ReduceGradients");
-  if (host_) host_->Begin(*gradients_, lr, scale);
-  for (Group& group : groups_) {
-    std::vector<Tensor> gradients;
-    for (size_t part : group.parts) gradients.push_back((*gradients_)[part]);
-    group.adamw->Step(gradients, lr, scale);
+  if (host_) {
+    host_->Begin(*gradients_, lr, scale);
+  } else {
+    adamw_->Step(*gradients_, lr, scale);
   }
   WeightsChanged();
 }
@@ -328,9 +356,7 @@ std::vector<AdamW*> TrainingModel::Optimizers() {
     host_->Finish();
     return host_->Optimizers();
   }
-  std::vector<AdamW*> optimizers;
-  for (const Group& group : groups_) optimizers.push_back(group.adamw.get());
-  return optimizers;
+  return adamw_->All();
 }
 
 void TrainingModel::MastersChanged() {

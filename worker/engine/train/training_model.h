@@ -4,8 +4,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/plan/execution.h"
@@ -15,7 +17,7 @@
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/mesh.h"
 #include "worker/engine/model/decoder.h"
-#include "worker/engine/optim/adamw.h"
+#include "worker/engine/optim/adamw_set.h"
 #include "worker/engine/weights/gradient_sink.h"
 #include "worker/engine/weights/host_optimizer.h"
 #include "worker/engine/weights/trainable_store.h"
@@ -90,6 +92,8 @@ class TrainingModel {
 
  private:
   void InitTrainables(const BaseWeights& base);
+  // Of DoRA's adapters, by parameter. Walks the blocks: a collective where weights are sharded.
+  std::map<std::string, at::Tensor> InitialMagnitudes();
   void MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run);
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();
@@ -98,6 +102,8 @@ class TrainingModel {
     return (!spec_.full_finetune() && spec_.lora.dropout > 0.0) ||
            config_.embedding_dropout + config_.residual_dropout + config_.attention_dropout > 0.0;
   }
+  double NoiseAlpha() const { return spec_.hyperparameters.neftune_noise_alpha; }
+  bool draws() const { return drops() || NoiseAlpha() > 0.0; }
   // Where all that blocks read and add to lies where it lay, and nothing but shapes decides what
   // they do; says so on stderr where it does not.
   void RecordBlocks();
@@ -109,17 +115,11 @@ class TrainingModel {
   ModelConfig config_;
   ModelLayout layout_;
   std::unique_ptr<TrainableStore> store_;
-  std::unique_ptr<HostOptimizer> host_;  // null: groups_ have the states
+  std::unique_ptr<HostOptimizer> host_;
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<GradientSink> sink_;
   std::unique_ptr<Decoder> decoder_;
-  // Parameters that are decayed, and those that are not (norms and biases); by position in
-  // store().parts().
-  struct Group {
-    std::vector<size_t> parts;
-    std::unique_ptr<AdamW> adamw;
-  };
-  std::vector<Group> groups_;
+  std::unique_ptr<AdamWSet> adamw_;  // by position in store().parts(); null: host_ has the states
   const std::vector<at::Tensor>* gradients_ = nullptr;  // the sink's
 };
 

@@ -1,21 +1,40 @@
 #include "worker/engine/weights/adapted_source.h"
 
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+
+#include <algorithm>
 #include <utility>
 
+#include "common/plan/execution.h"
+#include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 
 using at::Tensor;
 
+namespace {
+
+// A row of zeros has no direction; its gain must be a number all the same.
+constexpr double kLeastNorm = 1e-12;
+
+}  // namespace
+
 AdaptedSource::AdaptedSource(const ModelLayout& layout, std::unique_ptr<WeightSource> source,
-                             double scale)
-    : source_(std::move(source)), scale_(scale), layout_(layout), placed_(layout.units.size()) {
+                             double scale, Magnitudes magnitudes)
+    : source_(std::move(source)),
+      scale_(scale),
+      magnitudes_(std::move(magnitudes)),
+      layout_(layout),
+      placed_(layout.units.size()),
+      gained_(layout.units.size()) {
   for (const UnitInfo& unit : layout.units) {
     places_.emplace_back();
     for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
       MatrixInfo info = unit.Matrix(i);
-      if (info.rank > 0) places_.back().push_back({i, std::move(info)});
+      if (info.rank > 0) places_.back().push_back({i, std::move(info), {}});
     }
   }
 }
@@ -30,6 +49,52 @@ void AdaptedSource::Acquire(int unit, UnitWeights& weights) {
   const int missing = wanted & ~placed_[unit];
   if (missing != 0) PlaceAll(unit, missing, weights);
   placed_[unit] |= missing;
+  GiveGains(unit, weights);
+}
+
+void AdaptedSource::GiveGains(int unit, UnitWeights& weights) {
+  std::vector<Place>& places = places_[unit];
+  if (std::none_of(places.begin(), places.end(), [](const Place& p) { return p.info.dora; }))
+    return;
+  if (!gained_[unit]) {
+    JoinMatrices(layout_.units[unit], weights);
+    for (Place& place : places) {
+      if (place.info.dora) FindGains(unit, place, weights);
+    }
+    gained_[unit] = true;
+  }
+  weights.gains.resize(layout_.units[unit].shared_matrices.size());
+  for (const Place& place : places) weights.gains[place.matrix] = place.gains;
+}
+
+void AdaptedSource::FindGains(int unit, Place& place, const UnitWeights& weights) const {
+  const Tensor& matrix = weights.matrices[place.matrix];
+  if (!matrix.defined()) throw InternalError("DoRA's norms need weights that are not in FP8");
+  const MatrixInfo& info = place.info;
+  if (!place.gains.gain.defined()) {
+    place.gains.gain = at::ones({info.rows}, matrix.options().dtype(at::kFloat));
+    place.gains.norm = at::ones_like(place.gains.gain);
+  }
+  const Tensor rows = matrix.narrow(0, 0, info.rows).narrow(1, 0, info.columns);
+  const int64_t most = std::max<int64_t>(plan::kNormElements / info.columns, 1);
+  for (const MatrixInfo::Member& member : info.members) {
+    if (member.magnitude < 0) continue;
+    const Tensor a = weights[member.lora_a].to(at::kFloat);
+    const Tensor b = weights[member.lora_b].to(at::kFloat);
+    Tensor norm = place.gains.norm.narrow(0, member.first_row, member.rows);
+    for (int64_t first = 0; first < member.rows; first += most) {
+      const int64_t count = std::min(most, member.rows - first);
+      Tensor sum = rows.narrow(0, member.first_row + first, count)
+                       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      sum.addmm_(b.narrow(0, first, count), a, 1.0, scale_);
+      norm.narrow(0, first, count).copy_(at::linalg_vector_norm(sum, 2, {1}));
+    }
+    norm.clamp_min_(kLeastNorm);
+    Tensor gain = place.gains.gain.narrow(0, member.first_row, member.rows);
+    const Tensor magnitude =
+        magnitudes_ ? magnitudes_(unit, member.magnitude) : weights[member.magnitude];
+    gain.copy_(magnitude.view({-1})).div_(norm);
+  }
 }
 
 AdaptedSource::Factors AdaptedSource::FactorsOf(const Place& place, const UnitWeights& weights) {
@@ -68,6 +133,7 @@ void AdaptedSource::PlaceAll(int unit, int uses, UnitWeights& weights) const {
 void AdaptedSource::Invalidate() {
   source_->Invalidate();
   placed_.assign(placed_.size(), 0);
+  gained_.assign(gained_.size(), false);
 }
 
 }  // namespace sft::engine

@@ -43,7 +43,8 @@ HostOptimizer::HostOptimizer(const TrainableStore& store, const std::vector<Part
       piece_(options.piece),
       down_(device, plan::kHostTransfers),
       up_(device, plan::kHostTransfers) {
-  std::vector<OptimizerParam> params[2];
+  std::vector<OptimizerParam> params;
+  std::vector<UpdateRule> rules;
   for (size_t i = 0; i < store.parts().size(); ++i) {
     const TrainablePart& part = store.parts()[i];
     if (!part.copy.defined() || !part.master.is_cpu()) {
@@ -56,15 +57,12 @@ HostOptimizer::HostOptimizer(const TrainableStore& store, const std::vector<Part
       const int64_t count = std::min(size, part.count - first);
       const Tensor master = part.master.narrow(0, first, count);
       const PartInfo& info = infos.at(i);
-      std::vector<OptimizerParam>& list = params[info.decays ? 1 : 0];
-      AddPiece(part, i, first, {info.decays, list.size(), 0, count, master});
-      list.push_back({info.name, master, {}, info.id, part.first + first});
+      AddPiece(part, i, first, {params.size(), 0, count, master});
+      params.push_back({info.name, master, {}, info.id, part.first + first});
+      rules.push_back(info.rule);
     }
   }
-  AdamWOptions adamw = options.adamw;
-  decayed_ = std::make_unique<AdamW>(std::move(params[1]), adamw);
-  adamw.weight_decay = 0.0;
-  plain_ = std::make_unique<AdamW>(std::move(params[0]), adamw);
+  adamw_ = std::make_unique<AdamWSet>(params, rules, options.adamw);
   next_ = transfers_.size();
   MakeSlots();
 }
@@ -101,8 +99,7 @@ void HostOptimizer::Begin(const std::vector<Tensor>& gradients, double lr, doubl
   Finish();
   for (const Transfer& transfer : transfers_) CheckGradients(transfer, gradients);
   gradients_ = gradients;
-  decayed_->BeginStep(lr, scale);
-  plain_->BeginStep(lr, scale);
+  adamw_->BeginStep(lr, scale);
   next_ = 0;
   down_.Follow();
   up_.Follow();
@@ -144,9 +141,9 @@ void HostOptimizer::UpdateNext() {
     const Tensor gradient = buffers.gradients.narrow(0, piece.begin, piece.count);
     const Tensor weights = buffers.weights.narrow(0, piece.begin, piece.count);
     if (weights.scalar_type() != piece.master.scalar_type()) {
-      Of(piece).StepParam(piece.index, gradient, weights);
+      adamw_->StepParam(piece.index, gradient, weights);
     } else {
-      Of(piece).StepParam(piece.index, gradient, {});
+      adamw_->StepParam(piece.index, gradient, {});
       weights.copy_(piece.master);
     }
   }
@@ -166,7 +163,7 @@ void HostOptimizer::Finish() {
   if (pending()) Update(transfers_.back().unit);
 }
 
-int64_t HostOptimizer::StateBytes() const { return decayed_->StateBytes() + plain_->StateBytes(); }
+int64_t HostOptimizer::StateBytes() const { return adamw_->StateBytes(); }
 
 int64_t HostOptimizer::BufferBytes() const {
   int64_t bytes = 0;

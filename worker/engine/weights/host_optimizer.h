@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/plan/execution.h"
-#include "worker/engine/optim/adamw.h"
+#include "worker/engine/optim/adamw_set.h"
 #include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/trainable_store.h"
 
@@ -41,11 +41,11 @@ class HostOptimizer {
     // none of which may fall below the size from which states are coded in 8 bits.
     int64_t piece = plan::kHostPiece;
   };
-  // A part's parameter: name, place in the model, and if weight decay applies.
+  // A part's parameter: name, place in the model, how it is updated.
   struct PartInfo {
     std::string name;
     int64_t id = 0;
-    bool decays = true;
+    UpdateRule rule;
   };
   // Updates store.parts(), whose masters lie in host memory; `infos` in the same order. `device`:
   // where the copies and the gradients are. Keeps its own references to the tensors.
@@ -63,7 +63,7 @@ class HostOptimizer {
 
   // The holders of masters and states; those of a step that was begun are there once it is
   // finished.
-  std::vector<AdamW*> Optimizers() const { return {decayed_.get(), plain_.get()}; }
+  std::vector<AdamW*> Optimizers() const { return adamw_->All(); }
 
   // Bytes of states, and of pinned buffers, in host memory.
   int64_t StateBytes() const;
@@ -72,8 +72,7 @@ class HostOptimizer {
  private:
   // Consecutive elements of a part, with states of their own.
   struct Piece {
-    bool decayed = true;
-    size_t index = 0;   // in the AdamW of its kind
+    size_t index = 0;   // in adamw_
     int64_t begin = 0;  // in its transfer
     int64_t count = 0;
     at::Tensor master;
@@ -96,13 +95,12 @@ class HostOptimizer {
   void CheckGradients(const Transfer& transfer, const std::vector<at::Tensor>& gradients) const;
   void Fetch(size_t transfer);
   void UpdateNext();
-  AdamW& Of(const Piece& piece) { return piece.decayed ? *decayed_ : *plain_; }
 
   at::Device device_;
   at::ScalarType wire_;
   int64_t piece_;
   std::vector<Transfer> transfers_;  // in the order of the units
-  std::unique_ptr<AdamW> decayed_, plain_;
+  std::unique_ptr<AdamWSet> adamw_;  // of the pieces
   std::vector<Slot> slots_;
   at::Tensor converted_;  // on the device, where the wire has another type than the gradients
   HostLane down_, up_;

@@ -12,7 +12,8 @@ int64_t ParamInfo::numel() const {
 
 std::string_view ParamInfo::module() const {
   std::string_view view = name;
-  for (std::string_view suffix : {".lora_A.weight", ".lora_B.weight", ".weight", ".bias"}) {
+  for (std::string_view suffix :
+       {".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".weight", ".bias"}) {
     if (view.ends_with(suffix)) return view.substr(0, view.size() - suffix.size());
   }
   return view;
@@ -39,6 +40,7 @@ MatrixInfo UnitInfo::Matrix(int index) const {
     member.bias = Find(module + ".bias");
     member.lora_a = Find(module + ".lora_A.weight");
     member.lora_b = Find(module + ".lora_B.weight");
+    member.magnitude = Find(module + ".lora_magnitude_vector");
     member.first_row = matrix.rows;
     member.rows = param.shape[0];
     member.first_rank = matrix.rank;
@@ -46,9 +48,16 @@ MatrixInfo UnitInfo::Matrix(int index) const {
     matrix.rows += member.rows;
     matrix.columns = param.shape[1];
     matrix.rank += member.rank;
+    matrix.dora |= member.magnitude >= 0;
     matrix.members.push_back(member);
   }
   return matrix;
+}
+
+bool ModelLayout::tied_head() const {
+  const auto& params = units.back().params;
+  return std::none_of(params.begin(), params.end(),
+                      [](const ParamInfo& p) { return p.role == ParamRole::kHead; });
 }
 
 int ModelLayout::first_trainable() const {
@@ -61,9 +70,7 @@ int64_t ModelLayout::total_parameters() const {
   int64_t count = 0;
   for (const UnitInfo& unit : units) {
     for (const ParamInfo& param : unit.params) {
-      if (param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB) {
-        count += param.numel();
-      }
+      if (param.of_base()) count += param.numel();
     }
   }
   return count;

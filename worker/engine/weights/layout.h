@@ -19,11 +19,22 @@
 namespace sft::engine {
 
 // A constant is never trained.
-enum class ParamRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kLoraA, kLoraB };
+enum class ParamRole {
+  kEmbedding,
+  kNorm,
+  kLinear,
+  kBias,
+  kHead,
+  kConstant,
+  kLoraA,
+  kLoraB,
+  kMagnitude
+};
 
 // One parameter of the model or of an adapter.
 struct ParamInfo {
-  std::string name;  // Hugging Face's; of an adapter's factor: "<module>.lora_A.weight"
+  // Hugging Face's; of an adapter: "<module>.lora_A.weight", "<module>.lora_magnitude_vector".
+  std::string name;
   std::vector<int64_t> shape;
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
@@ -33,6 +44,8 @@ struct ParamInfo {
   bool plain_among_quantized = false;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
+  // A parameter of the model, not of an adapter.
+  bool of_base() const { return role < ParamRole::kLoraA; }
   int64_t numel() const;
   // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
   std::string_view module() const;
@@ -47,6 +60,7 @@ struct MatrixInfo {
     int bias = -1;
     int lora_a = -1;
     int lora_b = -1;
+    int magnitude = -1;     // DoRA's
     int64_t first_row = 0;  // of the matrix
     int64_t rows = 0;       // its outputs
     int64_t first_rank = 0;
@@ -56,6 +70,7 @@ struct MatrixInfo {
   int64_t rows = 0;     // N: outputs of all members
   int64_t columns = 0;  // K: inputs
   int64_t rank = 0;     // R: of all adapters
+  bool dora = false;    // one has a magnitude
 
   // Elements from one row to the next where there is room for the adapters.
   int64_t stride() const { return plan::RowStride(columns, rank); }
@@ -92,6 +107,8 @@ struct ModelLayout {
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }
   int blocks() const { return size() - 2; }
+  // The head has the embedding's weight, none of its own.
+  bool tied_head() const;
   // The lowest unit with a trainable parameter; size() when nothing is trained.
   int first_trainable() const;
   int64_t total_parameters() const;  // of the base: adapters do not count

@@ -24,6 +24,13 @@ struct Fp8Matrix {
   at::Tensor backward_scale;  // fp32 [K]
 };
 
+// What DoRA makes of the outputs of a shared matrix, fp32 [N] each: output i of the weights and
+// adapters, without bias, is multiplied by gain = magnitude / norm, where norm is that of row i of
+// W + s B A. Outputs without a magnitude have a gain of 1.
+struct RowGains {
+  at::Tensor gain, norm;
+};
+
 // A unit's weights in the type of the computation.
 struct UnitWeights {
   UnitWeights() = default;
@@ -39,6 +46,8 @@ struct UnitWeights {
   // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
   // may hold anything. Weights given so are undefined in `params` and `matrices`.
   std::vector<Fp8Matrix> fp8;
+  // By UnitInfo::shared_matrices, undefined where no member has a magnitude; empty without DoRA.
+  std::vector<RowGains> gains;
   // Weights that the source wrote anew since the unit was last acquired, as bits of WeightUse:
   // adapters that stood in the room beside them are gone.
   int rewritten = 0;

@@ -125,6 +125,56 @@ TEST(MatchesTargetTest, TakesWholeNamesAndEndsAfterADot) {
   EXPECT_FALSE(MatchesTarget("model.layers.0.self_attn.q_proj", "attn.q_proj"));
 }
 
+TEST(CheckJobTest, ModulesToSaveAreEmbeddingsNormsAndHeads) {
+  ModelShape shape = SmolLm2();
+  const auto problem = [&](std::vector<std::string> modules, bool keep_tied = false) {
+    spec::JobSpec job = Lora(8, {"q_proj"});
+    job.lora.modules_to_save = std::move(modules);
+    job.lora.ensure_weight_tying = keep_tied;
+    const auto found = CheckJob(shape, job);
+    if (!found) return std::string("none");
+    EXPECT_EQ(found->key, "lora.modules_to_save");
+    return found->message;
+  };
+  EXPECT_THAT(problem({"embed"}), HasSubstr("\"embed\" matches no embedding, norm or head of the "
+                                            "model; it has embed_tokens, input_layernorm, norm, "
+                                            "post_attention_layernorm"));
+  EXPECT_THAT(problem({"layers.3.mlp.up_proj"}), HasSubstr("a linear of a block"));
+  EXPECT_THAT(problem({"mlp"}), HasSubstr("matches no embedding"));
+  for (const char* half : {"embed_tokens", "lm_head"}) {
+    EXPECT_THAT(problem({half}), HasSubstr("lora.ensure_weight_tying = true trains it for both"));
+    EXPECT_EQ(problem({half}, /*keep_tied=*/true), "none");
+  }
+  EXPECT_EQ(problem({"norm"}), "none");
+  shape.tied_head = false;
+  EXPECT_EQ(problem({"embed_tokens", "lm_head", "norm"}), "none");
+  EXPECT_THAT(problem({""}), HasSubstr("matches no"));
+}
+
+TEST(ParametersTest, DoraAddsAMagnitudeForEachOutput) {
+  spec::JobSpec job = Lora(16, {"all-linear"});
+  job.lora.use_dora = true;
+  const ModelShape shape = SmolLm2();
+  const int64_t outputs = 576 + 2 * 192 + 576 + 2 * 1536 + 576;
+  EXPECT_EQ(CountParameters(*MakeUnits(shape, job)).trainable, 4'884'480 + 30 * outputs);
+}
+
+TEST(ParametersTest, ModulesToSaveCountOnce) {
+  ModelShape shape = SmolLm2();
+  const auto trained = [&](std::vector<std::string> modules) {
+    spec::JobSpec job = Lora(8, {"q_proj"});
+    job.lora.modules_to_save = std::move(modules);
+    job.lora.ensure_weight_tying = true;
+    return CountParameters(*MakeUnits(shape, job)).trainable;
+  };
+  const int64_t adapters = trained({});
+  EXPECT_EQ(trained({"embed_tokens"}) - adapters, shape.vocab * shape.hidden);
+  EXPECT_EQ(trained({"embed_tokens", "lm_head"}) - adapters, shape.vocab * shape.hidden);
+  EXPECT_EQ(trained({"norm"}) - adapters, (2 * shape.layers + 1) * shape.hidden);
+  shape.tied_head = false;
+  EXPECT_EQ(trained({"embed_tokens", "lm_head"}) - adapters, 2 * shape.vocab * shape.hidden);
+}
+
 TEST(CheckJobTest, EightBitStatesNeedATensorThatIsLargeEnough) {
   ModelShape shape = SmolLm2();
   spec::JobSpec job;

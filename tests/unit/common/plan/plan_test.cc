@@ -233,6 +233,42 @@ TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
   }
 }
 
+TEST(PlanTest, DoraMakesEveryOutputAgain) {
+  const ModelShape shape = Qwen3Of8B();
+  spec::JobSpec job = Qlora(4, 2, 2048);
+  job.lora.r = 8;  // of which no backward is in one pass
+  const BlockCost plain = CostOfBlock(shape, job, 2);
+  const auto predict = [&] {
+    return PredictTime(*MakeProblem(shape, job, 2048), {.rows = 4, .kept = 36}, *FindGpu("H100"));
+  };
+  const StepTime before = predict();
+  job.lora.use_dora = true;
+  const BlockCost dora = CostOfBlock(shape, job, 2);
+  EXPECT_EQ(dora.saved, plain.saved);
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    // Gate and up of 12,288 outputs each, and their gradient with room for two adapters; q, k, v.
+    EXPECT_EQ(dora.backward_mlp[level] - plain.backward_mlp[level], 2 * (24576 + 24640));
+    EXPECT_EQ(dora.backward_attention[level] - plain.backward_attention[level], 2 * (6144 + 6208));
+    EXPECT_EQ(dora.weights_again[level] - plain.weights_again[level], plain.weights);
+  }
+  const StepTime after = predict();
+  EXPECT_NEAR(after.recompute - before.recompute, 0.5 * before.products, 0.1 * before.products);
+  EXPECT_GT(after.weights, before.weights);
+}
+
+TEST(PlanTest, AModuleTrainedWholeIsNotHeldInHostMemory) {
+  spec::JobSpec job = Qlora(1, 1, 512);
+  EXPECT_TRUE(MakeProblem(Qwen3Of8B(), job, 512)->may_hold_embedding_on_host());
+  job.lora.modules_to_save = {"lm_head"};
+  const auto head = MakeProblem(Qwen3Of8B(), job, 512);
+  EXPECT_TRUE(head->may_hold_embedding_on_host());
+  EXPECT_TRUE(head->trains_head());
+  job.lora.modules_to_save = {"embed_tokens"};
+  const auto table = MakeProblem(Qwen3Of8B(), job, 512);
+  EXPECT_FALSE(table->may_hold_embedding_on_host());
+  EXPECT_FALSE(table->trains_head());
+}
+
 TEST(PlanTest, ARefusalNamesTheMemoryUseAndRemedies) {
   spec::JobSpec job = Qlora(1, 8, 2048);
   job.compute.memory_budget_gb = 7;

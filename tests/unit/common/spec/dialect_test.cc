@@ -113,6 +113,29 @@ gpu_type = "H100"
   EXPECT_EQ(OriginOf(r, "lora.target_modules"), "derived: lora.target_linear");
 }
 
+TEST(DialectTest, VariantsOfLoraAreTakenByAllTheirNames) {
+  const Resolution r = ResolveText(Minimal(R"([lora]
+loraplus_lr_ratio = 16
+loraplus_lr_embedding = 1e-6
+modules_to_save = ["embed_tokens", "lm_head"]
+ensure_weight_tying = true
+use_dora = true
+[train]
+embedding_learning_rate = 1e-5
+neftune_noise_alpha = 5
+)"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.neftune_noise_alpha, 5.0);
+  EXPECT_EQ(r.spec.hyperparameters.embedding_learning_rate, 1e-5);
+  EXPECT_EQ(r.spec.lora.loraplus_lr_ratio, 16.0);
+  EXPECT_THAT(r.spec.lora.modules_to_save, ElementsAre("embed_tokens", "lm_head"));
+  EXPECT_TRUE(r.spec.lora.ensure_weight_tying);
+  EXPECT_TRUE(r.spec.lora.use_dora);
+  EXPECT_THAT(Describe(r.warnings), HasSubstr("only linears of the blocks get adapters here"));
+  const Resolution other = ResolveText(Minimal("[train]\nnoisy_embedding_alpha = 15\n"));
+  EXPECT_EQ(other.spec.hyperparameters.neftune_noise_alpha, 15.0) << Describe(other.problems);
+}
+
 TEST(DialectTest, AnOverrideOfEitherKeyWins) {
   const std::string file = "[data]\ntrain_on_inputs = true\n";
   EXPECT_EQ(ResolveText(Minimal(file), {Set("data.loss_on", "assistant")}).spec.data.loss_on,
@@ -133,14 +156,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "data.assistant_only_loss", "contradicts data.loss_on = all (job.toml:7)"},
         WrongFile{"TwoTools", "[data]\nassistant_only_loss = true\ntrain_on_inputs = true",
                   "data.train_on_inputs", "leave one of them out"},
-        WrongFile{"Dora", "[lora]\nuse_dora = true", "lora.use_dora",
-                  "not supported yet: DoRA; leave it out"},
-        WrongFile{"ModulesToSave", "[lora]\nmodules_to_save = [\"lm_head\"]",
-                  "lora.modules_to_save", "mode = \"full_finetune\""},
-        WrongFile{"LoraPlus", "[lora]\nloraplus_lr_ratio = 16", "lora.loraplus_lr_ratio",
-                  "not supported yet: learning rates of their own for A and B (LoRA+)"},
-        WrongFile{"Neftune", "[train]\nneftune_noise_alpha = 5.0", "train.neftune_noise_alpha",
-                  "not supported yet: NEFTune; leave it out or set 0"},
+        WrongFile{"DoraInFp8",
+                  "[training]\nuse_qlora = true\nmatmul = \"fp8\"\n[lora]\nuse_dora = true",
+                  "training.matmul", "contradicts lora.use_dora = true"},
+        WrongFile{"LoraPlus", "[lora]\nloraplus_lr_ratio = 0", "lora.loraplus_lr_ratio",
+                  "must be a number above 0"},
+        WrongFile{"Neftune", "[train]\nneftune_noise_alpha = -1",
+                  "hyperparameters.neftune_noise_alpha", "must be a number, at least 0"},
         WrongFile{"StartOfAdapters", "[lora]\ninit_lora_weights = \"pissa\"",
                   "lora.init_lora_weights", "must be true or false, but is \"pissa\""},
         WrongFile{"HeldOutPart", "[data]\nval_set_size = 0.1", "data.val_set_size",

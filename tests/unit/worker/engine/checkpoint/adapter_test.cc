@@ -86,10 +86,67 @@ TEST(AdapterTest, IsReadBackAsItWasWritten) {
     EXPECT_TRUE(adapter.pairs[i].a.equal(want[i].a));
     EXPECT_TRUE(adapter.pairs[i].b.equal(want[i].b));
   }
-  ASSERT_EQ(adapter.biases.size(), 2u);
-  EXPECT_EQ(adapter.biases[0].name, "model.layers.0.input_layernorm.bias");
-  EXPECT_EQ(adapter.biases[1].name, "model.layers.0.self_attn.q_proj.bias");
-  EXPECT_TRUE(adapter.biases[1].tensor.equal(biases[0].tensor));
+  ASSERT_EQ(adapter.others.size(), 2u);
+  EXPECT_EQ(adapter.others[0].name, "model.layers.0.input_layernorm.bias");
+  EXPECT_EQ(adapter.others[1].name, "model.layers.0.self_attn.q_proj.bias");
+  EXPECT_TRUE(adapter.others[1].tensor.equal(biases[0].tensor));
+}
+
+TEST(AdapterTest, ModulesTrainedWholeAreReadBackUnderTheModelsNames) {
+  const TempDir dir;
+  AdapterConfig config = Config();
+  config.modules_to_save = {"embed_tokens"};
+  config.ensure_weight_tying = true;
+  const std::string table = "model.embed_tokens.weight";
+  WriteAdapter({.target = dir / "out", .tied_table = table}, config, Pairs(),
+               std::vector<NamedTensor>{{table, at::full({5, 6}, 1.5f)}});
+  const auto file = SafetensorsFile::Open(dir / "out/adapter_model.safetensors");
+  EXPECT_TRUE(file->Contains("base_model.model.model.embed_tokens.weight"));
+  EXPECT_TRUE(file->Contains("base_model.model.lm_head.weight"));
+  const json written = ParseJson(GetFile(dir / "out/adapter_config.json"));
+  EXPECT_EQ(written["modules_to_save"], json::array({"embed_tokens"}));
+  EXPECT_EQ(written["ensure_weight_tying"], true);
+  const Adapter adapter = ReadAdapter(dir / "out");
+  EXPECT_EQ(adapter.config.modules_to_save, config.modules_to_save);
+  EXPECT_TRUE(adapter.config.ensure_weight_tying);
+  const auto values = adapter.Values(/*tied_head=*/true);
+  EXPECT_EQ(values.size(), 5u);
+  EXPECT_TRUE(values.at(table).equal(at::full({5, 6}, 1.5f)));
+  EXPECT_EQ(adapter.Values(/*tied_head=*/false).size(), 6u);
+}
+
+TEST(AdapterTest, MagnitudesOfDoraAreReadBack) {
+  const TempDir dir;
+  AdapterConfig config = Config();
+  config.use_dora = true;
+  std::vector<LoraPair> pairs = Pairs();
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, config, pairs), InternalError);
+  for (LoraPair& pair : pairs) pair.magnitude = at::arange(pair.b.size(0), at::kFloat);
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, Config(), pairs), InternalError);
+  WriteAdapter({.target = dir / "out"}, config, pairs);
+  EXPECT_EQ(ParseJson(GetFile(dir / "out/adapter_config.json"))["use_dora"], true);
+  EXPECT_TRUE(SafetensorsFile::Open(dir / "out/adapter_model.safetensors")
+                  ->Contains("base_model.model.model.layers.0.self_attn.q_proj."
+                             "lora_magnitude_vector"));
+  const Adapter adapter = ReadAdapter(dir / "out");
+  EXPECT_TRUE(adapter.config.use_dora);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(adapter.pairs[i].magnitude.equal(pairs[i].magnitude));
+  }
+}
+
+// PEFT's adapters without ensure_weight_tying: the trained embedding is no longer the head.
+TEST(AdapterTest, AnAdapterThatUntiesTheHeadIsRefused) {
+  const auto values = [](std::vector<NamedTensor> others) {
+    Adapter adapter{Config(), Pairs(), std::move(others)};
+    return adapter.Values(/*tied_head=*/true);
+  };
+  const NamedTensor table{"model.embed_tokens.weight", at::ones({5, 6})};
+  const NamedTensor head{"lm_head.weight", at::zeros({5, 6})};
+  EXPECT_THROW(values({table}), UserError);
+  EXPECT_THROW(values({head}), UserError);
+  EXPECT_THROW(values({table, head}), UserError);
+  EXPECT_EQ(values({table, {head.name, table.tensor}}).size(), 5u);
 }
 
 TEST(AdapterTest, ScaleFollowsPeft) {
@@ -128,8 +185,8 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
     return MessageOfReading(dir / "a");
   };
   EXPECT_THAT(with("peft_type", "IA3"), HasSubstr("peft_type is not \"LORA\""));
-  EXPECT_THAT(with("use_dora", true), HasSubstr("\"use_dora\" is set"));
-  EXPECT_THAT(with("modules_to_save", json::array({"lm_head"})), HasSubstr("modules_to_save"));
+  EXPECT_THAT(with("use_dora", true), HasSubstr("use_dora is set, but model.layers.0.self_attn."));
+  EXPECT_THAT(with("modules_to_save", json::array({1})), HasSubstr("\"modules_to_save\" holds no"));
   EXPECT_THAT(with("rank_pattern", {{"q_proj", 4}}), HasSubstr("rank_pattern"));
   EXPECT_THAT(with("r", "two"), HasSubstr("\"r\" has the wrong type"));
   EXPECT_THAT(with("r", 0), HasSubstr("r is 0"));
@@ -145,7 +202,7 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
   };
   EXPECT_THAT(holding("base_model.model.x.lora_A.weight"), HasSubstr("only one of"));
   EXPECT_THAT(holding("model.x.lora_A.weight"), HasSubstr("does not begin with"));
-  EXPECT_THAT(holding("base_model.model.x.weight"), HasSubstr("neither a LoRA factor"));
+  EXPECT_THAT(holding("base_model.model.x.weight"), HasSubstr("none of modules_to_save"));
   EXPECT_THAT(holding("base_model.model.x.bias"), HasSubstr("no LoRA factor"));
   std::filesystem::remove(dir / "a/adapter_model.safetensors");
   EXPECT_THAT(MessageOfReading(dir / "a"), HasSubstr("adapter_model.safetensors: No such file"));

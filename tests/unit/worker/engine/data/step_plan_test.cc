@@ -67,6 +67,14 @@ TEST(StepPlanTest, DocumentsLieEndToEndAndNeverPredictEachOther) {
   EXPECT_THAT(batch.targets, ElementsAre(kIgnore, 2, 3, kIgnore, 1001, 1002, kIgnore));
   EXPECT_THAT(batch.loss_rows, ElementsAre(1, 2, 4, 5));
   EXPECT_EQ(batch.max_seqlen, 4);
+  EXPECT_EQ(batch.longest_row, 7);
+}
+
+TEST(StepPlanTest, TheLongestRowIsADocumentWhereNoneArePacked) {
+  const StepPlan plan(MakeDataset(4, [](int i) { return 4 + i; }),
+                      {.per_device_batch = 2, .shuffle = false});
+  EXPECT_EQ(plan.GetMicroBatch(plan.GetStep(0), 0, 0).longest_row, 5);
+  EXPECT_EQ(plan.GetMicroBatch(plan.GetStep(1), 0, 0).longest_row, 7);
 }
 
 TEST(StepPlanTest, EveryRowIsTrainedOnceAnEpochInAnotherOrder) {

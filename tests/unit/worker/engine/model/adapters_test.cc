@@ -75,6 +75,22 @@ TEST(PrepareLayoutTest, BiasesAreTrainedAsTheJobSays) {
   EXPECT_EQ(trained(spec::Bias::kAll), 2 * (32 + 16 + 16));
 }
 
+TEST(PrepareLayoutTest, ModulesToSaveAreTrainedWhole) {
+  const auto trained = [](std::vector<std::string> modules) {
+    ModelLayout layout = Layout();
+    spec::JobSpec job = LoraJob({"q_proj"});
+    job.lora.modules_to_save = std::move(modules);
+    PrepareLayout(layout, job);
+    return layout.trainable_parameters() - 2 * 4 * 64;
+  };
+  EXPECT_EQ(trained({"embed_tokens"}), 96 * 32);
+  EXPECT_EQ(trained({"model.embed_tokens", "lm_head"}), 2 * 96 * 32);
+  // Ends of names, as PEFT: the norms of the blocks, too.
+  EXPECT_EQ(trained({"norm"}), (2 * 2 + 1) * 32);
+  EXPECT_EQ(trained({"model.norm"}), 32);
+  EXPECT_THROW(trained({"q_proj"}), UserError);
+}
+
 TEST(PrepareLayoutTest, ATargetThatMatchesNothingIsRefusedWithTheModulesThereAre) {
   EXPECT_NE(Refusal({"q_proj", "query"}).find("\"query\" matches no module"), std::string::npos);
   EXPECT_NE(Refusal({"query"}).find("self_attn.q_proj"), std::string::npos);

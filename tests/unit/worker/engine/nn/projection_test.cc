@@ -52,7 +52,7 @@ class MapSink : public GradientSink {
 };
 
 // Three linear layers of one input; the second has no adapter, all have a bias.
-ModelLayout Layout(bool train_weights) {
+ModelLayout Layout(bool train_weights, bool magnitudes = false) {
   UnitInfo unit{"unit", {}, {{0, 1, 2}}};
   const int64_t outputs[] = {9, 4, 5};
   const char* names[] = {"a", "b", "c"};
@@ -74,6 +74,13 @@ ModelLayout Layout(bool train_weights) {
       unit.params.push_back(
           {module + ".lora_B.weight", {outputs[i], rank}, ParamRole::kLoraB, true});
     }
+  }
+  for (int i : {0, 2}) {
+    if (!magnitudes) break;
+    unit.params.push_back({std::string("unit.") + names[i] + ".lora_magnitude_vector",
+                           {outputs[i]},
+                           ParamRole::kMagnitude,
+                           true});
   }
   return {{unit}};
 }
@@ -106,6 +113,7 @@ struct Case {
   bool train_weights;
   bool room;
   double dropout;
+  bool dora = false;
 
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
@@ -114,7 +122,7 @@ class ProjectionTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ProjectionTest, EqualsThePlainFormulaAndItsAutograd) {
   const Case& c = GetParam();
-  const ModelLayout layout = Layout(c.train_weights);
+  const ModelLayout layout = Layout(c.train_weights, c.dora);
   const UnitInfo& unit = layout.units[0];
   auto source = Source(layout, c.room);
   AcquiredUnit acquired(*source, layout, 0);
@@ -137,7 +145,15 @@ TEST_P(ProjectionTest, EqualsThePlainFormulaAndItsAutograd) {
       if (c.dropout > 0) {
         dropped = x_leaf * Dropout(at::ones({kTokens, kInputs}), c.dropout, key, 40 + i);
       }
-      y = y + kScale * at::linear(at::linear(dropped, leaves[a]), leaves[a + 1]);
+      Tensor change = kScale * at::linear(at::linear(dropped, leaves[a]), leaves[a + 1]);
+      if (c.dora) {
+        const Tensor& magnitude = leaves[i == 0 ? 10 : 11];
+        const Tensor sum = leaves[i] + kScale * at::mm(leaves[a + 1], leaves[a]);
+        const Tensor norm = at::linalg_vector_norm(sum, 2, {1}).detach();
+        const Tensor of_weight = at::linear(dropped, leaves[i]);
+        change = magnitude / norm * (of_weight + change) - of_weight;
+      }
+      y = y + change;
     }
     outputs.push_back(y);
   }
@@ -151,8 +167,14 @@ TEST_P(ProjectionTest, EqualsThePlainFormulaAndItsAutograd) {
   Tensor x = EmptyRows(kTokens, kInputs, projection.spare(), x_leaf.detach());
   x.copy_(x_leaf.detach());
   Tensor y = at::empty({kTokens, projection.outputs()});
-  const Tensor xa = projection.Forward(y, x, pass, addend);
+  Tensor xa = projection.Forward(y, x, pass, addend);
   EXPECT_LT(RelativeError(y, expected.detach()), 1e-6);
+
+  if (c.dora) {
+    // As of rows that were made again for the backward.
+    xa = xa.clone();
+    SpareColumns(x, projection.spare()).fill_(7);
+  }
 
   MapSink sink(unit);
   UnitGradients gradients(sink, 0);
@@ -174,7 +196,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ProjectionTest,
                                          Case{"Adapters", false, true, 0.0},
                                          Case{"AdaptersWithoutRoom", false, false, 0.0},
                                          Case{"AdaptersWithDropout", false, true, 0.25},
-                                         Case{"AdaptersWithDropoutAlone", false, false, 0.25}),
+                                         Case{"AdaptersWithDropoutAlone", false, false, 0.25},
+                                         Case{"Dora", false, true, 0.0, true},
+                                         Case{"DoraWithoutRoom", false, false, 0.0, true},
+                                         Case{"DoraWithDropout", false, true, 0.25, true},
+                                         Case{"DoraWithDropoutAlone", false, false, 0.25, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Two adapted linear layers over 4-bit weights.

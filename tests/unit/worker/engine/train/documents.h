@@ -24,6 +24,7 @@ inline MicroBatch Documents(const std::vector<int>& lengths, int seed, int vocab
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
     batch.max_seqlen = std::max(batch.max_seqlen, length);
   }
+  batch.longest_row = batch.max_seqlen;
   return batch;
 }
 

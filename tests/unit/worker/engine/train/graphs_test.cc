@@ -173,6 +173,23 @@ TEST_F(GraphsTest, BlocksInBf16AreTheSame) {
   ExpectSameBits(recorded, Train(job, Way::kPadded));
 }
 
+TEST_F(GraphsTest, GainsOfRowsAreThoseOfTheLastUpdate) {
+  spec::JobSpec job = Job(spec::Mode::kLora);
+  job.lora.use_dora = true;
+  job.lora.modules_to_save = {"norm"};
+  ExpectTheSameTraining(job);
+}
+
+TEST_F(GraphsTest, NoiseOnEmbeddingsIsTheSame) {
+  spec::JobSpec job = Job(spec::Mode::kLora);
+  const Curve quiet = Train(job, Way::kRecorded);
+  job.hyperparameters.neftune_noise_alpha = 5.0;
+  const Curve recorded = Train(job, Way::kRecorded);
+  EXPECT_GE(recorded.shapes, 3U);
+  ExpectSameBits(recorded, Train(job, Way::kPadded));
+  EXPECT_NE(recorded.losses, quiet.losses);
+}
+
 // Every unit is finished once a micro-batch, so that each bucket is sent once.
 TEST_F(GraphsTest, RanksExchangeTheSameGradients) {
   for (const spec::Sharding sharding : {spec::Sharding::kDdp, spec::Sharding::kZero1}) {

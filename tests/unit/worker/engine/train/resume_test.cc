@@ -180,6 +180,19 @@ TEST_P(ResumeTest, AnOptimizerOnTheHostGoesOnWithTheSameBitsAndFitsOneOnTheDevic
   EXPECT_EQ(Run(options).Losses(), both.resumed.Losses());
 }
 
+TEST_P(ResumeTest, NoiseAndRatesOfTheirOwnGoOnWithTheSameBits) {
+  for (const Layout& layout : {kLayouts[1], kLayouts[4]}) {
+    SCOPED_TRACE(layout.name);
+    TrainerOptions options = Options(layout);
+    const std::vector<double> plain = Run(options).Losses();
+    options.spec.hyperparameters.neftune_noise_alpha = 5.0;
+    options.spec.lora.loraplus_lr_ratio = 4.0;
+    const Both both = RunBoth(options);
+    ExpectSameBits(both);
+    EXPECT_NE(both.straight.steps[0].loss, plain[0]);
+  }
+}
+
 // What was recorded before the checkpoint runs without a recording after it, at first.
 TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
   TrainerOptions options = Options(kOne);
@@ -187,6 +200,44 @@ TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
   options.spec.hyperparameters.gradient_accumulation_steps = 2;
   options.execution = plan::ExecutionPlan{.kept = 2, .graphs = true};
   ExpectSameBits(RunBoth(options));
+}
+
+// Adapters that are more than two factors.
+class VariantsTest : public ResumeTest {};
+
+TEST_P(VariantsTest, EveryStrategyTrainsTheSameAndGoesOnWithTheSameBits) {
+  std::vector<double> losses;
+  for (const Layout& layout : {kOne, kLayouts[3], kLayouts[5]}) {
+    SCOPED_TRACE(layout.name);
+    TrainerOptions options = Options(layout);
+    const std::vector<double> plain = Run(options).Losses();
+    options.spec.hyperparameters.embedding_learning_rate = 1e-3;
+    options.spec.lora.loraplus_lr_ratio = 4.0;
+    options.spec.lora.modules_to_save = {"embed_tokens", "lm_head", "norm"};
+    options.spec.lora.use_dora = true;
+    const Both both = RunBoth(options);
+    ExpectSameBits(both);
+    if (losses.empty()) losses = both.straight.Losses();
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(both.straight.steps[i].loss, losses[i], kTolerance * losses[i]) << i + 1;
+    }
+    EXPECT_LT(both.straight.steps[5].loss, plain[5]) << "what is trained beside does nothing";
+  }
+}
+
+TEST_P(VariantsTest, TheyRunOnAnOptimizerOfTheHostWithDropoutAndRecomputation) {
+  TrainerOptions options = Options(kLayouts[4]);
+  options.spec.lora.modules_to_save = {"embed_tokens", "model.norm"};
+  options.spec.lora.use_dora = true;
+  options.spec.lora.dropout = 0.1;
+  options.execution = plan::Unplanned(options.spec, plan::Device::kCpu);
+  options.execution->deep = options.execution->shallow = plan::Recompute::kNothing;
+  const std::vector<double> plain = Run(options).Losses();
+  options.execution->optimizer_on_host = true;
+  options.execution->deep = options.execution->shallow = plan::Recompute::kAll;
+  const Both both = RunBoth(options);
+  ExpectSameBits(both);
+  EXPECT_EQ(both.straight.Losses(), plain);
 }
 
 std::string NameOf(Base base) {
@@ -207,6 +258,10 @@ void PrintTo(Base base, std::ostream* out) { *out << NameOf(base); }
 
 INSTANTIATE_TEST_SUITE_P(Bases, ResumeTest,
                          testing::Values(Base::kFull, Base::kLora, Base::kQlora, Base::kLora8bit),
+                         [](const auto& info) { return NameOf(info.param); });
+
+INSTANTIATE_TEST_SUITE_P(Bases, VariantsTest,
+                         testing::Values(Base::kLora, Base::kQlora, Base::kLora8bit),
                          [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace

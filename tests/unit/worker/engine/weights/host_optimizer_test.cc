@@ -59,7 +59,8 @@ class Rank {
     });
     for (const TrainablePart& part : store.parts()) {
       const ParamInfo& info = layout.units[part.unit].params[part.param];
-      infos.push_back({info.name, 10 * part.unit + part.param, info.role != ParamRole::kNorm});
+      infos.push_back(
+          {info.name, 10 * part.unit + part.param, {.decays = info.role != ParamRole::kNorm}});
     }
   }
 
@@ -100,7 +101,7 @@ std::vector<Tensor> TrainPlain(const Kinds& kinds, at::ScalarType rounded_to = a
     for (size_t i = 0; i < rank.infos.size(); ++i) {
       const HostOptimizer::PartInfo& info = rank.infos[i];
       const TrainablePart& part = rank.store.parts()[i];
-      if (info.decays != decays) continue;
+      if (info.rule.decays != decays) continue;
       params.push_back({info.name, part.master, part.copy, info.id, part.first});
       places.push_back(i);
     }

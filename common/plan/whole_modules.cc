@@ -1,0 +1,85 @@
+#include "common/plan/whole_modules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+namespace sft::plan {
+namespace {
+
+constexpr std::string_view kHead = "lm_head", kKey = "lora.modules_to_save";
+// The one table that PEFT can keep tied to the head.
+constexpr std::string_view kTable = "embed_tokens";
+
+bool EndsWith(std::string_view module, const std::string& entry) {
+  return !entry.empty() && module.ends_with(entry);
+}
+
+// The last names of what may be trained whole.
+std::string Choices(std::span<const NamedModule> modules) {
+  std::set<std::string> names;
+  for (const NamedModule& module : modules) {
+    if (!module.linear) names.insert(module.name.substr(module.name.rfind('.') + 1));
+  }
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+std::optional<std::string> ProblemOf(const std::string& entry, std::span<const NamedModule> modules,
+                                     std::string_view tied_to, bool keeps_tied) {
+  bool found = false;
+  for (const NamedModule& module : modules) {
+    if (!EndsWith(module.name, entry)) continue;
+    found = true;
+    if (module.linear) {
+      return fmt::format(
+          "\"{}\" is {}, a linear of a block, which is not trained whole beside adapters: name it "
+          "in lora.target_modules, or use mode = \"full_finetune\"",
+          entry, module.name);
+    }
+  }
+  const bool tied = !tied_to.empty() && (EndsWith(kHead, entry) || EndsWith(tied_to, entry));
+  if (!found && !tied) {
+    return fmt::format("\"{}\" matches no embedding, norm or head of the model; it has {}", entry,
+                       Choices(modules));
+  }
+  if (!tied) return std::nullopt;
+  if (!tied_to.ends_with(kTable)) {
+    return fmt::format(
+        "\"{}\" is tied: {} is embedding and head in one, and PEFT could not load an adapter that "
+        "keeps it so; leave it out, or use mode = \"full_finetune\"",
+        entry, tied_to);
+  }
+  if (!keeps_tied) {
+    return fmt::format(
+        "\"{}\" is tied: {} is embedding and head in one; lora.ensure_weight_tying = true trains "
+        "it "
+        "for both",
+        entry, tied_to);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool TrainsWhole(std::string_view module, bool tied_head, const spec::JobSpec::Lora& lora) {
+  const auto& entries = lora.modules_to_save;
+  return std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
+    return EndsWith(module, entry) || (tied_head && EndsWith(kHead, entry));
+  });
+}
+
+std::optional<spec::Problem> CheckWholeModules(std::span<const NamedModule> modules,
+                                               std::string_view tied_to,
+                                               const spec::JobSpec::Lora& lora) {
+  for (const std::string& entry : lora.modules_to_save) {
+    if (auto problem = ProblemOf(entry, modules, tied_to, lora.ensure_weight_tying)) {
+      return spec::Problem{std::string(kKey), 0, *std::move(problem)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace sft::plan
