@@ -37,6 +37,14 @@ void Spread(int gpus, int rows, spec::JobSpec& job) {
   if (gpus > 1) job.parallelism.sharding = spec::Sharding::kFullShard;
 }
 
+// The job in the precision that takes the least memory.
+spec::JobSpec Leanest(Method method, spec::JobSpec job) {
+  if (method != Method::kFull) return job;
+  job.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit;
+  job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
+  return job;
+}
+
 Need NewNeed(Method method, bool smallest, const spec::JobSpec& job) {
   return {.method = method == Method::kQlora  ? "QLoRA"
                     : method == Method::kLora ? "LoRA"
@@ -69,11 +77,12 @@ Need FastestNeed(Method method, const ModelConfig& model, std::string_view gpu, 
                     .job = job,
                     .gpu = NearestGpu(gpu),
                     .memory_bytes = AllocatorBytes(job, memory, /*opened=*/false)};
-    if (method == Method::kFull) input.job = WithPrecision(input);
-    const absl::StatusOr<int64_t> least = LeastBytes(model, input.job);
+    // Plans that fail take long: nothing that cannot fit is planned.
+    const absl::StatusOr<int64_t> least = LeastBytes(model, Leanest(method, job));
     if (!least.ok()) return need;
     need.memory_bytes = GpuBytes(job, *least);
     if (*least > input.memory_bytes) continue;
+    if (method == Method::kFull) input.job = WithPrecision(input);
     const absl::StatusOr<Plan> planned = MakePlan(input);
     if (!planned.ok()) continue;
     need.gpus = gpus;

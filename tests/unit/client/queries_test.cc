@@ -318,7 +318,7 @@ TEST(ClusterTest, AModelIsToldWithWhatItNeeds) {
   EXPECT_THAT(Sftctl(server, {"models", "/models/other"}).out, HasSubstr("other"));
   EXPECT_EQ(Sftctl(server, {"models", "nope"}).code, kNotFound);
 
-  const Json json = ParseJson(Sftctl(server, {"models", "--json"}).out);
+  const auto json = ParseJson(Sftctl(server, {"models", "--json"}).out);
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["family"], "qwen3");
   EXPECT_EQ(json[0]["parameters"], 8'190'735'360);

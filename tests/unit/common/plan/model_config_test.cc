@@ -288,7 +288,7 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
             "\"num_attention_heads\" 3 does not divide hidden_size 64, and there is no head_dim"},
            {Config("llama", R"(, "num_hidden_layers": -2)"), "above 0, is -2"},
            {Config("llama", R"(, "hidden_size": 4294967296, "vocab_size": 4294967296)"),
-            "makes 4e+19 weights, more than any model has"},
+            "makes 3e+20 weights, more than any model has"},
            {Config("llama", R"(, "hidden_size": 4294967297)"), "must be a whole number above 0"},
            {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu and"},
            {Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"),
