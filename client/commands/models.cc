@@ -46,8 +46,12 @@ std::string NeedText(const v1::NodeModel& model, bool smallest) {
 
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
 
+// "135M", "8.19B": billions, as the names of models have them.
 std::string ParametersText(const v1::NodeModel& model) {
-  return model.parameters() == 0 ? "-" : Count(static_cast<double>(model.parameters()));
+  if (model.parameters() == 0) return "-";
+  std::string text = Count(static_cast<double>(model.parameters()));
+  if (text.back() == 'G') text.back() = 'B';
+  return text;
 }
 
 // "12.3k", "8.10k from peaks".
@@ -127,11 +131,11 @@ ExitCode Models(Connection& connection, const std::string& name, bool json) {
 }  // namespace
 
 void AddModels(Command& app, Session& session) {
-  Command* models = app.AddCommand(
-      "models",
-      "List the base models that nodes see: family, parameters, how they are stored, what "
-      "fine-tuning them needs and, if they cannot be used, why; or show one for each type of GPU",
-      "sftctl models Qwen/Qwen3-8B");
+  Command* models = app.AddCommand("models",
+                                   "List the base models that nodes see: family, size, what "
+                                   "fine-tuning needs, and why one cannot "
+                                   "be used; or show one",
+                                   "sftctl models Qwen/Qwen3-8B");
   auto name = std::make_shared<std::string>();
   models->AddOption("MODEL", *name, "Only this model, by its id or folder");
   AddJsonFlag(models, session);

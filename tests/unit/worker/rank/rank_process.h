@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -61,6 +62,7 @@ inline std::string WeightsOf(const std::string& config_json) {
 class RankProcessTest : public ::testing::Test {
  protected:
   RankProcessTest() : dir_(io::MakeTempDir("sft-rank-process-").value()) {
+    setenv("GOMP_SPINCOUNT", "1000", /*overwrite=*/1);  // else the program starts itself again
     launch_ = {.attempt_uid = "a-1",
                .job_json = DumpJson(spec::ToJson(spec::JobSpec())),
                .device = "cpu",
