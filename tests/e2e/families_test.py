@@ -84,18 +84,28 @@ class FamiliesTest(harness.ServiceCase):
         return json.loads(result.stdout)["job"]
 
     def kill_each(self, jobs):
-        """A rank of each job, once it has saved its state; meanwhile the worker, once."""
-        left, worker_killed = dict(jobs), False
+        """A rank of each job, once the server has a checkpoint of it; meanwhile the worker, once. The rank is
+        stopped as soon as the checkpoint is on the disk: the whole training takes but seconds."""
+        left, stopped, worker_killed = dict(jobs), {}, False
+
+        def stop_those_that_have_saved():
+            for case, job in left.items():
+                saved = list((self.dir / "node-a/checkpoints" / job).glob("step-*/manifest.json"))
+                if not saved or case in stopped:
+                    continue
+                pids = self.ranks_of(case)
+                self.assertTrue(pids, f"{case} ended before it was stopped: {self.status(job)['state']}")
+                os.kill(pids[0], signal.SIGSTOP)
+                stopped[case] = pids[0]
 
         def kill_those_that_have_saved():
             nonlocal worker_killed
-            for case, job in list(left.items()):
-                saved = list((self.dir / "node-a/checkpoints" / job).glob("step-*/manifest.json"))
-                pids = self.ranks_of(case) if saved else []
-                if not pids:
-                    continue
-                os.kill(pids[0], signal.SIGKILL)
-                del left[case]
+            stop_those_that_have_saved()
+            for case, pid in list(stopped.items()):
+                if case in left and self.status(left[case])["checkpoint_step"] > 0:
+                    os.kill(pid, signal.SIGKILL)
+                    del left[case]
+                    stop_those_that_have_saved()
             if not worker_killed and len(left) < len(jobs) / 2:
                 worker_killed = True
                 self.kill("node-a")
@@ -109,7 +119,7 @@ class FamiliesTest(harness.ServiceCase):
         self.assertEqual(result.returncode, 0, f"{case}: {result.stderr}{self.sftctl('logs', job).stdout}")
         status = self.status(job)
         self.assertEqual(status["attempt"], 2, status)
-        self.assertGreaterEqual(status["attempts"][1]["first_step"], SAVE_STEPS, f"{case}: it went on, not anew")
+        self.assertGreaterEqual(status["attempts"][1]["first_step"], SAVE_STEPS, f"{case}: {self.sftctl('events', job).stdout}")
         self.assertEqual(status["attempts"][0]["verdict"]["code"], "rank_killed", status)
         self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapters" / case).returncode, 0)
         rows = next(GOLDENS.glob(f"*/{case}/rows.safetensors"))
