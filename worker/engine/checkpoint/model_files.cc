@@ -8,6 +8,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/is_there.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 
@@ -35,16 +36,11 @@ constexpr const char* kIndex = "model.safetensors.index.json";
                   "no_weights", "Give the directory of a Hugging Face model with its weights.");
 }
 
-// False for a file that is not there. Throws UserError for one of which that cannot be told: a link
-// that leads to itself, a folder that may not be searched.
 bool Exists(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::none) {
-    throw UserError(fmt::format("cannot read {}: {}", path.string(), error.message()),
-                    "file_not_readable", "Check where links lead, and the modes of the folders.");
-  }
-  return status.type() != fs::file_type::not_found;
+  const absl::StatusOr<bool> there = io::IsThere(path.string());
+  if (there.ok()) return *there;
+  throw UserError(std::string(Message(there.status())), "file_not_readable",
+                  "Check where links lead, and the modes of the folders.");
 }
 
 // Tensor name -> shard file name.

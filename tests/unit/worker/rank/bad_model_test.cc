@@ -162,6 +162,17 @@ TEST_F(BadModelTest, FilesThatAreCutShortOrLeadNowhere) {
   ExpectRefused("cannot read " + dir_ + "/model/config.json");
 }
 
+TEST_F(BadModelTest, TokenizersAndTemplatesThatLeadNowhere) {
+  EXPECT_EQ(Prepare(), channel::kExitOk) << output_;
+  for (const char* name : {"chat_template.jinja", "tokenizer.json"}) {
+    const std::string path = dir_ + "/model/" + name;
+    fs::remove(path);
+    fs::create_symlink(name, path);
+    EXPECT_EQ(RunLaunch("prepare"), channel::kExitUserError) << output_;
+    EXPECT_THAT(LastEvent("prepare").value("message", ""), ::testing::HasSubstr(name));
+  }
+}
+
 TEST_F(BadModelTest, RopesAndActivationsThatAreNotKnown) {
   config_["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
   WriteConfig();
