@@ -192,33 +192,9 @@ ExitCode Variants(Connection& connection, bool json) {
   return kSucceeded;
 }
 
-ExitCode Models(Connection& connection, bool json) {
-  v1::ListModelsRequest request;
-  Table table({"MODEL", "NODE", "SIZE", "PATH", "PROBLEM"});
-  Json list = Json::array();
-  do {
-    const auto page = connection.Call(&v1::ClusterService::Stub::ListModels, request);
-    if (!page.ok()) return Fail(connection, page.status());
-    for (const v1::NodeModel& entry : page->models()) {
-      list.push_back(ModelJson(entry.node(), entry.model()));
-      table.Add({entry.model().id(), ShortName(entry.node()), Bytes(entry.model().bytes()),
-                 entry.model().path(), entry.model().problem()});
-    }
-    request.set_page_token(page->next_page_token());
-  } while (!request.page_token().empty());
-  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
-  return kSucceeded;
-}
-
 }  // namespace
 
 void AddNodes(Command& app, Session& session) {
-  const auto add = [&](const char* name, const char* description, const char* example,
-                       ExitCode (*run)(Connection&, bool)) {
-    Command* command = app.AddCommand(name, description, example);
-    AddJsonFlag(command, session);
-    command->Run([&session, run](Connection& connection) { return run(connection, session.json); });
-  };
   Command* nodes = app.AddCommand("nodes",
                                   "List nodes with their state, slots, disk, jobs and why they get "
                                   "no new ones; or show one node",
@@ -229,8 +205,10 @@ void AddNodes(Command& app, Session& session) {
   nodes->Run(
       [&session, name](Connection& connection) { return Nodes(connection, *name, session.json); });
   AddNodeHolds(app, *nodes, session);
-  add("variants", "List what a job can ask for in compute.variant", "sftctl variants", Variants);
-  add("models", "List the base models that nodes can see", "sftctl models", Models);
+  Command* variants = app.AddCommand("variants", "List what a job can ask for in compute.variant",
+                                     "sftctl variants");
+  AddJsonFlag(variants, session);
+  variants->Run([&session](Connection& connection) { return Variants(connection, session.json); });
 }
 
 }  // namespace sft::client

@@ -242,9 +242,26 @@ Json VariantJson(const v1::Variant& variant) {
           {"nodes_free", variant.nodes_free()}};
 }
 
-Json ModelJson(const std::string& node, const v1::Model& model) {
-  return {{"model", model.id()},    {"node", ShortName(node)}, {"path", model.path()},
-          {"bytes", model.bytes()}, {"hash", model.hash()},    {"problem", model.problem()}};
+Json ModelJson(const v1::NodeModel& entry) {
+  const v1::Model& model = entry.model();
+  Json needs = Json::array();
+  for (const v1::ModelNeed& need : entry.needs()) {
+    needs.push_back({{"gpu_type", need.gpu_type()},
+                     {"gpu_memory_bytes", need.gpu_memory_bytes()},
+                     {"assumed", need.assumed()},
+                     {"for", need.smallest() ? "smallest" : "fastest"},
+                     {"method", need.method()},
+                     {"sequence_length", need.sequence_length()},
+                     {"gpus", need.gpus()},
+                     {"memory_bytes", need.memory_bytes()},
+                     {"tokens_per_second", need.tokens_per_second()},
+                     {"speed_from_peaks", need.speed_from_peaks()}});
+  }
+  return {{"model", model.id()},      {"node", ShortName(entry.node())},
+          {"path", model.path()},     {"bytes", model.bytes()},
+          {"hash", model.hash()},     {"problem", model.problem()},
+          {"family", entry.family()}, {"parameters", entry.parameters()},
+          {"stored", entry.stored()}, {"needs", std::move(needs)}};
 }
 
 Json ProblemJson(const v1::Problem& problem) {

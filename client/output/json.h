@@ -4,6 +4,7 @@
 #include <string>
 
 #include "sft/v1/artifact.pb.h"
+#include "sft/v1/cluster_service.pb.h"
 #include "sft/v1/job.pb.h"
 #include "sft/v1/node.pb.h"
 
@@ -22,7 +23,7 @@ Json NodeJson(const v1::Node& node);
 // UP, SUSPECT, CORDONED, DRAINING (it still has jobs), DRAINED.
 std::string NodeStateName(const v1::Node& node);
 Json VariantJson(const v1::Variant& variant);
-Json ModelJson(const std::string& node, const v1::Model& model);
+Json ModelJson(const v1::NodeModel& model);
 Json ProblemJson(const v1::Problem& problem);
 
 // "PENDING", ... without a prefix.

@@ -33,6 +33,20 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Beyond this, numbers of weights and bytes would leave 64 bits.
+void CheckSize(const ConfigReader& config, const ConfigKeys& keys, const ModelShape& shape) {
+  const double width =
+      static_cast<double>(shape.heads + 2 * shape.kv_heads) * static_cast<double>(shape.head_dim) +
+      3.0 * static_cast<double>(shape.intermediate);
+  const double weights =
+      static_cast<double>(shape.hidden) *
+      (static_cast<double>(shape.layers) * width + 2.0 * static_cast<double>(shape.vocab));
+  if (weights < 1e15) return;
+  config.Fail(keys.hidden, fmt::format("{} with the other sizes makes {:.0e} weights, more than "
+                                       "any model has",
+                                       shape.hidden, weights));
+}
+
 void ReadShape(const ConfigReader& config, const Family& family, ModelShape& shape) {
   const ConfigDefaults& defaults = family.defaults;
   const ConfigKeys& keys = family.keys;
@@ -62,7 +76,12 @@ void ReadShape(const ConfigReader& config, const Family& family, ModelShape& sha
     config.Fail("num_key_value_heads",
                 fmt::format("{} does not divide {} attention heads", shape.kv_heads, shape.heads));
   }
+  if (!config.Has("head_dim") && defaults.head_dim == 0 && shape.hidden % shape.heads != 0) {
+    config.Fail(keys.heads, fmt::format("{} does not divide {} {}, and there is no head_dim",
+                                        shape.heads, keys.hidden, shape.hidden));
+  }
   if (shape.head_dim % 2 != 0) config.Fail("head_dim", "must be even");
+  CheckSize(config, keys, shape);
 }
 
 ActivationKind ReadActivation(const ConfigReader& config, const Family& family) {
@@ -100,8 +119,17 @@ ModelConfig ReadModel(const ConfigReader& config, const Family& family) {
   return model;
 }
 
+// transformers 5 writes "dtype", earlier versions "torch_dtype". Only shown: nothing depends on it.
+std::string ReadDtype(const Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto found = config.find(key);
+    if (found != config.end() && found->is_string()) return found->get<std::string>();
+  }
+  return {};
+}
+
 void FailUnknownFamily(const ConfigReader& config, const std::string& type) {
-  const std::string reason = ReasonAgainst(type);
+  const std::string reason = ReasonAgainst(type, config);
   config.Fail("model_type", fmt::format("\"{}\" is not supported{}; {} are", type,
                                         reason.empty() ? "" : " (" + reason + ")", FamilyNames()));
 }
@@ -146,6 +174,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
       FindWrapper(type) != nullptr ? config.Object("text_config") : std::nullopt;
   const bool in_text = text && !config.Has("quantization_config");
   model.stored = ReadStoredWeights(in_text ? *text : config);
+  model.dtype = ReadDtype(json);
+  if (model.dtype.empty() && text) model.dtype = ReadDtype(json["text_config"]);
   if (!error.ok()) return error;
   return model;
 }

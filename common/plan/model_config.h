@@ -123,6 +123,7 @@ struct ModelConfig : ModelShape {
   int64_t max_positions = 0;
   // The token whose embedding is not trained, like nn.Embedding's padding_idx; -1: none.
   int64_t pad_token = -1;
+  std::string dtype;  // that config.json says the weights have: "bfloat16"; empty: not said
 };
 
 // InvalidArgument names the key that is missing, wrong or not supported, and what would be.

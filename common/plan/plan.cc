@@ -187,19 +187,34 @@ ExecutionPlan Smallest(const Problem& p) {
   return run;
 }
 
-int64_t LeastBytes(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
-  const auto problem = MakeProblem(input.shape, job, row_tokens);
-  return problem.ok() ? PredictMemory(*problem, Smallest(*problem)).reserved() : 0;
+absl::StatusOr<int64_t> LeastBytesOf(const ModelShape& shape, const spec::JobSpec& job,
+                                     int64_t row_tokens) {
+  SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(shape, job, row_tokens));
+  return PredictMemory(problem, Smallest(problem)).reserved();
+}
+
+// 0 for a job that cannot be planned.
+int64_t LeastBytesOr0(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
+  return LeastBytesOf(input.shape, job, row_tokens).value_or(0);
+}
+
+// What a rank's GPU holds beside its allocator's memory.
+int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
+  int64_t bytes = kLibraryBytes;
+  if (!opened) bytes += kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
+  // Communicators of a row and of a column, made after the first.
+  if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes += 2 * kNcclBytes;
+  return bytes;
 }
 
 // Changes of the job that fit, each by itself, for the error message.
 std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   std::vector<std::string> remedies;
   int64_t tokens = p.row_tokens / 2;
-  while (tokens >= 8 && LeastBytes(input, p.job, tokens) > input.memory_bytes) tokens /= 2;
+  while (tokens >= 8 && LeastBytesOr0(input, p.job, tokens) > input.memory_bytes) tokens /= 2;
   if (tokens >= 8) remedies.push_back(fmt::format("sequence_length = {}", tokens));
   const auto try_job = [&](spec::JobSpec job, std::string words) {
-    if (LeastBytes(input, job, p.row_tokens) <= input.memory_bytes) {
+    if (LeastBytesOr0(input, job, p.row_tokens) <= input.memory_bytes) {
       remedies.push_back(std::move(words));
     }
   };
@@ -220,7 +235,7 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     job.compute.gpu_count *= more;
     const bool full = p.job.parallelism.sharding == spec::Sharding::kFullShard;
     if (job.compute.gpu_count == 1 || (more == 1 && full)) continue;
-    if (LeastBytes(input, job, p.row_tokens) > input.memory_bytes) continue;
+    if (LeastBytesOr0(input, job, p.row_tokens) > input.memory_bytes) continue;
     remedies.push_back(more == 1
                            ? "fsdp = true"
                            : fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
@@ -274,13 +289,18 @@ absl::Status Refusal(const PlanInput& input, const Problem& p) {
 }  // namespace
 
 int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened) {
-  int64_t bytes = free_bytes - kLibraryBytes;
-  if (!opened) bytes -= kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
-  // Communicators of a row and of a column, made after the first.
-  if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes -= 2 * kNcclBytes;
+  int64_t bytes = free_bytes - BesideAllocator(job, opened);
   const auto budget = static_cast<int64_t>(job.compute.memory_budget_gb * kGiga);
   if (budget > 0) bytes = std::min(bytes, budget);
   return std::max<int64_t>(bytes, 0);
+}
+
+int64_t GpuBytes(const spec::JobSpec& job, int64_t allocator_bytes) {
+  return allocator_bytes + BesideAllocator(job, /*opened=*/false);
+}
+
+absl::StatusOr<int64_t> LeastBytes(const ModelShape& shape, const spec::JobSpec& job) {
+  return LeastBytesOf(shape, job, job.hyperparameters.sequence_length);
 }
 
 absl::StatusOr<Plan> MakePlan(const PlanInput& input) {

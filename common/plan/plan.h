@@ -34,6 +34,14 @@ struct PlanInput {
 // NCCL; at most the job's compute.memory_budget_gb.
 int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened);
 
+// The other way round: the memory of a GPU on which a rank's allocator may take so much. The job
+// has no compute.memory_budget_gb.
+int64_t GpuBytes(const spec::JobSpec& job, int64_t allocator_bytes);
+
+// The least that a rank's allocator needs for the job, with one row a micro-batch and everything
+// recomputed. InvalidArgument as MakePlan.
+absl::StatusOr<int64_t> LeastBytes(const ModelShape& shape, const spec::JobSpec& job);
+
 // How a job runs, with the predicted memory and time.
 struct Plan {
   ExecutionPlan execution;

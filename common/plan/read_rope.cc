@@ -30,6 +30,12 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     rope.factor = scaling.Required<double>("factor");
     return;
   }
+  if (type != "llama3" && type != "yarn") {
+    scaling.Fail("rope_type", fmt::format("\"{}\" is not supported; default, linear, llama3, "
+                                          "proportional and yarn are",
+                                          type));
+    return;
+  }
   const int64_t max_positions = config.Size("max_position_embeddings");
   rope.original_max_positions = scaling.Size("original_max_position_embeddings", max_positions);
   if (type == "llama3") {
@@ -37,7 +43,7 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     rope.factor = scaling.Required<double>("factor");
     rope.low_freq_factor = scaling.Required<double>("low_freq_factor");
     rope.high_freq_factor = scaling.Required<double>("high_freq_factor");
-  } else if (type == "yarn") {
+  } else {
     rope.type = RopeType::kYarn;
     rope.factor = scaling.Get("factor", static_cast<double>(max_positions) /
                                             static_cast<double>(rope.original_max_positions));
@@ -49,10 +55,6 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     if (scaling.Has("attention_factor")) {
       rope.attention_factor = scaling.Get("attention_factor", 0.0);
     }
-  } else {
-    scaling.Fail("rope_type", fmt::format("\"{}\" is not supported; default, linear, llama3, "
-                                          "yarn and proportional are",
-                                          type));
   }
 }
 

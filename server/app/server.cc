@@ -66,7 +66,7 @@ struct Server::Parts {
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         job_service(intake, jobs, checkpoints, ingest),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
-        cluster_service(*store, registry, settings.dev, &disk),
+        cluster_service(*store, registry, settings.dev, planner.fleet(), &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),

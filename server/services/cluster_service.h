@@ -2,6 +2,7 @@
 
 #include "server/core/disk_watch.h"
 #include "server/door/methods.h"
+#include "server/fleet/model_facts.h"
 #include "server/fleet/worker_registry.h"
 #include "server/store/store.h"
 #include "sft/v1/cluster_service.pb.h"
@@ -12,8 +13,9 @@ namespace sft::server {
 class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
-  ClusterService(Store& store, WorkerRegistry& registry, bool dev, DiskWatch* disk = nullptr)
-      : store_(store), registry_(registry), dev_(dev), disk_(disk) {}
+  ClusterService(Store& store, WorkerRegistry& registry, bool dev, FleetCatalog& fleet,
+                 DiskWatch* disk = nullptr)
+      : store_(store), registry_(registry), dev_(dev), disk_(disk), models_(fleet) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -32,6 +34,7 @@ class ClusterService final {
   WorkerRegistry& registry_;
   const bool dev_;
   DiskWatch* const disk_;
+  ModelFacts models_;
 };
 
 }  // namespace sft::server

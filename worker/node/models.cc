@@ -35,9 +35,11 @@ constexpr char kIndex[] = "model.safetensors.index.json";
 // Prefix of a model's folder in a hub cache, "models--org--name".
 constexpr std::string_view kHubPrefix = "models--";
 
-// The weight files of a folder, from the index if there is one.
+// The weight files of a folder, as ranks and transformers choose: one file, else those of the
+// index.
 absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
                                                      std::string& index_text) {
+  if (io::Exists(dir + "/" + kSingle)) return std::vector<std::string>{kSingle};
   if (io::Exists(dir + "/" + kIndex)) {
     SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
     const auto index = ParseJson(index_text);
@@ -57,7 +59,6 @@ absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
     }
     return std::vector<std::string>(names.begin(), names.end());
   }
-  if (io::Exists(dir + "/" + kSingle)) return std::vector<std::string>{kSingle};
   return NotFound("there are no safetensors weights (other formats are never read)");
 }
 

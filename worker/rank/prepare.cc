@@ -5,13 +5,14 @@
 #include <new>
 
 #include "common/base/bytes.h"
-#include "worker/engine/checkpoint/safetensors.h"
+#include "common/plan/parameters.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/data/runaway.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
+#include "worker/engine/train/base_weights.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
 
@@ -21,14 +22,21 @@ namespace {
 // Progress events at most this often.
 constexpr Nanos kProgressInterval = std::chrono::seconds(1);
 
-// Everything of the model that can be wrong without computing anything. Returns how many tokens it
-// has embeddings for.
+// Everything of the model that can be wrong without computing anything: its config.json, what the
+// job asks of it, and of the weights' headers each tensor's name, shape and form. Returns how many
+// tokens it has embeddings for.
 int64_t CheckModel(const Launch& launch) {
   const auto config = engine::ReadConfig(launch.file.model_dir);
   engine::ModelLayout layout = engine::MakeLayout(config);
   engine::PrepareLayout(layout, launch.spec);
-  const auto files = engine::ModelFiles::Open(launch.file.model_dir);
-  fmt::print("model {}: {} of weights\n", launch.file.model_dir, BytesText(files.TotalBytes()));
+  if (const auto problem = plan::CheckJob(config, launch.spec)) {
+    throw engine::UserError(problem->key + ": " + problem->message, "bad_model",
+                            "change the job, or give another model");
+  }
+  const engine::BaseWeights base(launch.file.model_dir, layout, at::kCPU);
+  if (config.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout);
+  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
+             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
   return config.vocab;
 }
 

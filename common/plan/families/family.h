@@ -97,8 +97,8 @@ const Wrapper* FindWrapper(std::string_view name);
 // "llama, mistral, ...", the model_types that are read, wrappers included.
 std::string FamilyNames();
 // Why a model_type that is not read is not: the nearest family and what differs from it, or the
-// family whose name is nearly that; empty if nothing is known.
-std::string ReasonAgainst(std::string_view name);
+// family whose name is nearly that, or what the keys of `config` tell; empty if nothing is known.
+std::string ReasonAgainst(std::string_view name, const ConfigReader& config);
 
 // For descriptions.
 

@@ -30,24 +30,71 @@ struct Unread {
 constexpr std::string_view kExperts = "its feed-forward layers are mixtures of experts";
 constexpr std::string_view kLinearAttention = "most of its layers are linear attention";
 
+constexpr std::string_view kOneNorm = "attention and feed-forward layer read one norm";
+constexpr std::string_view kEncoder = "it is an encoder, whose tokens see those after them";
+
 constexpr std::array kUnread = {
+    Unread{"bert", "llama", kEncoder},
+    Unread{"bloom", "gpt2", "scores fall with distance (ALiBi) in place of positions"},
+    Unread{"cohere", "llama", "LayerNorm, attention and feed-forward layer read one norm"},
+    Unread{"deepseek_v2", "llama", "latent attention, and mixtures of experts"},
     Unread{"deepseek_v3", "llama", "latent attention, and mixtures of experts"},
-    Unread{"falcon", "llama", "attention and feed-forward layer read one norm"},
+    Unread{"falcon", "llama", kOneNorm},
     Unread{"gemma", "gemma3_text", "no norms of queries and keys, none behind the sub-layers"},
     Unread{"gemma2", "gemma3_text", "attention scores and logits are capped by tanh"},
+    Unread{"glm4", "llama", "rope turns neighbours, and norms stand behind the sub-layers too"},
     Unread{"glm4_moe", "llama", kExperts},
     Unread{"gpt_neox", "llama", "LayerNorm, attention and feed-forward layer read one input"},
     Unread{"gpt_oss", "llama", kExperts},
     Unread{"granitemoehybrid", "granite", kLinearAttention},
     Unread{"llama4", "llama", kExperts},
     Unread{"mixtral", "mistral", kExperts},
+    Unread{"mpt", "gpt2", "scores fall with distance (ALiBi) in place of positions"},
     Unread{"olmo", "olmo2", "LayerNorm without weights before the sub-layers"},
-    Unread{"phi", "llama", "attention and feed-forward layer read one norm"},
+    Unread{"olmoe", "olmo2", kExperts},
+    Unread{"opt", "gpt2", "ReLU, and positions that begin at 2"},
+    Unread{"phi", "llama", kOneNorm},
+    Unread{"phimoe", "phi3", kExperts},
     Unread{"qwen2_moe", "qwen2", kExperts},
     Unread{"qwen3_5", "qwen3", kLinearAttention},
     Unread{"qwen3_moe", "qwen3", kExperts},
     Unread{"qwen3_next", "qwen3", kLinearAttention},
+    Unread{"stablelm", "llama", "LayerNorm, and a part of each head is rotated"},
+    Unread{"starcoder2", "llama", "LayerNorm, and a feed-forward layer without gate"},
 };
+
+// Keys of a config.json that tell what a model of an unknown type has.
+struct Sign {
+  const char* key;
+  std::string_view difference;
+};
+
+constexpr std::array kSigns = {
+    Sign{"kv_lora_rank", "latent attention"},
+    Sign{"num_local_experts", kExperts},
+    Sign{"num_experts", kExperts},
+    Sign{"n_routed_experts", kExperts},
+    Sign{"linear_num_value_heads", kLinearAttention},
+    Sign{"state_size", "its layers are state-space models"},
+    Sign{"mamba_d_state", "some of its layers are state-space models"},
+    Sign{"attn_logit_softcapping", "attention scores are capped by tanh"},
+    Sign{"alibi", "scores fall with distance (ALiBi) in place of positions"},
+    Sign{"use_parallel_residual", kOneNorm},
+    Sign{"vision_config", "it is multimodal"},
+    Sign{"layer_norm_eps", "LayerNorm"},
+};
+
+// Of a type whose name tells nothing.
+std::string ReasonByKeys(const ConfigReader& config) {
+  const bool like_gpt2 = config.Has("n_embd");
+  if (!like_gpt2 && !config.Has("hidden_size") && !config.Has("text_config")) return {};
+  const std::string nearest =
+      fmt::format("the nearest by its keys is {}", like_gpt2 ? "gpt2" : "llama");
+  for (const Sign& sign : kSigns) {
+    if (config.Has(sign.key)) return fmt::format("{}: {}", nearest, sign.difference);
+  }
+  return nearest + ", but what its layers compute is not known";
+}
 
 }  // namespace
 
@@ -75,7 +122,7 @@ std::string FamilyNames() {
   return names;
 }
 
-std::string ReasonAgainst(std::string_view name) {
+std::string ReasonAgainst(std::string_view name, const ConfigReader& config) {
   for (const Unread& unread : kUnread) {
     if (unread.name == name) {
       return fmt::format("the nearest is {}: {}", unread.nearest, unread.difference);
@@ -91,7 +138,7 @@ std::string ReasonAgainst(std::string_view name) {
   };
   for (const Family* family : kFamilies) compare(family->name);
   for (const Wrapper& wrapper : kWrappers) compare(wrapper.name);
-  if (distance > SuggestionLimit(name)) return {};
+  if (distance > SuggestionLimit(name)) return ReasonByKeys(config);
   return fmt::format("the nearest name is {}", nearest);
 }
 

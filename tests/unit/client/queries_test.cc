@@ -265,7 +265,80 @@ TEST(ClusterTest, NodesVariantsAndModelsAreListed) {
   EXPECT_THAT(nodes.out, HasSubstr("job-a"));
   EXPECT_EQ(ParseJson(Sftctl(server, {"nodes", "--json"}).out)[0]["simulated"], true);
   EXPECT_THAT(Sftctl(server, {"variants"}).out, HasSubstr("H100-4x"));
+  // As an older server answers: without family, parameters and needs.
   EXPECT_THAT(Sftctl(server, {"models"}).out, HasSubstr("tokenizer.json is missing"));
+}
+
+v1::ModelNeed NeedOn(const std::string& type, const std::string& method, bool smallest, int gpus,
+                     int64_t gigabytes) {
+  v1::ModelNeed need;
+  need.set_gpu_type(type);
+  need.set_gpu_memory_bytes(80'000'000'000);
+  need.set_method(method);
+  need.set_smallest(smallest);
+  need.set_sequence_length(smallest ? 512 : 2048);
+  need.set_gpus(gpus);
+  need.set_memory_bytes(gigabytes * 1'000'000'000);
+  return need;
+}
+
+TEST(ClusterTest, AModelIsToldWithWhatItNeeds) {
+  FakeServer server;
+  v1::NodeModel model;
+  model.set_node("nodes/n1");
+  model.mutable_model()->set_id("Qwen/Qwen3-8B");
+  model.mutable_model()->set_path("/models/Qwen/Qwen3-8B");
+  model.set_family("qwen3");
+  model.set_parameters(8'190'735'360);
+  model.set_stored("bf16");
+  *model.add_needs() = NeedOn("H100", "QLoRA", true, 1, 9);
+  *model.add_needs() = NeedOn("H100", "LoRA", false, 1, 50);
+  *model.add_needs() = NeedOn("H100", "full", false, 4, 70);
+  model.mutable_needs(2)->set_tokens_per_second(12'300);
+  *model.add_needs() = NeedOn("L4", "full", false, 0, 30);
+  model.mutable_needs(3)->set_tokens_per_second(900);
+  model.mutable_needs(3)->set_speed_from_peaks(true);
+  v1::NodeModel other = model;
+  other.mutable_model()->set_id("other");
+  other.mutable_model()->set_path("/models/other");
+  server.models = {model, other};
+
+  const std::string list = Sftctl(server, {"models"}).out;
+  EXPECT_THAT(list, HasSubstr("qwen3   8.19B       bf16"));
+  EXPECT_THAT(list, HasSubstr("QLoRA 9.00 GB on 1 x H100 "));
+  EXPECT_THAT(list, HasSubstr("LoRA 50.0 GB on 1 x H100; full 70.0 GB on 4 x H100 "));
+  EXPECT_THAT(list, ::testing::Not(HasSubstr("L4"))) << "one type in the list";
+
+  const std::string one = Sftctl(server, {"models", "Qwen/Qwen3-8B"}).out;
+  EXPECT_THAT(one, HasSubstr("smallest  QLoRA   512 tokens   1 x H100"));
+  EXPECT_THAT(one, HasSubstr("12.3k"));
+  EXPECT_THAT(one, HasSubstr("more than 64 x L4"));
+  EXPECT_THAT(one, HasSubstr("900 (from peaks)"));
+  EXPECT_THAT(one, ::testing::Not(HasSubstr("/models/other")));
+  EXPECT_THAT(Sftctl(server, {"models", "/models/other"}).out, HasSubstr("other"));
+  EXPECT_EQ(Sftctl(server, {"models", "nope"}).code, kNotFound);
+
+  const auto json = ParseJson(Sftctl(server, {"models", "--json"}).out);
+  ASSERT_EQ(json.size(), 2U);
+  EXPECT_EQ(json[0]["family"], "qwen3");
+  EXPECT_EQ(json[0]["parameters"], 8'190'735'360);
+  EXPECT_EQ(json[0]["stored"], "bf16");
+  ASSERT_EQ(json[0]["needs"].size(), 4U);
+  EXPECT_EQ(json[0]["needs"][2]["method"], "full");
+  EXPECT_EQ(json[0]["needs"][2]["for"], "fastest");
+  EXPECT_EQ(json[0]["needs"][2]["gpus"], 4);
+  EXPECT_EQ(json[0]["needs"][0]["for"], "smallest");
+}
+
+TEST(ClusterTest, AFleetWithoutGpusIsSaidToBeOne) {
+  FakeServer server;
+  v1::NodeModel model;
+  model.mutable_model()->set_id("tiny");
+  *model.add_needs() = NeedOn("H100", "QLoRA", true, 1, 9);
+  model.mutable_needs(0)->set_assumed(true);
+  server.models = {model};
+  EXPECT_THAT(Sftctl(server, {"models"}).err, HasSubstr("told for an H100"));
+  EXPECT_THAT(Sftctl(server, {"models", "tiny"}).out, HasSubstr("1 x H100 (an example)"));
 }
 
 TEST(ExplainTest, NeedsNoServerAndSuggests) {

@@ -8,6 +8,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/is_there.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 
@@ -35,15 +36,26 @@ constexpr const char* kIndex = "model.safetensors.index.json";
                   "no_weights", "Give the directory of a Hugging Face model with its weights.");
 }
 
+bool Exists(const fs::path& path) {
+  const absl::StatusOr<bool> there = io::IsThere(path.string());
+  if (there.ok()) return *there;
+  throw UserError(std::string(Message(there.status())), "file_not_readable",
+                  "Check where links lead, and the modes of the folders.");
+}
+
 // Tensor name -> shard file name.
 std::map<std::string, std::string> ReadIndex(const fs::path& path) {
   const auto text = io::ReadFile(path.string(), int64_t{1} << 28);
   if (!text.ok()) {
     throw UserError(std::string(Message(text.status())), "file_not_readable");
   }
-  const json index = ParseJson(*text);
+  JsonProblem problem;
+  const json index = ParseJson(*text, {.keys_once = true}, &problem);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   const char* advice = "Fetch the file again.";
+  if (index.is_discarded() && problem.kind == JsonProblem::kTwice) {
+    throw UserError(fmt::format("{}: {}", path.string(), problem.text), "doubled_tensor", advice);
+  }
   if (index.is_discarded() || !index.is_object() || map == index.end() || !map->is_object()) {
     throw UserError(fmt::format("{} is not JSON with an object \"weight_map\"", path.string()),
                     "broken_index", advice);
@@ -83,24 +95,24 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 }  // namespace
 
 ModelFiles ModelFiles::Open(const fs::path& dir) {
-  if (!fs::is_directory(dir)) {
+  if (!Exists(dir) || !fs::is_directory(dir)) {
     throw UserError(fmt::format("the model directory {} does not exist on this node", dir.string()),
                     "no_model", "Check job.model and the folders that the worker was given.");
   }
   ModelFiles result;
   result.dir_ = dir;
-  if (fs::exists(dir / kSingle)) {
+  if (Exists(dir / kSingle)) {
     result.files_.push_back(SafetensorsFile::Open(dir / kSingle));
     for (const auto& [name, info] : result.files_[0]->tensors()) result.place_.emplace(name, 0);
     return result;
   }
-  if (!fs::exists(dir / kIndex)) NoWeights(dir);
+  if (!Exists(dir / kIndex)) NoWeights(dir);
   const auto index = ReadIndex(dir / kIndex);
   std::set<std::string> shards;
   for (const auto& [name, shard] : index) shards.insert(shard);
   std::map<std::string, size_t> numbers;
   for (const std::string& shard : shards) {
-    if (!fs::exists(dir / shard)) {
+    if (!Exists(dir / shard)) {
       throw UserError(fmt::format("{} is missing: {} lists {} shards", (dir / shard).string(),
                                   kIndex, shards.size()),
                       "missing_shard", "Fetch the model again, or the missing file alone.");
@@ -108,6 +120,7 @@ ModelFiles ModelFiles::Open(const fs::path& dir) {
     numbers.emplace(shard, result.files_.size());
     result.files_.push_back(SafetensorsFile::Open(dir / shard));
   }
+  result.CheckOnce();
   for (const auto& [name, shard] : index) {
     const size_t number = numbers.at(shard);
     if (!result.files_[number]->Contains(name)) {
@@ -119,6 +132,21 @@ ModelFiles ModelFiles::Open(const fs::path& dir) {
     result.place_.emplace(name, number);
   }
   return result;
+}
+
+void ModelFiles::CheckOnce() const {
+  std::map<std::string_view, const SafetensorsFile*> holders;
+  for (const auto& file : files_) {
+    for (const auto& [name, info] : file->tensors()) {
+      const auto [holder, first] = holders.emplace(name, file.get());
+      if (first) continue;
+      throw UserError(
+          fmt::format("{} and {} both hold the tensor \"{}\"", holder->second->path().string(),
+                      file->path().filename().string(), name),
+          "doubled_tensor",
+          "The shards are not of one checkpoint: fetch the model into an empty folder.");
+    }
+  }
 }
 
 std::vector<std::string> ModelFiles::Names() const {

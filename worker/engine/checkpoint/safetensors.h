@@ -101,7 +101,7 @@ class ModelFiles {
  public:
   // Opens every shard and checks that the index and the shards agree. Throws UserError: directory
   // or weights missing, only pickled weights (never read), a shard missing or broken, a tensor that
-  // the index places in a shard that does not hold it.
+  // the index places in a shard that does not hold it, or that two shards hold.
   static ModelFiles Open(const std::filesystem::path& dir);
 
   const std::filesystem::path& dir() const { return dir_; }
@@ -120,6 +120,9 @@ class ModelFiles {
   const SafetensorsFile& File(std::string_view name) const;
 
  private:
+  // Throws UserError for a tensor that two files hold.
+  void CheckOnce() const;
+
   std::filesystem::path dir_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::map<std::string, size_t, std::less<>> place_;

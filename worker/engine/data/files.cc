@@ -9,6 +9,7 @@
 
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
+#include "common/io/is_there.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
@@ -31,6 +32,12 @@ void ThrowIfNodeError(const absl::Status& status) {
     throw InfrastructureError(message, "disk_full", "free space on the node, or move the folder");
   }
   throw InfrastructureError(message);
+}
+
+bool FileExists(const std::filesystem::path& path) {
+  const absl::StatusOr<bool> there = io::IsThere(path.string());
+  ThrowIfError(there.status());
+  return *there;
 }
 
 std::string ReadTextFile(const std::filesystem::path& path) {

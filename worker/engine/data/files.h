@@ -17,6 +17,10 @@ void ThrowIfError(const absl::Status& status);
 // The same for files of our own, such as the cache: whatever fails is the node's.
 void ThrowIfNodeError(const absl::Status& status);
 
+// False for a file that is not there. Throws UserError where that cannot be told: a link that leads
+// to itself.
+bool FileExists(const std::filesystem::path& path);
+
 // The whole file. Throws UserError when it is missing or unreadable.
 std::string ReadTextFile(const std::filesystem::path& path);
 

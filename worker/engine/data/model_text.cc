@@ -50,7 +50,7 @@ std::string TokenText(const Json& value) {
 }  // namespace
 
 Json ReadOptionalJson(const fs::path& path) {
-  if (!fs::exists(path)) return nullptr;
+  if (!FileExists(path)) return nullptr;
   Json json = ParseOrderedJson(ReadTextFile(path));
   if (json.is_object()) return json;
   throw UserError(

@@ -104,7 +104,7 @@ TemplateText FromNamedList(const Json& list, const std::string& origin, std::str
 
 TokenizerText ReadTokenizer(const TextFiles& files) {
   const io::TokenizerSource* const source =
-      io::FindTokenizer([&files](std::string_view name) { return fs::exists(files.dir / name); });
+      io::FindTokenizer([&files](std::string_view name) { return FileExists(files.dir / name); });
   if (source == nullptr) {
     throw UserError(
         fmt::format("{} has no tokenizer: {}; {}", files.dir.string(), io::kNoTokenizer, kSaveIt));
@@ -119,7 +119,7 @@ TemplateText FindTemplate(const TextFiles& files, std::string_view wanted) {
   const bool is_text = wanted.find('{') != std::string_view::npos;
   if (is_text) return {std::string(wanted), "data.chat_template"};
   const fs::path jinja = files.dir / "chat_template.jinja";
-  if (wanted.empty() && fs::exists(jinja)) return {ReadTextFile(jinja), jinja.string()};
+  if (wanted.empty() && FileExists(jinja)) return {ReadTextFile(jinja), jinja.string()};
   const fs::path json_path = files.dir / "chat_template.json";
   for (const auto& [path, file] :
        {std::pair{json_path, ReadOptionalJson(json_path)},

@@ -25,6 +25,7 @@ class BaseWeights {
   // layout (the result would be another model).
   BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout, at::Device device);
 
+  const ModelFiles& files() const { return files_; }
   // Has `layout` quantise the weights that the files hold in 4 bits and no others. Throws UserError
   // if none is.
   void QuantizeAsStored(ModelLayout& layout) const;

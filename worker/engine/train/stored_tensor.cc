@@ -237,10 +237,10 @@ StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const s
   tensor.transposed = param.transposed;
   if (tensor.transposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
   if (info.shape != tensor.shape) {
-    BadTensor(files,
-              fmt::format("{} has shape {}, config.json asks for {}", name, ShapeText(info.shape),
-                          ShapeText(tensor.shape)),
-              "config.json and weights must be of one model");
+    throw UserError(fmt::format("{}: {} has shape {}, config.json asks for {}",
+                                files.File(name).path().string(), name, ShapeText(info.shape),
+                                ShapeText(tensor.shape)),
+                    "bad_model", "config.json and weights must be of one model");
   }
   if (stored.form == StoredForm::kFp8 && info.dtype == at::kFloat8_e4m3fn) {
     FindFp8(files, stored, tensor);

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "common/io/file.h"
+#include "common/io/is_there.h"
 
 namespace sft::io {
 namespace {
@@ -70,6 +71,20 @@ TEST(SafeRelativeTest, AcceptsOnlyPathsThatStayInside) {
   }
   EXPECT_FALSE(IsSafeRelative(std::string_view("a\0b", 3)));
   EXPECT_FALSE(IsSafeRelative(std::string(513, 'a')));
+}
+
+TEST(IsThereTest, ALinkThatLeadsToItselfIsAnErrorThatNamesIt) {
+  const std::string dir = MakeTempDir("is-there-").value();
+  EXPECT_EQ(IsThere(dir).value(), true);
+  EXPECT_EQ(IsThere(dir + "/none").value(), false);
+  EXPECT_EQ(IsThere(dir + "/none/deeper").value(), false);
+  std::filesystem::create_symlink("nowhere", dir + "/dangling");
+  EXPECT_EQ(IsThere(dir + "/dangling").value(), false);
+  std::filesystem::create_symlink("loop", dir + "/loop");
+  const absl::Status loop = IsThere(dir + "/loop").status();
+  EXPECT_EQ(std::string(Message(loop)),
+            "cannot read " + dir + "/loop: Too many levels of symbolic links");
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

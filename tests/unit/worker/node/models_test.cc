@@ -117,6 +117,9 @@ TEST_F(ModelsTest, WeightsInASubfolderMayNotLeadOutEither) {
   ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (tiny + "/sub/w.safetensors").c_str()),
             0);
   Write(tiny + "/model.safetensors.index.json", R"({"weight_map":{"w":"sub/w.safetensors"}})");
+  EXPECT_TRUE(ResolveModel("tiny", setup_).ok())
+      << "beside model.safetensors the index is not read";
+  ASSERT_TRUE(io::RemoveAll(tiny + "/model.safetensors").ok());
   const absl::Status status = ResolveModel("tiny", setup_).status();
   EXPECT_NE(Message(status).find("below an allowed folder"), std::string::npos) << status;
 }
@@ -223,6 +226,9 @@ TEST_P(BrokenModel, IsRefusedWithWhatIsWrong) {
   } else {
     Write(path, GetParam().text);
   }
+  if (path.ends_with("index.json")) {
+    ASSERT_TRUE(io::RemoveAll(dir_ + "/models/tiny/model.safetensors").ok());
+  }
   const absl::Status status = ResolveModel("tiny", setup_).status();
   EXPECT_FALSE(status.ok());
   EXPECT_NE(Message(status).find(GetParam().problem), std::string::npos) << status;
@@ -237,6 +243,8 @@ INSTANTIATE_TEST_SUITE_P(
                "model.safetensors is truncated: 3 bytes"},
         Damage{"WeightsAreJson", "model.safetensors", "{\"not\": \"one\"}",
                "is not a safetensors file"},
+        Damage{"WeightsAreEmpty", "model.safetensors", "", "model.safetensors is truncated: 0"},
+        Damage{"ConfigIsEmpty", "config.json", "", "config.json is not a JSON object"},
         Damage{"ConfigIsAList", "config.json", "[1]", "config.json is not a JSON object"},
         Damage{"PartIsMissing", "model.safetensors.index.json",
                R"({"weight_map":{"w":"part-2.safetensors"}})", "part-2.safetensors is missing"},
@@ -253,6 +261,21 @@ TEST_F(ModelsTest, AFileCutShortIsNamedWithBothSizes) {
                                  " bytes of " + std::to_string(whole.size())),
             std::string::npos)
       << status;
+}
+
+TEST_F(ModelsTest, ALinkThatLeadsToItselfIsNamed) {
+  const std::string tiny = dir_ + "/models/tiny";
+  for (const std::string file : {"model.safetensors", "tokenizer.json"}) {
+    ASSERT_EQ(rename((tiny + "/" + file).c_str(), (dir_ + "/kept").c_str()), 0);
+    ASSERT_EQ(symlink(file.c_str(), (tiny + "/" + file).c_str()), 0);
+    const absl::Status status = ResolveModel("tiny", setup_).status();
+    EXPECT_NE(Message(status).find("/models/tiny/" + file), std::string::npos) << status;
+    ASSERT_EQ(unlink((tiny + "/" + file).c_str()), 0);
+    ASSERT_EQ(rename((dir_ + "/kept").c_str(), (tiny + "/" + file).c_str()), 0);
+  }
+  ASSERT_EQ(symlink("loop", (dir_ + "/models/loop").c_str()), 0);
+  EXPECT_EQ(ListModels(setup_).size(), 1U);
+  EXPECT_FALSE(ResolveModel(dir_ + "/models/loop", setup_).ok());
 }
 
 TEST_F(ModelsTest, ATokenizerMayBeInOtherFiles) {

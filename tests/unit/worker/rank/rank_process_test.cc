@@ -1,12 +1,11 @@
 // Tests of the program itself: exit codes, messages and the fatal event of inputs refused before
 // training.
 
+#include "tests/unit/worker/rank/rank_process.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,58 +13,11 @@
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
-#include "common/spec/job_json.h"
-#include "worker/channel/launch.h"
 
 namespace sft::rank {
 namespace {
 
 using ::testing::HasSubstr;
-
-class RankProcessTest : public ::testing::Test {
- protected:
-  RankProcessTest() : dir_(io::MakeTempDir("sft-rank-process-").value()) {
-    launch_ = {.attempt_uid = "a-1",
-               .job_json = DumpJson(spec::ToJson(spec::JobSpec())),
-               .device = "cpu",
-               .model_dir = dir_ + "/model",
-               .train_file = dir_ + "/train.jsonl",
-               .cache_dir = dir_ + "/cache",
-               .attempt_dir = dir_,
-               .output_dir = dir_ + "/output"};
-  }
-  ~RankProcessTest() override { std::filesystem::remove_all(dir_); }
-
-  // Runs the program; its output, both streams together, is in output_.
-  int Run(const std::string& arguments) {
-    output_.clear();
-    const std::string command =
-        std::string(SFT_BINARY_DIR) + "/bin/sft-rank " + arguments + " 2>&1";
-    FILE* pipe = popen(command.c_str(), "r");
-    std::array<char, 4096> buffer;
-    while (const size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
-      output_.append(buffer.data(), got);
-    }
-    const int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-
-  int RunLaunch(const std::string& command) {
-    EXPECT_TRUE(io::WriteFileAtomic(dir_ + "/launch.json", channel::ToJson(launch_)).ok());
-    return Run(command + " --launch " + dir_ + "/launch.json");
-  }
-
-  // The last line of an event file.
-  nlohmann::json LastEvent(const std::string& process) const {
-    std::string text = io::ReadFile(dir_ + "/" + process + ".events").value();
-    text.pop_back();
-    return ParseJson(text.substr(text.rfind('\n') + 1));
-  }
-
-  std::string dir_;
-  channel::RankLaunch launch_;
-  std::string output_;
-};
 
 TEST_F(RankProcessTest, TellsItsVersionAndHelp) {
   EXPECT_EQ(Run("--version"), channel::kExitOk);
@@ -104,46 +56,7 @@ TEST_F(RankProcessTest, AMissingModelIsAFatalEventOfTheUser) {
   EXPECT_EQ(LastEvent("rank-0")["event"], "fatal");
 }
 
-// These tests need a model that prepare accepts, with a template and a tokenizer of their own.
-class HostileModelTest : public RankProcessTest {
- protected:
-  HostileModelTest() {
-    std::filesystem::create_directories(dir_ + "/model");
-    const std::string goldens = std::string(SFT_SOURCE_DIR) + "/tests/parity/data/tokenizer.json";
-    tokenizer_ = ParseJson(io::ReadFile(goldens).value());
-    Write("model/config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 1024,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true})");
-    Write("model/model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
-    Write("train.jsonl", R"({"messages": [{"role": "user", "content": "a"},)"
-                         R"( {"role": "assistant", "content": "b"}]})"
-                         "\n");
-    launch_.train_name = "train.jsonl";
-  }
-
-  void Write(const std::string& name, const std::string& text) {
-    ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/" + name, text).ok());
-  }
-  int Prepare(const std::string& chat_template) {
-    Write("model/tokenizer.json", DumpJson(tokenizer_));
-    Write("model/chat_template.jinja", chat_template);
-    return RunLaunch("prepare");
-  }
-  // Checks how prepare ends: the exit code of a user error, and the fatal event.
-  void ExpectUserError(const std::string& code, const std::string& message) {
-    const nlohmann::json event = LastEvent("prepare");
-    EXPECT_EQ(event.value("event", ""), "fatal") << output_;
-    EXPECT_EQ(event.value("domain", ""), "user");
-    EXPECT_EQ(event.value("code", ""), code);
-    EXPECT_THAT(event.value("message", ""), HasSubstr(message));
-    EXPECT_THAT(output_, HasSubstr(message));
-  }
-
-  nlohmann::json tokenizer_;
-};
-
-constexpr char kHonest[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+class HostileModelTest : public PreparedModelTest {};
 
 TEST_F(HostileModelTest, AnOrdinaryModelIsPrepared) {
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
@@ -167,7 +80,7 @@ TEST_F(HostileModelTest, ATokenThatTheModelHasNoEmbeddingForIsRefused) {
   const int64_t control = 383;  // the id of the tokenizer's first added token
   std::string config = io::ReadFile(dir_ + "/model/config.json").value();
   config.replace(config.find("1024"), 4, std::to_string(control));
-  Write("model/config.json", config);
+  WriteModel(config);
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
   EXPECT_EQ(Prepare(std::string("{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>")),
             channel::kExitUserError);

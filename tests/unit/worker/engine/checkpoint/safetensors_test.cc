@@ -224,12 +224,38 @@ TEST_F(ModelFilesTest, RefusesDirectoriesThatAreNotWhole) {
   WriteShards();
   std::filesystem::remove(dir_ / "model-2.safetensors");
   EXPECT_THAT(Message(), HasSubstr("model-2.safetensors is missing"));
+  WriteShards();
+  std::filesystem::resize_file(dir_ / "model-2.safetensors", 0);
+  EXPECT_THAT(Message(), HasSubstr("model-2.safetensors: the file has 0 bytes"));
   try {
     ModelFiles::Open(dir_ / "nowhere");
     FAIL();
   } catch (const UserError& error) {
     EXPECT_THAT(error.what(), HasSubstr("does not exist on this node"));
   }
+}
+
+TEST_F(ModelFilesTest, ATensorInTwoPlacesIsRefused) {
+  WriteShards();
+  WriteSafetensors(
+      dir_ / "model-2.safetensors",
+      std::vector<NamedTensor>{{"model.b", at::full({3}, 2.0f)}, {"model.a", at::full({2}, 3.0f)}});
+  EXPECT_THAT(Message(), HasSubstr("model-1.safetensors and model-2.safetensors both hold the "
+                                   "tensor \"model.a\""));
+  WriteShards();
+  PutIndex(R"({"model.a":"model-1.safetensors","model.a":"model-2.safetensors"})");
+  EXPECT_THAT(Message(), HasSubstr("index.json: "));
+  EXPECT_THAT(Message(), HasSubstr("model.a"));
+}
+
+TEST_F(ModelFilesTest, ALinkThatLeadsToItselfIsNamed) {
+  std::filesystem::create_symlink("model.safetensors", dir_ / "model.safetensors");
+  EXPECT_THAT(Message(), HasSubstr("model.safetensors: Too many levels of symbolic links"));
+  std::filesystem::remove(dir_ / "model.safetensors");
+  WriteShards();
+  std::filesystem::remove(dir_ / "model-2.safetensors");
+  std::filesystem::create_symlink("model-2.safetensors", dir_ / "model-2.safetensors");
+  EXPECT_THAT(Message(), HasSubstr("model-2.safetensors: Too many levels of symbolic links"));
 }
 
 }  // namespace

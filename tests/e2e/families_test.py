@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""A tiny model of every family, and of every form in which weights are stored, through the real
+service on CPU slots: two ranks each, one of which is killed, delivered, and read by PEFT."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import unittest
+
+import harness
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDENS = ROOT / "tests/parity/goldens"
+PARITY_PYTHON = ROOT / "build/deps/parity/bin/python"
+SLOTS = 8
+STEPS, SAVE_STEPS = 240, 20  # a few seconds, the killed rank's start included
+
+FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rope_yarn_untied",
+            "mistral_sliding_untied", "smollm3_tied", "granite_tied", "gemma3_tied", "gemma3_multimodal_tied",
+            "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied", "mistral3_multimodal_untied",
+            "phi3_longrope_partial_tied")
+STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks")
+
+
+def write_tokenizer(folder):
+    """Each letter a token: fewer than the 128 that the tiny models have embeddings for."""
+    letters = [chr(code) for code in range(33, 127)]
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *letters])}
+    special = [{"id": number, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False} for token, number in vocabulary.items() if number < 4]
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "dropout": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+                  "byte_fallback": False}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+
+
+class FamiliesTest(harness.ServiceCase):
+    def ranks_of(self, case):
+        """Pids of the second rank of the job whose model is `case`; its launch file names the folder."""
+        found = []
+        for pid in harness.processes_with(f"train --launch {self.dir}"):
+            words = harness.command_of(pid).split()
+            if "--rank" not in words or words[words.index("--rank") + 1] != "1":
+                continue
+            launch = pathlib.Path(words[words.index("--launch") + 1])
+            if launch.exists() and json.loads(launch.read_text())["model_dir"].endswith(f"/models/{case}"):
+                found.append(pid)
+        return found
+
+    def place(self, source):
+        """The folder of a golden case as a model's folder."""
+        folder = self.dir / "models" / source.name
+        folder.mkdir()
+        for name in source.glob("*"):
+            if name.name == "config.json" or name.name.startswith("model"):
+                shutil.copyfile(name, folder / name.name)
+        write_tokenizer(folder)
+
+    def start_slots(self):
+        self.start("node-a", harness.BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}", "--data-dir",
+                   self.dir / "node-a", "--node", "node-a", "--models", self.dir / "models", "--cpu-slots", SLOTS,
+                   "--grace", 1)
+        harness.wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
+
+    def submit_case(self, case):
+        settings = {"compute.gpu_type": "CPU", "compute.gpu_count": 2, "compute.variant": "CPU-2x",
+                    "compute.gpus_per_node": 2, "training.use_qlora": str(case.startswith("nf4")).lower(),
+                    "lora.r": 4, "lora.alpha": 8, "hyperparameters.max_steps": STEPS,
+                    "hyperparameters.logging_steps": SAVE_STEPS, "checkpoint.save_strategy": "steps",
+                    "checkpoint.save_steps": SAVE_STEPS, "hyperparameters.per_device_batch": 1,
+                    "hyperparameters.gradient_accumulation_steps": 1, "hyperparameters.sequence_length": 32,
+                    "hyperparameters.learning_rate": "1e-3"}
+        job = self.dir / "family.toml"
+        job.write_text('[job]\ndata = "rows.jsonl"\n')
+        result = self.sftctl("submit", job, "--json", "--name", case, "--model", case,
+                             *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")))
+        self.assertEqual(result.returncode, 0, f"{case}: {result.stdout}{result.stderr}")
+        return json.loads(result.stdout)["job"]
+
+    def kill_each(self, jobs):
+        """A rank of each job, once the server has a checkpoint of it; meanwhile the worker, once. The rank is
+        stopped as soon as the checkpoint is on the disk: the whole training takes but seconds."""
+        left, stopped, worker_killed = dict(jobs), {}, False
+
+        def stop_those_that_have_saved():
+            for case, job in left.items():
+                saved = list((self.dir / "node-a/checkpoints" / job).glob("step-*/manifest.json"))
+                if not saved or case in stopped:
+                    continue
+                pids = self.ranks_of(case)
+                self.assertTrue(pids, f"{case} ended before it was stopped: {self.status(job)['state']}")
+                os.kill(pids[0], signal.SIGSTOP)
+                stopped[case] = pids[0]
+
+        def kill_those_that_have_saved():
+            nonlocal worker_killed
+            stop_those_that_have_saved()
+            for case, pid in list(stopped.items()):
+                if case in left and self.status(left[case])["checkpoint_step"] > 0:
+                    os.kill(pid, signal.SIGKILL)
+                    del left[case]
+                    stop_those_that_have_saved()
+            if not worker_killed and len(left) < len(jobs) / 2:
+                worker_killed = True
+                self.kill("node-a")
+                self.start_slots()
+            return not left
+
+        harness.wait_until("every job to be killed", kill_those_that_have_saved, deadline_s=300)
+
+    def check_delivered(self, case, job):
+        result = self.sftctl("wait", job, "--timeout", f"{harness.DEADLINE_S}s", timeout=harness.DEADLINE_S + 30)
+        self.assertEqual(result.returncode, 0, f"{case}: {result.stderr}{self.sftctl('logs', job).stdout}")
+        status = self.status(job)
+        self.assertEqual(status["attempt"], 2, status)
+        self.assertGreaterEqual(status["attempts"][1]["first_step"], SAVE_STEPS, f"{case}: {self.sftctl('events', job).stdout}")
+        self.assertEqual(status["attempts"][0]["verdict"]["code"], "rank_killed", status)
+        self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapters" / case).returncode, 0)
+        rows = next(GOLDENS.glob(f"*/{case}/rows.safetensors"))
+        computed = subprocess.run(
+            [harness.BUILD / "bin/sft-rank", "logits", "--model", self.dir / "models" / case, "--adapter",
+             self.dir / "adapters" / case, "--tokens", rows, "--out", self.dir / f"{case}.logits", "--device", "cpu"],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(computed.returncode, 0, f"{case}: {computed.stderr}")
+
+    def test_a_model_of_every_family_is_killed_resumed_delivered_and_read_by_peft(self):
+        (self.dir / "adapters").mkdir()
+        (self.dir / "rows.jsonl").write_text("".join(
+            json.dumps({"text": f"row{number}:" + "abcdefgh"[number % 5:] * 2}) + "\n" for number in range(8)))
+        shutil.rmtree(self.dir / "models/tiny")
+        for kind, cases in (("families", FAMILIES), ("stored", STORED)):
+            for case in cases:
+                self.place(GOLDENS / kind / case)
+        self.start_server()
+        self.start_slots()
+        listed = {model["model"]: model for model in json.loads(self.sftctl("models", "--json").stdout)}
+        self.assertEqual({case: listed[case]["problem"] for case in FAMILIES + STORED},
+                         dict.fromkeys(FAMILIES + STORED, ""))
+        jobs = {case: self.submit_case(case) for case in FAMILIES + STORED}
+        self.kill_each(jobs)
+        for case, job in jobs.items():
+            self.check_delivered(case, job)
+        if not PARITY_PYTHON.exists():
+            print("not read by PEFT: there is no build/deps/parity (deploy/bootstrap --parity)")
+            return
+        read = subprocess.run([PARITY_PYTHON, ROOT / "tests/parity/check_deliveries.py", self.dir, *FAMILIES, *STORED],
+                              capture_output=True, text=True, check=False)
+        print(read.stdout)
+        self.assertEqual(read.returncode, 0, read.stdout + read.stderr)
+
+
+if __name__ == "__main__":
+    harness.run_tests()
