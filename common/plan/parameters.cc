@@ -94,8 +94,7 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
     const std::string module = RuntimeModule(shape.prefix, tensor.module());
     const bool whole = TrainsWhole(module, module == TiedTo(shape), job.lora);
-    const bool trained =
-        tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
+    const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
     unit.parameters.push_back({.name = tensor.name,

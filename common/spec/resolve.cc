@@ -217,7 +217,7 @@ constexpr Idle kIdle[] = {
 
 // True for a value that changes nothing, so that ignoring it needs no warning.
 bool AsksForNothing(const Field& field, const std::string& text) {
-  static constexpr std::string_view kNothing[] = {"0", "0s", "false", "off", "none"};
+  static constexpr std::string_view kNothing[] = {"", "0", "0s", "false", "off", "none"};
   return text == field.def &&
          std::find(std::begin(kNothing), std::end(kNothing), text) != std::end(kNothing);
 }

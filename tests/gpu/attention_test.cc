@@ -256,6 +256,10 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{"window_in_slabs", {20000}, 8, 1, 128, 5000},
         AttentionCase{"ragged_in_slabs", {5000, 17000, 4096, 300}, 8, 1, 64, 0},
         AttentionCase{"ragged_window_in_slabs", {17000, 9001}, 16, 2, 128, 700},
+        AttentionCase{"window_of_500", {4500}, 8, 2, 128, 500},
+        AttentionCase{"window_of_128_in_two_documents", {2100, 2100}, 8, 2, 64, 128},
+        AttentionCase{"window_size_256", {4200}, 4, 2, 256, 1024},
+        AttentionCase{"ragged_window_of_600", {4096, 700, 2500, 1}, 8, 2, 128, 600},
         AttentionCase{"many_short", std::vector<int64_t>(64, 64), 8, 2, 128, 0},
         AttentionCase{
             "one_among_many_short", {900, 3, 5, 2, 17, 1, 8, 4, 9, 33, 2, 6, 1}, 8, 2, 64, 0},

@@ -26,6 +26,7 @@ ADAPTERS = {
     "whole_untied": ("llama_biases_rope_linear_untied",
                      {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["q_proj", "down_proj"]}),
     "whole_norms": ("qwen3_tied", {"modules_to_save": ["norm"]}),
+    "whole_one_norm": ("qwen3_tied", {"modules_to_save": ["k_norm"], "target_modules": ["q_proj"]}),
     "whole_tied": ("llama_rope_llama3_tied",
                    {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     "whole_positions": ("gpt2_untied", {"modules_to_save": ["wpe", "ln_f", "lm_head"], "bias": "lora_only"}),

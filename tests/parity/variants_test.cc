@@ -194,17 +194,16 @@ TEST_P(AdapterVariantTest, GenerationTakesAllOfIt) {
 
 INSTANTIATE_TEST_SUITE_P(
     Adapters, AdapterVariantTest,
-    testing::Values(AdapterCase{"whole_untied", "llama_biases_rope_linear_untied"},
-                    AdapterCase{"whole_norms", "qwen3_tied"},
-                    AdapterCase{"whole_tied", "llama_rope_llama3_tied"},
-                    AdapterCase{"whole_positions", "gpt2_untied"},
-                    AdapterCase{"whole_multimodal", "gemma3_multimodal_tied"},
-                    AdapterCase{"dora", "llama_biases_rope_linear_untied"},
-                    AdapterCase{"dora_some", "qwen2_sliding_untied"},
-                    AdapterCase{"dora_merged", "phi3_untied"},
-                    AdapterCase{"dora_transposed", "gpt2_tied"},
-                    AdapterCase{"dora_post_norms", "gemma3_tied"},
-                    AdapterCase{"dora_and_whole", "qwen3_sliding_rope_yarn_untied"}),
+    testing::Values(
+        AdapterCase{"whole_untied", "llama_biases_rope_linear_untied"},
+        AdapterCase{"whole_norms", "qwen3_tied"}, AdapterCase{"whole_one_norm", "qwen3_tied"},
+        AdapterCase{"whole_tied", "llama_rope_llama3_tied"},
+        AdapterCase{"whole_positions", "gpt2_untied"},
+        AdapterCase{"whole_multimodal", "gemma3_multimodal_tied"},
+        AdapterCase{"dora", "llama_biases_rope_linear_untied"},
+        AdapterCase{"dora_some", "qwen2_sliding_untied"}, AdapterCase{"dora_merged", "phi3_untied"},
+        AdapterCase{"dora_transposed", "gpt2_tied"}, AdapterCase{"dora_post_norms", "gemma3_tied"},
+        AdapterCase{"dora_and_whole", "qwen3_sliding_rope_yarn_untied"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -201,7 +201,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWholeBackward(dqkv, rope, pass, saved, gradients);
   } else if (has_norms()) {
-    const bool trained = gradients.Wants(q_norm);
+    const bool trained = gradients.Wants(q_norm) || (!borrows && gradients.Wants(k_norm));
     const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
         dqkv, saved.qkv, pass.weights[q_norm], pass.weights[borrows ? q_norm : k_norm], rope.cos,
         rope.sin, heads, own_kv_heads(), norm, trained);

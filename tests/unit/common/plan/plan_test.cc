@@ -237,13 +237,13 @@ TEST(PlanTest, DoraMakesEveryOutputAgain) {
   const ModelShape shape = Qwen3Of8B();
   spec::JobSpec job = Qlora(4, 2, 2048);
   job.lora.r = 8;  // of which no backward is in one pass
-  const BlockCost plain = CostOfBlock(shape, job, 2);
+  const BlockCost plain = CostsOfBlocks(shape, job, 2)[0];
   const auto predict = [&] {
     return PredictTime(*MakeProblem(shape, job, 2048), {.rows = 4, .kept = 36}, *FindGpu("H100"));
   };
   const StepTime before = predict();
   job.lora.use_dora = true;
-  const BlockCost dora = CostOfBlock(shape, job, 2);
+  const BlockCost dora = CostsOfBlocks(shape, job, 2)[0];
   EXPECT_EQ(dora.saved, plain.saved);
   for (int level = 0; level < kRecomputeLevels; ++level) {
     // Gate and up of 12,288 outputs each, and their gradient with room for two adapters; q, k, v.

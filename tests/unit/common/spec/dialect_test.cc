@@ -136,6 +136,15 @@ neftune_noise_alpha = 5
   EXPECT_EQ(other.spec.hyperparameters.neftune_noise_alpha, 15.0) << Describe(other.problems);
 }
 
+TEST(DialectTest, VariantsWithoutEffectAreToldUnlessTheyAskForNothing) {
+  const std::string full = "[training]\nmode = \"full_finetune\"\n[lora]\n";
+  EXPECT_THAT(Describe(ResolveText(Minimal(full + "use_dora = true\n")).warnings),
+              HasSubstr("has no effect with training.mode = full_finetune"));
+  EXPECT_EQ(
+      Describe(ResolveText(Minimal(full + "use_dora = false\nmodules_to_save = []\n")).warnings),
+      "");
+}
+
 TEST(DialectTest, AnOverrideOfEitherKeyWins) {
   const std::string file = "[data]\ntrain_on_inputs = true\n";
   EXPECT_EQ(ResolveText(Minimal(file), {Set("data.loss_on", "assistant")}).spec.data.loss_on,
