@@ -20,10 +20,10 @@ constexpr char kWhatToDo[] = "`sftctl storage` shows what takes the room, `sftct
 
 }  // namespace
 
-v1::NodeDisk DiskWatch::Look() {
+v1::NodeDisk DiskWatch::Measure(Nanos oldest) {
   const MutexLock lock(mutex_);
   const MonoTime now = clock_.Mono();
-  if (known_ && now - measured_ < kPeriod) return disk_;
+  if (known_ && now - measured_ < oldest) return disk_;
   const absl::StatusOr<io::DiskSpace> space = io::SpaceOf(dir_);
   if (!space.ok()) {
     spdlog::error("{}", Message(space.status()));
@@ -52,9 +52,21 @@ v1::NodeDisk DiskWatch::Look() {
   return disk_;
 }
 
+template <typename Floor>
+bool DiskWatch::HasRoom(int64_t bytes, const Floor& floor, v1::NodeDisk& disk) {
+  const auto has = [&] {
+    return disk.total_bytes() == 0 || disk.free_bytes() - bytes >= floor(disk);
+  };
+  disk = Look();
+  if (has()) return true;
+  disk = Measure(Nanos(0));
+  return has();
+}
+
 absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
-  const v1::NodeDisk disk = Look();
-  if (disk.total_bytes() == 0 || disk.free_bytes() - bytes >= disk.full_bytes()) {
+  v1::NodeDisk disk;
+  if (HasRoom(
+          bytes, [](const v1::NodeDisk& d) { return d.full_bytes(); }, disk)) {
     return absl::OkStatus();
   }
   const std::string size = bytes > 0 ? " of " + BytesText(bytes) : std::string();
@@ -65,13 +77,13 @@ absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
 }
 
 absl::Status DiskWatch::CheckDelivery(int64_t bytes) {
-  const v1::NodeDisk disk = Look();
-  const int64_t floor = disk.full_bytes() / 4;
-  if (disk.total_bytes() == 0 || disk.free_bytes() - bytes >= floor) return absl::OkStatus();
+  const auto floor = [](const v1::NodeDisk& d) { return d.full_bytes() / 4; };
+  v1::NodeDisk disk;
+  if (HasRoom(bytes, floor, disk)) return absl::OkStatus();
   return ResourceExhausted(
       fmt::format("the server's disk has {}, and {} stay free for its database (a quarter of "
                   "--disk-full): a delivery of {} waits until there is room; {}",
-                  FreeText(disk), BytesText(floor), BytesText(bytes), kWhatToDo));
+                  FreeText(disk), BytesText(floor(disk)), BytesText(bytes), kWhatToDo));
 }
 
 std::string DiskWatch::Warning() {

@@ -19,9 +19,10 @@ class DiskWatch {
   DiskWatch(std::string dir, io::DiskMarks marks, Clock& clock)
       : dir_(std::move(dir)), marks_(marks), clock_(clock) {}
 
-  // The disk is measured at most once per kPeriod; a change of level is logged.
+  // The disk is measured at most once per kPeriod, and anew before anything is refused; a change of
+  // level is logged.
   static constexpr std::chrono::seconds kPeriod{1};
-  v1::NodeDisk Look();
+  v1::NodeDisk Look() { return Measure(kPeriod); }
   // OK when `bytes` more may be accepted; RESOURCE_EXHAUSTED with advice beyond the second
   // threshold.
   absl::Status CheckRoom(std::string_view what, int64_t bytes);
@@ -32,6 +33,12 @@ class DiskWatch {
   std::string Warning();
 
  private:
+  // As it was measured at most so long ago.
+  v1::NodeDisk Measure(Nanos oldest);
+  // So that `bytes` more leave `floor` free.
+  template <typename Floor>
+  bool HasRoom(int64_t bytes, const Floor& floor, v1::NodeDisk& disk);
+
   const std::string dir_;
   const io::DiskMarks marks_;
   Clock& clock_;

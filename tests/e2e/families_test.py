@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import threading
 import unittest
 
 import harness
@@ -16,12 +17,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
 PARITY_PYTHON = ROOT / "build/deps/parity/bin/python"
 SLOTS = 8
-STEPS, SAVE_STEPS = 240, 20  # a few seconds, the killed rank's start included
+STEPS, SAVE_STEPS = 300, 20  # a few seconds
+FIRST = f"step-{SAVE_STEPS}"  # the folder of the first checkpoint
 
 FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rope_yarn_untied",
             "mistral_sliding_untied", "smollm3_tied", "granite_tied", "gemma3_tied", "gemma3_multimodal_tied",
-            "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied", "mistral3_multimodal_untied",
-            "phi3_longrope_partial_tied")
+            "gemma4_e_tied", "gemma4_multimodal_tied", "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
+            "mistral3_multimodal_untied", "phi3_longrope_partial_tied")
 STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks")
 
 
@@ -40,19 +42,46 @@ def write_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
 
 
-class FamiliesTest(harness.ServiceCase):
-    def ranks_of(self, case):
-        """Pids of the second rank of the job whose model is `case`; its launch file names the folder."""
-        found = []
-        for pid in harness.processes_with(f"train --launch {self.dir}"):
-            words = harness.command_of(pid).split()
-            if "--rank" not in words or words[words.index("--rank") + 1] != "1":
-                continue
-            launch = pathlib.Path(words[words.index("--launch") + 1])
-            if launch.exists() and json.loads(launch.read_text())["model_dir"].endswith(f"/models/{case}"):
-                found.append(pid)
-        return found
+def argument(words, name):
+    return words[words.index(name) + 1] if name in words else ""
 
+
+class Stopper:
+    """Stops the second rank of each job soon after its first checkpoint, all the time: such a training takes
+    but seconds. Who is stopped can then be killed at leisure."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+        self.pids = {}  # by the model's name
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+
+    def watch(self):
+        while not self.ended.wait(0.02):
+            for pid in harness.processes_with(f"train --launch {self.folder}"):
+                words = harness.command_of(pid).split()
+                if argument(words, "--rank") == "1":
+                    self.look_at(pid, pathlib.Path(argument(words, "--launch")))
+
+    def look_at(self, pid, launch):
+        try:
+            settings = json.loads(launch.read_text())
+        except FileNotFoundError:  # it has just ended
+            return
+        case = pathlib.Path(settings["model_dir"]).name
+        # Of the second: ranks that wait for the stopped one may not have told of their newest.
+        saved = pathlib.Path(settings["checkpoint_dir"]).glob("step-*/manifest.json")
+        if case not in self.pids and any(path.parent.name not in (FIRST, f"{FIRST}.partial") for path in saved):
+            os.kill(pid, signal.SIGSTOP)
+            self.pids[case] = pid
+
+    def end(self):
+        self.ended.set()
+        self.thread.join()
+
+
+class FamiliesTest(harness.ServiceCase):
     def place(self, source):
         """The folder of a golden case as a model's folder."""
         folder = self.dir / "models" / source.name
@@ -68,7 +97,7 @@ class FamiliesTest(harness.ServiceCase):
                    "--grace", 1)
         harness.wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
 
-    def submit_case(self, case):
+    def submit_file(self, case):
         settings = {"compute.gpu_type": "CPU", "compute.gpu_count": 2, "compute.variant": "CPU-2x",
                     "compute.gpus_per_node": 2, "training.use_qlora": str(case.startswith("nf4")).lower(),
                     "lora.r": 4, "lora.alpha": 8, "hyperparameters.max_steps": STEPS,
@@ -78,41 +107,31 @@ class FamiliesTest(harness.ServiceCase):
                     "hyperparameters.learning_rate": "1e-3"}
         job = self.dir / "family.toml"
         job.write_text('[job]\ndata = "rows.jsonl"\n')
-        result = self.sftctl("submit", job, "--json", "--name", case, "--model", case,
-                             *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")))
+        return self.sftctl("submit", job, "--json", "--name", case, "--model", case,
+                           *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")))
+
+    def submit_case(self, case):
+        result = self.submit_file(case)
         self.assertEqual(result.returncode, 0, f"{case}: {result.stdout}{result.stderr}")
         return json.loads(result.stdout)["job"]
 
-    def kill_each(self, jobs):
-        """A rank of each job, once the server has a checkpoint of it; meanwhile the worker, once. The rank is
-        stopped as soon as the checkpoint is on the disk: the whole training takes but seconds."""
-        left, stopped, worker_killed = dict(jobs), {}, False
-
-        def stop_those_that_have_saved():
-            for case, job in left.items():
-                saved = list((self.dir / "node-a/checkpoints" / job).glob("step-*/manifest.json"))
-                if not saved or case in stopped:
-                    continue
-                pids = self.ranks_of(case)
-                self.assertTrue(pids, f"{case} ended before it was stopped: {self.status(job)['state']}")
-                os.kill(pids[0], signal.SIGSTOP)
-                stopped[case] = pids[0]
+    def kill_each(self, jobs, stopped):
+        """The stopped rank of each job, once the server has a checkpoint of it; meanwhile the worker, once."""
+        left, worker_killed = dict(jobs), False
 
         def kill_those_that_have_saved():
             nonlocal worker_killed
-            stop_those_that_have_saved()
             for case, pid in list(stopped.items()):
                 if case in left and self.status(left[case])["checkpoint_step"] > 0:
                     os.kill(pid, signal.SIGKILL)
                     del left[case]
-                    stop_those_that_have_saved()
             if not worker_killed and len(left) < len(jobs) / 2:
                 worker_killed = True
                 self.kill("node-a")
                 self.start_slots()
             return not left
 
-        harness.wait_until("every job to be killed", kill_those_that_have_saved, deadline_s=300)
+        harness.wait_until("every job to be stopped and killed", kill_those_that_have_saved, deadline_s=300)
 
     def check_delivered(self, case, job):
         result = self.sftctl("wait", job, "--timeout", f"{harness.DEADLINE_S}s", timeout=harness.DEADLINE_S + 30)
@@ -129,6 +148,22 @@ class FamiliesTest(harness.ServiceCase):
             capture_output=True, text=True, check=False)
         self.assertEqual(computed.returncode, 0, f"{case}: {computed.stderr}")
 
+    def check_listed(self):
+        """What `sftctl models` says of the folders; one that is refused, in the words of a submit."""
+        listed = {model["model"]: model for model in json.loads(self.sftctl("models", "--json").stdout)}
+        self.assertEqual({case: listed[case]["problem"] for case in FAMILIES + STORED},
+                         dict.fromkeys(FAMILIES + STORED, ""))
+        self.assertEqual({case: listed[case]["stored"] for case in STORED},
+                         {"nf4_double_quant": "bnb 4-bit", "nf4_transposed": "bnb 4-bit", "fp8_blocks": "FP8"})
+        self.assertEqual(listed["gemma3_multimodal_tied"]["family"], "gemma3_text")
+        self.assertEqual([need["method"] for need in listed["gpt2_tied"]["needs"]], ["QLoRA", "LoRA", "full"])
+        self.assertTrue(listed["gpt2_tied"]["needs"][0]["assumed"], "there are no GPUs")
+        problem = listed["qwen3_tied"]["problem"]
+        self.assertIn("the nearest is gemma3_text", problem)
+        submitted = self.submit_file("qwen3_tied")
+        self.assertNotEqual(submitted.returncode, 0)
+        self.assertIn(problem, submitted.stdout + submitted.stderr)
+
     def test_a_model_of_every_family_is_killed_resumed_delivered_and_read_by_peft(self):
         (self.dir / "adapters").mkdir()
         (self.dir / "rows.jsonl").write_text("".join(
@@ -137,13 +172,16 @@ class FamiliesTest(harness.ServiceCase):
         for kind, cases in (("families", FAMILIES), ("stored", STORED)):
             for case in cases:
                 self.place(GOLDENS / kind / case)
+        self.place(GOLDENS / "families/qwen3_tied")
+        refused = self.dir / "models/qwen3_tied/config.json"
+        refused.write_text(refused.read_text().replace('"qwen3"', '"gemma2"'))
         self.start_server()
         self.start_slots()
-        listed = {model["model"]: model for model in json.loads(self.sftctl("models", "--json").stdout)}
-        self.assertEqual({case: listed[case]["problem"] for case in FAMILIES + STORED},
-                         dict.fromkeys(FAMILIES + STORED, ""))
+        self.check_listed()
+        stopper = Stopper(self.dir)
+        self.addCleanup(stopper.end)
         jobs = {case: self.submit_case(case) for case in FAMILIES + STORED}
-        self.kill_each(jobs)
+        self.kill_each(jobs, stopper.pids)
         for case, job in jobs.items():
             self.check_delivered(case, job)
         if not PARITY_PYTHON.exists():
