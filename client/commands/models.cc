@@ -26,9 +26,9 @@ absl::StatusOr<std::vector<v1::NodeModel>> AllModels(Connection& connection) {
   return models;
 }
 
-// "2 x H100", "more than 64 x L4".
+// "2 x H100", "does not fit 64 x L4".
 std::string GpusText(const v1::ModelNeed& need) {
-  if (need.gpus() == 0) return fmt::format("more than 64 x {}", need.gpu_type());
+  if (need.gpus() == 0) return fmt::format("does not fit 64 x {}", need.gpu_type());
   return fmt::format("{} x {}", need.gpus(), need.gpu_type());
 }
 
@@ -38,8 +38,8 @@ std::string NeedText(const v1::NodeModel& model, bool smallest) {
   std::string text;
   for (const v1::ModelNeed& need : model.needs()) {
     if (need.smallest() != smallest || need.gpu_type() != model.needs(0).gpu_type()) continue;
-    text += fmt::format("{}{} {} on {}", text.empty() ? "" : "; ", need.method(),
-                        Bytes(need.memory_bytes()), GpusText(need));
+    text += fmt::format("{}{} {} {}{}", text.empty() ? "" : "; ", need.method(),
+                        Bytes(need.memory_bytes()), need.gpus() == 0 ? "" : "on ", GpusText(need));
   }
   return text.empty() ? "-" : text;
 }
@@ -62,13 +62,13 @@ std::string SpeedText(const v1::ModelNeed& need) {
 
 void PrintList(Connection& connection, const std::vector<v1::NodeModel>& models) {
   Table table({"MODEL", "NODE", "SIZE", "FAMILY", "PARAMETERS", "STORED AS", "SMALLEST", "FASTEST",
-               "PATH", "PROBLEM"});
+               "PROBLEM", "PATH"});
   bool assumed = false;
   for (const v1::NodeModel& model : models) {
     table.Add({model.model().id(), ShortName(model.node()), Bytes(model.model().bytes()),
                OrDash(model.family()), ParametersText(model), OrDash(model.stored()),
                NeedText(model, /*smallest=*/true), NeedText(model, /*smallest=*/false),
-               model.model().path(), model.model().problem()});
+               model.model().problem(), model.model().path()});
     assumed = assumed || (model.needs_size() > 0 && model.needs(0).assumed());
   }
   connection.console().out << table.Render();
@@ -92,7 +92,10 @@ void PrintModel(Connection& connection, const v1::NodeModel& model) {
   line("stored as", model.stored());
   line("size", Bytes(model.model().bytes()));
   out << "\n";
-  if (model.needs_size() == 0) return;
+  if (model.needs_size() == 0) {
+    if (!model.family().empty()) out << "its needs were not planned: it has very many layers\n\n";
+    return;
+  }
   Table table({"FOR", "METHOD", "ROWS", "GPUS", "MEMORY OF EACH", "OF", "TOKENS/S"});
   for (const v1::ModelNeed& need : model.needs()) {
     table.Add({need.smallest() ? "smallest" : "fastest", need.method(),

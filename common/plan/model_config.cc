@@ -129,8 +129,9 @@ std::string ReadDtype(const Json& config) {
 }
 
 void FailUnknownFamily(const ConfigReader& config, const std::string& type) {
+  constexpr size_t kShown = 64;
   const std::string reason = ReasonAgainst(type, config);
-  config.Fail("model_type", fmt::format("\"{}\" is not supported{}; {} are", type,
+  config.Fail("model_type", fmt::format("\"{}\" is not supported{}; {} are", type.substr(0, kShown),
                                         reason.empty() ? "" : " (" + reason + ")", FamilyNames()));
 }
 

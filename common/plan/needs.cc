@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kMostGpus = 64;
 constexpr int kRowsOfAGpu = 4;
-// Far more than models have: plans of more would take seconds.
-constexpr int64_t kMostLayers = 512;
+constexpr int64_t kShortestRow = 8;  // of a job
 
 enum class Method { kQlora, kLora, kFull };
 
@@ -22,7 +21,7 @@ spec::JobSpec JobOf(Method method, const ModelConfig& model, int64_t row, std::s
   job.training.mode = method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora;
   job.training.use_qlora = method == Method::kQlora;
   job.quantization.bits = method == Method::kQlora ? 4 : 0;
-  const int64_t most = model.max_positions > 0 ? model.max_positions : row;
+  const int64_t most = model.max_positions > 0 ? std::max(kShortestRow, model.max_positions) : row;
   job.hyperparameters.sequence_length = static_cast<int>(std::min(row, most));
   if (method == Method::kFull) job.hyperparameters.optimizer = spec::Optimizer::kAuto;
   return job;
@@ -96,7 +95,7 @@ Need FastestNeed(Method method, const ModelConfig& model, std::string_view gpu, 
 }  // namespace
 
 std::vector<Need> NeedsOf(const ModelConfig& model, std::string_view gpu_type, int64_t gpu_memory) {
-  if (model.layers > kMostLayers) return {};
+  if (model.layers > kMostPlannedLayers) return {};
   std::vector<Need> needs = {SmallestNeed(model, gpu_type, gpu_memory)};
   if (model.stored.form == StoredForm::kNf4) {
     needs.push_back(FastestNeed(Method::kQlora, model, gpu_type, gpu_memory));
@@ -105,6 +104,8 @@ std::vector<Need> NeedsOf(const ModelConfig& model, std::string_view gpu_type, i
   for (const Method method : {Method::kLora, Method::kFull}) {
     needs.push_back(FastestNeed(method, model, gpu_type, gpu_memory));
   }
+  // Nothing is said of a job that cannot be planned.
+  std::erase_if(needs, [](const Need& need) { return need.memory_bytes == 0; });
   return needs;
 }
 
@@ -115,7 +116,6 @@ std::string StoredText(const ModelConfig& model, int64_t bytes) {
                                    std::pair("float32", "fp32")}) {
     if (model.dtype == name) return text;
   }
-  if (!model.dtype.empty()) return model.dtype;
   if (bytes == 0) return "";
   return bytes < 3 * BaseParameters(model) ? "16 bits" : "fp32";
 }

@@ -47,6 +47,8 @@ std::optional<spec::Problem> CheckWhole(const ModelShape& shape, const spec::Job
   std::vector<NamedModule> modules;
   for (const TensorUnit& unit : TensorsOf(shape)) {
     for (const TensorInfo& tensor : unit.tensors) {
+      // A bias stands beside the weight of its module, and a constant is never trained.
+      if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant) continue;
       modules.push_back(
           {RuntimeModule(shape.prefix, tensor.module()), tensor.role == TensorRole::kLinear});
     }

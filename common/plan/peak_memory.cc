@@ -48,6 +48,12 @@ int64_t WireCopy(const Problem& p, size_t unit) {
   return copies ? p.wire_bytes() * p.trained[unit] : 0;
 }
 
+// The whole gradient of a table that is the head too: the head's backward begins it, and the
+// embedding's ends it.
+int64_t TiedGradient(const Problem& p) {
+  return p.scatters_gradients() && p.shape.tied_head ? WholeBytes(p, 0) * p.trained[0] : 0;
+}
+
 int64_t LogitsBytes(const Problem& p, const ExecutionPlan& run) {
   // Capped logits keep their slope beside them until they are their own gradient.
   const int64_t copies = p.shape.logit_cap > 0 ? 2 : 1;
@@ -83,7 +89,8 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
     saved += tokens * block.saved[level];
-    const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
+    const int64_t on_their_way =
+        TiedGradient(p) + GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
     Moment worst{.activations = saved, .transients = tokens * block.forward[level]};
     worst = Fuller(worst,
                    {.activations = before,
@@ -102,8 +109,8 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   moments.head = {.activations = saved,
                   .transients = 4 * tokens * p.hidden_row(),
                   .logits = LogitsBytes(p, run),
-                  .communication =
-                      GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
+                  .communication = TiedGradient(p) + GradientsOnTheirWay(p, p.units.size() - 1) +
+                                   WireCopy(p, p.units.size() - 1)};
   return moments;
 }
 
@@ -158,7 +165,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
 
 int64_t LinkBytesOf(const Problem& p) {
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.element_bytes;
-  int64_t bytes = (p.job.full_finetune() ? 2 : 1) * inputs;
+  int64_t bytes = (p.trained[0] > 0 ? 2 : 1) * inputs;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const LayerShape sizes = p.shape.Layer(layer);
     const int64_t elements = 2 * sizes.kv_heads * sizes.head_dim;
@@ -183,7 +190,6 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
   for (const Parameter& parameter : problem.units.front().parameters) {
     problem.embedding_elements += parameter.elements;
   }
-  problem.link_bytes = LinkBytesOf(problem);
   for (const Unit& unit : problem.units) {
     int64_t trained = 0;
     for (const Parameter& parameter : unit.parameters) {
@@ -191,6 +197,7 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
     }
     problem.trained.push_back(trained);
   }
+  problem.link_bytes = LinkBytesOf(problem);
   return problem;
 }
 

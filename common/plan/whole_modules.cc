@@ -17,8 +17,9 @@ bool EndsWith(std::string_view module, const std::string& entry) {
 }
 
 // The last names of what may be trained whole.
-std::string Choices(std::span<const NamedModule> modules) {
+std::string Choices(std::span<const NamedModule> modules, std::string_view tied_to) {
   std::set<std::string> names;
+  if (tied_to.ends_with(kTable)) names.emplace(kHead);
   for (const NamedModule& module : modules) {
     if (!module.linear) names.insert(module.name.substr(module.name.rfind('.') + 1));
   }
@@ -43,20 +44,20 @@ std::optional<std::string> ProblemOf(const std::string& entry, std::span<const N
   const bool tied = !tied_to.empty() && (EndsWith(kHead, entry) || EndsWith(tied_to, entry));
   if (!found && !tied) {
     return fmt::format("\"{}\" matches no embedding, norm or head of the model; it has {}", entry,
-                       Choices(modules));
+                       Choices(modules, tied_to));
   }
   if (!tied) return std::nullopt;
   if (!tied_to.ends_with(kTable)) {
     return fmt::format(
-        "\"{}\" is tied: {} is embedding and head in one, and PEFT could not load an adapter that "
+        "\"{}\" is tied: {} is one table for embedding and head, and PEFT could not load an "
+        "adapter that "
         "keeps it so; leave it out, or use mode = \"full_finetune\"",
         entry, tied_to);
   }
   if (!keeps_tied) {
     return fmt::format(
-        "\"{}\" is tied: {} is embedding and head in one; lora.ensure_weight_tying = true trains "
-        "it "
-        "for both",
+        "\"{}\" is tied: {} is one table for embedding and head; set lora.ensure_weight_tying = "
+        "true to train it as both",
         entry, tied_to);
   }
   return std::nullopt;

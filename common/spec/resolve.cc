@@ -222,6 +222,20 @@ bool AsksForNothing(const Field& field, const std::string& text) {
          std::find(std::begin(kNothing), std::end(kNothing), text) != std::end(kNothing);
 }
 
+// Beside adapters these two are about modules that are trained whole.
+void WarnIdleWithoutWholeModules(Draft* draft) {
+  const DraftEntry* mode = draft->Find("training.mode");
+  const DraftEntry* whole = draft->Find("lora.modules_to_save");
+  if (mode != nullptr && ToText(mode->value) == "full_finetune") return;
+  if (whole != nullptr && !std::get<std::vector<std::string>>(whole->value).empty()) return;
+  for (const char* key : {"lora.ensure_weight_tying", "hyperparameters.embedding_learning_rate"}) {
+    if (!draft->Given(key) || AsksForNothing(*FindField(key), ToText(draft->Find(key)->value))) {
+      continue;
+    }
+    draft->AddWarning(key, "has no effect without lora.modules_to_save");
+  }
+}
+
 void WarnIdle(Draft* draft) {
   for (const Idle& idle : kIdle) {
     const DraftEntry* other = draft->Find(idle.by);
@@ -239,6 +253,7 @@ void WarnIdle(Draft* draft) {
                     given.size() == 1 ? "has" : fmt::format("{} have", fmt::join(given, ", ")),
                     draft->Quote(idle.by)));
   }
+  WarnIdleWithoutWholeModules(draft);
 }
 
 std::string NameOf(std::string_view file_name) {

@@ -73,6 +73,12 @@ v1::NodeModel FactsOf(const ModelRecord& model, const std::vector<GpuType>& type
 
 }  // namespace
 
+std::optional<v1::NodeModel> ModelFacts::Known(const std::string& key) {
+  const MutexLock lock(mutex_);
+  const auto known = known_.find(key);
+  return known == known_.end() ? std::nullopt : std::make_optional(known->second);
+}
+
 v1::NodeModel ModelFacts::Describe(const ModelRecord& model) {
   v1::NodeModel described;
   // A folder without config.json has a problem that says so.
@@ -81,20 +87,18 @@ v1::NodeModel ModelFacts::Describe(const ModelRecord& model) {
     std::string key = fmt::format("{} ", model.bytes);
     for (const GpuType& type : types) key += fmt::format("{} {} ", type.name, type.memory);
     key += model.config_json;
-    bool found = false;
-    {
-      const MutexLock lock(mutex_);
-      if (const auto known = known_.find(key); known != known_.end()) {
-        described = known->second;
-        found = true;
+    std::optional<v1::NodeModel> known = Known(key);
+    if (!known) {
+      const MutexLock planning(planning_);
+      known = Known(key);
+      if (!known) {
+        known = FactsOf(model, types);
+        const MutexLock lock(mutex_);
+        if (known_.size() >= kMostFacts) known_.clear();
+        known_[std::move(key)] = *known;
       }
     }
-    if (!found) {
-      described = FactsOf(model, types);
-      const MutexLock lock(mutex_);
-      if (known_.size() >= kMostFacts) known_.clear();
-      known_[std::move(key)] = described;
-    }
+    described = *std::move(known);
   }
   const std::string refused = described.model().problem();
   described.set_node(model.node);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "common/base/mutex.h"
@@ -12,7 +13,8 @@ namespace sft::server {
 
 // What users are told of a model that a node sees: family, size, and what fine-tuning it needs on
 // the fleet's GPUs, computed from the config.json that the node reported (common/plan/needs.h).
-// Answers are kept, as plans take milliseconds. Thread-safe.
+// Answers are kept: plans take a tenth of a second for a type of GPU, and longer for models of many
+// layers. One is made at a time. Thread-safe.
 class ModelFacts {
  public:
   explicit ModelFacts(FleetCatalog& fleet) : fleet_(fleet) {}
@@ -21,7 +23,10 @@ class ModelFacts {
   v1::NodeModel Describe(const ModelRecord& model) SFT_EXCLUDES(mutex_);
 
  private:
+  std::optional<v1::NodeModel> Known(const std::string& key) SFT_EXCLUDES(mutex_);
+
   FleetCatalog& fleet_;
+  Mutex planning_;  // held by who makes plans, and taken before mutex_
   Mutex mutex_;
   // By config.json, size and GPUs; without node and model.
   std::map<std::string, v1::NodeModel> known_ SFT_GUARDED_BY(mutex_);

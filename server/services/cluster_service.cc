@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <map>
 
+#include "common/base/clock.h"
 #include "common/base/version.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
@@ -17,6 +19,8 @@
 
 namespace sft::server {
 namespace {
+
+constexpr std::chrono::seconds kPlanning{1};
 
 // Nodes that have the variant's slots, and those that have them free now.
 void CountNodes(const std::vector<NodeRecord>& nodes,
@@ -125,28 +129,36 @@ absl::StatusOr<v1::ListVariantsResponse> ClusterService::ListVariants(
   return response;
 }
 
+// What each model needs is planned, at most for kPlanning in a call: the page ends there, and the
+// next begins with the model after it.
 absl::StatusOr<v1::ListModelsResponse> ClusterService::ListModels(
     CallContext& call, const v1::ListModelsRequest& request) {
-  // What each model needs is planned, which takes up to a fifth of a second for a type of GPU.
   SFT_ASSIGN_OR_RETURN(const int size, PageSize(request.page_size(), kDefaultPageSize));
   SFT_ASSIGN_OR_RETURN(const int64_t offset, FromToken(request.page_token()));
   const FolderReader reader{call.caller().Title(), ""};
   v1::ListModelsResponse response;
-  std::vector<ModelRecord> seen;
+  std::vector<ModelRecord> models;
+  std::vector<bool> shown;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> models,
-                         store::ListModels(db, static_cast<int>(offset), size));
-    if (static_cast<int>(models.size()) == size) {
-      response.set_next_page_token(ToToken(offset + size));
-    }
-    for (ModelRecord& model : models) {
-      SFT_ASSIGN_OR_RETURN(const bool shown, MayRead(db, reader, {model.id, model.path}));
-      if (shown) seen.push_back(std::move(model));
+    SFT_ASSIGN_OR_RETURN(models, store::ListModels(db, static_cast<int>(offset), size));
+    for (const ModelRecord& model : models) {
+      SFT_ASSIGN_OR_RETURN(const bool may, MayRead(db, reader, {model.id, model.path}));
+      shown.push_back(may);
     }
     return absl::OkStatus();
   }));
-  // Outside of the transaction: plans take a while.
-  for (const ModelRecord& model : seen) *response.add_models() = models_.Describe(model);
+  // Outside of the transaction.
+  const MonoTime begin = Clock::Real().Mono();
+  size_t done = 0;
+  while (done < models.size()) {
+    if (shown[done]) *response.add_models() = models_.Describe(models[done]);
+    ++done;
+    if (call.Gone()) return absl::CancelledError("the caller has gone");
+    if (Clock::Real().Mono() - begin > kPlanning) break;
+  }
+  if (done < models.size() || static_cast<int>(done) == size) {
+    response.set_next_page_token(ToToken(offset + static_cast<int64_t>(done)));
+  }
   return response;
 }
 

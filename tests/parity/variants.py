@@ -18,7 +18,8 @@ LORAPLUS = {"loraplus": "qwen2_sliding_untied"}
 STEPS, RATE, RATIO, DECAY = 5, 1e-3, 8.0, 0.1
 # NEFTune: one forward of each model that treats what its embedding gives in another way.
 NEFTUNE = {"neftune_plain": "qwen3_tied", "neftune_scaled_before": "gemma3_tied",
-           "neftune_scaled_after": "granite_tied", "neftune_positions": "gpt2_untied"}
+           "neftune_scaled_after": "granite_tied", "neftune_positions": "gpt2_untied",
+           "neftune_layer_inputs": "gemma4_e_tied"}
 ALPHA, JOB_SEED, NOISE_MODULE = 5.0, 42, 1 << 42
 WORDS = (1 << 64) - 1
 # Adapters of all linears of a model, or of those named, with options of peft's LoraConfig.

@@ -109,7 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Models, NoiseParityTest,
                          testing::Values(NoiseCase{"neftune_plain", "qwen3_tied"},
                                          NoiseCase{"neftune_scaled_before", "gemma3_tied"},
                                          NoiseCase{"neftune_scaled_after", "granite_tied"},
-                                         NoiseCase{"neftune_positions", "gpt2_untied"}),
+                                         NoiseCase{"neftune_positions", "gpt2_untied"},
+                                         NoiseCase{"neftune_layer_inputs", "gemma4_e_tied"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 struct AdapterCase {

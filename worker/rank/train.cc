@@ -120,12 +120,14 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnConsistency(const engine::ConsistencyReport& report) override {
-    fmt::print(
-        "trained weights {} {} what was delivered\n", report.weights_sha256,
-        report.consistent ? "are equal on all ranks and equal" : "DIFFER between ranks or from");
+    fmt::print("trained weights {} {}\n", report.weights_sha256,
+               report.consistent ? "are the same on all ranks and in the delivered files"
+                                 : "DIFFER between ranks or from the delivered files");
     if (context_.rank == 0 && report.consistent) {
-      fmt::print("read back, it gives the trained model's logits but for {:.2g} of the largest\n",
-                 report.delivered_difference);
+      fmt::print(
+          "logits of the files read back differ from the trained model's by at most {:.2g} of the "
+          "largest\n",
+          report.delivered_difference);
     }
     context_.events.Write(
         channel::ConsistencyEvent{.rank = context_.rank,

@@ -118,7 +118,8 @@ void ReadSharing(const ConfigReader& config, ModelConfig& model) {
     }
     const LayerShape& owned = model.layer_shapes[owner];
     if (shape.head_dim != owned.head_dim || shape.kv_heads != owned.kv_heads) {
-      config.Fail(kKey, fmt::format("has layer {} share the keys of layer {}, whose heads differ",
+      config.Fail(kKey, fmt::format("makes layer {} use the keys of layer {}, but their heads "
+                                    "differ in size or number",
                                     layer, owner));
     }
     shape.keys_of = owner;

@@ -312,7 +312,7 @@ TEST(ClusterTest, AModelIsToldWithWhatItNeeds) {
   const std::string one = Sftctl(server, {"models", "Qwen/Qwen3-8B"}).out;
   EXPECT_THAT(one, HasSubstr("smallest  QLoRA   512 tokens   1 x H100"));
   EXPECT_THAT(one, HasSubstr("12.3k"));
-  EXPECT_THAT(one, HasSubstr("more than 64 x L4"));
+  EXPECT_THAT(one, HasSubstr("does not fit 64 x L4"));
   EXPECT_THAT(one, HasSubstr("900 (from peaks)"));
   EXPECT_THAT(one, ::testing::Not(HasSubstr("/models/other")));
   EXPECT_THAT(Sftctl(server, {"models", "/models/other"}).out, HasSubstr("other"));

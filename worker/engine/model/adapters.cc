@@ -113,7 +113,10 @@ void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   std::vector<plan::NamedModule> modules;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (!param.of_base()) continue;
+      if (!param.of_base() || param.role == ParamRole::kBias ||
+          param.role == ParamRole::kConstant) {
+        continue;
+      }
       modules.push_back({name_of(param), param.role == ParamRole::kLinear});
     }
   }
@@ -122,7 +125,7 @@ void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   }
   for (UnitInfo& unit : layout.units) {
     for (ParamInfo& param : unit.params) {
-      if (!param.of_base()) continue;
+      if (!param.of_base() || param.role == ParamRole::kConstant) continue;
       const std::string name = name_of(param);
       param.trainable |= plan::TrainsWhole(name, name == tied_to, lora);
     }

@@ -224,10 +224,10 @@ const Projection* Decoder::GradientReader(int unit, GradientSink& sink) const {
   return blocks_[unit - 1].GradientReader(gradients, /*need_dx=*/unit > first);
 }
 
-void Decoder::BackwardLayerInputs(Tensor dinputs, const DeviceBatch& batch, GradientSink& sink,
-                                  Tensor& dx) {
+void Decoder::BackwardLayerInputs(Tensor dinputs, const DeviceBatch& batch,
+                                  const DropoutKey* dropout, GradientSink& sink, Tensor& dx) {
   if (!layer_inputs_) return;
-  const Tensor embedded = Embed(batch.tokens, batch.positions);
+  const Tensor embedded = EmbedNoisy(batch, dropout);  // as the forward had it
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
   UnitGradients gradients(sink, kEmbeddingUnit);
   layer_inputs_.Backward(std::move(dinputs), batch.tokens, embedded,
@@ -300,7 +300,7 @@ Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, Gr
   if (to_embedding && links.inputs.defined()) links.dinputs = at::empty_like(links.inputs);
   dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
   if (to_embedding) {
-    BackwardLayerInputs(std::exchange(links.dinputs, Tensor()), batch, sink, dx);
+    BackwardLayerInputs(std::exchange(links.dinputs, Tensor()), batch, dropout, sink, dx);
     BackwardEmbedding(std::move(dx), batch, dropout, sink);
   }
   return loss;

@@ -100,8 +100,8 @@ class Decoder {
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
                          GradientSink& sink);
   // Adds the gradients of what makes the layers' own inputs, and that of the embedding to dx.
-  void BackwardLayerInputs(at::Tensor dinputs, const DeviceBatch& batch, GradientSink& sink,
-                           at::Tensor& dx);
+  void BackwardLayerInputs(at::Tensor dinputs, const DeviceBatch& batch, const DropoutKey* dropout,
+                           GradientSink& sink, at::Tensor& dx);
   bool DropsEmbedding(const DropoutKey* dropout) const {
     return dropout != nullptr && config_.embedding_dropout > 0.0;
   }

@@ -108,6 +108,10 @@ double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe) {
   const at::NoGradGuard no_grad;
   const std::vector<int32_t>& second = probe.back();
   const Tensor packed = TailOf(logits(Pack(probe)), second.size());
+  if (!packed.isfinite().all().item<bool>()) {
+    throw UserError("the model's logits are not finite before any training", "bad_model",
+                    "check the model's weights: some are NaN or infinite, or of another model");
+  }
   ProbeDocuments changed = probe;
   for (int32_t& token : changed.front()) token = token > 0 ? token - 1 : token + 1;
   const Tensor other = TailOf(logits(Pack(changed)), second.size());

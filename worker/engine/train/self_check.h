@@ -29,7 +29,8 @@ using LogitsOf = std::function<at::Tensor(const MicroBatch& batch)>;
 
 // Packed documents must not see each other. Throws InternalError when the second document's logits
 // change with the tokens of the first (not by a bit), or differ from those it has alone by more
-// than products of another size round. Returns that difference, as a part of the largest logit.
+// than products of another size round, and UserError when they are not finite. Returns that
+// difference, as a part of the largest logit. So short documents take FlashAttention-2 on a GPU.
 double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe);
 
 // Throws UserError when an adapter that the job asked for has learned nothing, naming the layers

@@ -108,9 +108,11 @@ void Trainer::CheckBeforeTraining() {
   packing_difference_ =
       CheckPacking([this](const MicroBatch& batch) { return model_.Logits(batch); }, probe_);
   if (comm_.rank() == 0) {
-    observer_.OnMessage(fmt::format(
-        "packed documents stay apart; alone, their logits differ by at most {:.2g} of the largest",
-        packing_difference_));
+    observer_.OnMessage(
+        fmt::format("two short packed documents stay apart; alone, the second's logits differ by "
+                    "at most {:.2g} "
+                    "of the largest",
+                    packing_difference_));
   }
 }
 

@@ -197,11 +197,15 @@ Tensor QuantizedSource::Hold(int unit, WeightUse use) {
                                  u.expansion->bytes());
       return u.own;
     }
-    slot = &slots_.Take(unit, u.expansion->bytes(),
-                        at::TensorOptions(comm_.device()).dtype(at::kByte));
+    // Of one size, so that blocks which differ in theirs pass through the same buffers.
+    int64_t bytes = 0;
+    for (const Unit& each : units_) {
+      if (each.expansion) bytes = std::max(bytes, each.expansion->bytes());
+    }
+    slot = &slots_.Take(unit, bytes, at::TensorOptions(comm_.device()).dtype(at::kByte));
   }
   slots_.Pin(*slot);
-  return slot->buffer;
+  return slot->buffer.narrow(0, 0, u.expansion->bytes());
 }
 
 void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {

@@ -245,6 +245,9 @@ TEST(ModelConfigTest, FullLayersOfGemma4HaveHeadsOfTheirOwn) {
   EXPECT_EQ(plain.Layer(1), (LayerShape{2, 16, 128}));  // its own key heads where keys are values
   EXPECT_EQ(plain.LargestHead(), 16);
   EXPECT_EQ(LinearsOfLayer(plain, 1).size(), 7u);
+  spec::JobSpec job;
+  job.lora.modules_to_save = {"1"};  // the end of a block's name, whose scalar is never trained
+  EXPECT_THAT(CheckJob(plain, job)->message, testing::HasSubstr("\"1\" matches no embedding"));
   const ModelConfig config =
       Parse("gemma4_text", std::string(kDenseGemma4) + R"(, "attention_k_eq_v": true)");
   EXPECT_EQ(config.Layer(0), (LayerShape{2, 8, 128}));

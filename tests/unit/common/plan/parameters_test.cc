@@ -137,12 +137,13 @@ TEST(CheckJobTest, ModulesToSaveAreEmbeddingsNormsAndHeads) {
     return found->message;
   };
   EXPECT_THAT(problem({"embed"}), HasSubstr("\"embed\" matches no embedding, norm or head of the "
-                                            "model; it has embed_tokens, input_layernorm, norm, "
-                                            "post_attention_layernorm"));
+                                            "model; it has embed_tokens, input_layernorm, lm_head, "
+                                            "norm, post_attention_layernorm"));
   EXPECT_THAT(problem({"layers.3.mlp.up_proj"}), HasSubstr("a linear of a block"));
   EXPECT_THAT(problem({"mlp"}), HasSubstr("matches no embedding"));
   for (const char* half : {"embed_tokens", "lm_head"}) {
-    EXPECT_THAT(problem({half}), HasSubstr("lora.ensure_weight_tying = true trains it for both"));
+    EXPECT_THAT(problem({half}),
+                HasSubstr("set lora.ensure_weight_tying = true to train it as both"));
     EXPECT_EQ(problem({half}, /*keep_tied=*/true), "none");
   }
   EXPECT_EQ(problem({"norm"}), "none");

@@ -143,6 +143,12 @@ TEST(DialectTest, VariantsWithoutEffectAreToldUnlessTheyAskForNothing) {
   EXPECT_EQ(
       Describe(ResolveText(Minimal(full + "use_dora = false\nmodules_to_save = []\n")).warnings),
       "");
+  const std::string beside = "[lora]\nensure_weight_tying = true\n";
+  EXPECT_THAT(Describe(ResolveText(Minimal(beside)).warnings),
+              HasSubstr("has no effect without lora.modules_to_save"));
+  EXPECT_THAT(Describe(ResolveText(Minimal("[train]\nembedding_learning_rate = 1e-5\n")).warnings),
+              HasSubstr("has no effect without lora.modules_to_save"));
+  EXPECT_EQ(Describe(ResolveText(Minimal(beside + "modules_to_save = [\"norm\"]\n")).warnings), "");
 }
 
 TEST(DialectTest, AnOverrideOfEitherKeyWins) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <string>
 
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
@@ -83,6 +84,14 @@ TEST_F(SelfCheckTest, AModelWhoseDocumentsSeeEachOtherIsRefused) {
               HasSubstr("other tokens in the first of two change the second's logits"));
 }
 
+TEST_F(SelfCheckTest, AModelWithoutFiniteLogitsIsTheUsers) {
+  const auto broken = [](const MicroBatch& batch) {
+    return at::full({batch.size(), kTinyVocabulary}, std::numeric_limits<float>::quiet_NaN());
+  };
+  EXPECT_THAT(MessageOf<UserError>([&] { CheckPacking(broken, probe_); }),
+              HasSubstr("not finite before any training"));
+}
+
 TEST_F(SelfCheckTest, ADocumentThatChangesWithItsPlaceIsRefused) {
   const spec::JobSpec job = Options(spec::Mode::kLora).spec;
   TrainingModel model(job, model_dir(), *comm_);
@@ -157,7 +166,7 @@ TEST_F(SelfCheckTest, ARunSaysWhatItTrains) {
   EXPECT_THAT(messages, HasSubstr("2 x q_proj ["));
   EXPECT_THAT(messages, HasSubstr("]: frozen, with adapters of rank 4 trained\n"));
   EXPECT_THAT(messages, HasSubstr("1 x embed_tokens ["));
-  EXPECT_THAT(messages, HasSubstr("packed documents stay apart"));
+  EXPECT_THAT(messages, HasSubstr("two short packed documents stay apart"));
   EXPECT_THAT(RunTrainer(Options(spec::Mode::kFullFinetune), 1)[0].messages,
               HasSubstr("]: trained\n"));
 }
