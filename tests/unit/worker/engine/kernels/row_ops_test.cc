@@ -254,9 +254,11 @@ TEST_P(TypesTest, NormRopeBackwardEqualsAutogradAndLeavesTheValueHeads) {
   }
 }
 
-TEST(NormRopeTest, RefusesAProjectionOfAnotherWidth) {
+TEST(NormRopeTest, RefusesAProjectionThatHasFewerHeads) {
   const FusedHeads f(8, at::kFloat);
-  Tensor q = at::empty({f.kTokens, f.kHeads + 1, 8}), k = at::empty({f.kTokens, f.kKeyHeads, 8});
+  // Behind those of the queries and keys there are only the values'.
+  Tensor q = at::empty({f.kTokens, f.kHeads + f.kKeyHeads + 1, 8}),
+         k = at::empty({f.kTokens, f.kKeyHeads, 8});
   EXPECT_THROW(ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6),
                c10::Error);
 }
