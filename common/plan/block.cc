@@ -83,8 +83,8 @@ namespace {
 BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
                       const spec::JobSpec& job, int64_t e) {
   const int64_t q = s.heads * layer.head_dim;
-  // Of its own. Borrowed keys and values are counted with the model (peak_memory.cc), their
-  // gradients of this block here.
+  // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
+  // but the gradients that it makes of them here.
   const int64_t borrowed = layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0;
   const int64_t kv = borrowed > 0 ? 0 : layer.kv_heads * layer.head_dim;
   Rows r{};

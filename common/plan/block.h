@@ -40,12 +40,12 @@ struct BlockCost {
 // True if outputs of adapted linears have trained magnitudes.
 bool UsesDora(const spec::JobSpec& job);
 
-// Of every block.
+// The cost of every block, by layer.
 std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpec& job,
                                      int64_t element_bytes);
 
-// Of heads of the model's own size: true when attention's backward processes such documents in
-// slabs of queries, on a GPU.
+// True when attention's backward processes such documents in slabs of queries, on a GPU; for heads
+// of the model's own size, not of layers that differ.
 bool BackwardInSlabs(const ModelShape& shape, int64_t length, bool deterministic);
 // Workspace of a block's attention in its backward on a GPU for `documents` of `length` tokens, in
 // a fixed order of summation or not (attention_calls.h).

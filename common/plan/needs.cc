@@ -97,11 +97,10 @@ Need FastestNeed(Method method, const ModelConfig& model, std::string_view gpu, 
 std::vector<Need> NeedsOf(const ModelConfig& model, std::string_view gpu_type, int64_t gpu_memory) {
   if (model.layers > kMostPlannedLayers) return {};
   std::vector<Need> needs = {SmallestNeed(model, gpu_type, gpu_memory)};
-  if (model.stored.form == StoredForm::kNf4) {
-    needs.push_back(FastestNeed(Method::kQlora, model, gpu_type, gpu_memory));
-    return needs;
-  }
-  for (const Method method : {Method::kLora, Method::kFull}) {
+  const bool in_4_bits = model.stored.form == StoredForm::kNf4;
+  const std::vector<Method> fastest =
+      in_4_bits ? std::vector{Method::kQlora} : std::vector{Method::kLora, Method::kFull};
+  for (const Method method : fastest) {
     needs.push_back(FastestNeed(method, model, gpu_type, gpu_memory));
   }
   // Nothing is said of a job that cannot be planned.

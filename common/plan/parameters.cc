@@ -56,9 +56,6 @@ std::optional<spec::Problem> CheckWhole(const ModelShape& shape, const spec::Job
   return CheckWholeModules(modules, TiedTo(shape), job.lora);
 }
 
-// "q_proj", of "model.layers.0.self_attn.q_proj".
-std::string LastName(const std::string& module) { return module.substr(module.rfind('.') + 1); }
-
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> modules = LinearsOf(shape);
   std::string names;

@@ -49,7 +49,7 @@ struct Rates {
   double head, blocks, forward, backward, elementwise, adapters;
 };
 
-// Of a block's heads, relative to small ones.
+// Attention's rates for a block's heads, relative to small ones.
 struct HeadRates {
   double forward = 1.0, backward = 1.0;
 };

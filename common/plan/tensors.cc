@@ -116,6 +116,10 @@ std::string BlockName(const ModelShape& shape, int64_t layer) {
   return PrefixedName(shape.prefix, NamesOf(shape).block) + "." + std::to_string(layer);
 }
 
+std::string LastName(std::string_view module) {
+  return std::string(module.substr(module.rfind('.') + 1));
+}
+
 std::string PrefixedName(std::string_view prefix, std::string_view name) {
   if (!prefix.starts_with(kModel)) return std::string(prefix).append(name);
   if (!name.starts_with(kModel)) return std::string(name);

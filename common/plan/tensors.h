@@ -19,8 +19,8 @@ struct TensorNames {
   const char* positions = nullptr;   // module; null: no table of positions
   const char* final_norm = nullptr;  // module
   const char* head = nullptr;        // module
-  // Of the inputs that layers have of their own (ModelShape::layer_input): the table of tokens, the
-  // projection of their embeddings and its norm. Modules; null: none.
+  // Modules that make the inputs that layers have of their own (ModelShape::layer_input): the table
+  // of tokens, the projection of their embeddings and its norm. Null: none.
   const char* layer_inputs = nullptr;
   const char* layer_inputs_projection = nullptr;
   const char* layer_inputs_norm = nullptr;
@@ -60,6 +60,9 @@ std::string BlockName(const ModelShape& shape, int64_t layer);
 // ModelShape::prefix; one that starts with "model." is that of names at run time.
 std::string RuntimeModule(std::string_view prefix, std::string_view module);
 std::string CheckpointModule(std::string_view prefix, std::string_view module);
+
+// "q_proj", of "model.layers.0.self_attn.q_proj".
+std::string LastName(std::string_view module);
 
 // The name in the checkpoint of a tensor or module of the decoder, of its name in a text model. A
 // wrapped decoder has its prefix before it, or, where that starts with "model.", in place of the

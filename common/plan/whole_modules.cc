@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "common/plan/tensors.h"
+
 namespace sft::plan {
 namespace {
 
@@ -21,7 +23,7 @@ std::string Choices(std::span<const NamedModule> modules, std::string_view tied_
   std::set<std::string> names;
   if (tied_to.ends_with(kTable)) names.emplace(kHead);
   for (const NamedModule& module : modules) {
-    if (!module.linear) names.insert(module.name.substr(module.name.rfind('.') + 1));
+    if (!module.linear) names.insert(LastName(module.name));
   }
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;

@@ -16,7 +16,7 @@ constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
                            kDistributed = "train.enable_distributed_training",
                            kOptimizer = "hyperparameters.parallelism.offload_optimizer",
                            kParam = "hyperparameters.parallelism.offload_param",
-                           kMode = "training.mode";
+                           kShardingMode = "training.mode";
 constexpr int64_t kDefaultStage = 2;
 
 std::string StrategyOf(const Draft& draft) {
@@ -117,8 +117,8 @@ void CheckHybrid(Draft* draft) {
 // Trained weights in host memory need their optimizer there too, and are gathered from where they
 // are stored.
 void CheckOffloadedWeights(Draft* draft) {
-  if (draft->Faulty({kParam, kOptimizer, kMode}) || !draft->Bool(kParam) ||
-      draft->String(kMode) != "full_finetune") {
+  if (draft->Faulty({kParam, kOptimizer, kShardingMode}) || !draft->Bool(kParam) ||
+      draft->String(kShardingMode) != "full_finetune") {
     return;
   }
   if (!draft->Bool(kOptimizer)) {

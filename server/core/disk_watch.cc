@@ -52,10 +52,9 @@ v1::NodeDisk DiskWatch::Measure(Nanos oldest) {
   return disk_;
 }
 
-template <typename Floor>
-bool DiskWatch::HasRoom(int64_t bytes, const Floor& floor, v1::NodeDisk& disk) {
+bool DiskWatch::HasRoom(int64_t bytes, int64_t parts, v1::NodeDisk& disk) {
   const auto has = [&] {
-    return disk.total_bytes() == 0 || disk.free_bytes() - bytes >= floor(disk);
+    return disk.total_bytes() == 0 || disk.free_bytes() - bytes >= disk.full_bytes() / parts;
   };
   disk = Look();
   if (has()) return true;
@@ -65,10 +64,7 @@ bool DiskWatch::HasRoom(int64_t bytes, const Floor& floor, v1::NodeDisk& disk) {
 
 absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
   v1::NodeDisk disk;
-  if (HasRoom(
-          bytes, [](const v1::NodeDisk& d) { return d.full_bytes(); }, disk)) {
-    return absl::OkStatus();
-  }
+  if (HasRoom(bytes, 1, disk)) return absl::OkStatus();
   const std::string size = bytes > 0 ? " of " + BytesText(bytes) : std::string();
   return ResourceExhausted(
       fmt::format("{}{} is refused: the server's disk has {}, and {} stay free for what runs "
@@ -77,13 +73,13 @@ absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
 }
 
 absl::Status DiskWatch::CheckDelivery(int64_t bytes) {
-  const auto floor = [](const v1::NodeDisk& d) { return d.full_bytes() / 4; };
+  constexpr int64_t kParts = 4;
   v1::NodeDisk disk;
-  if (HasRoom(bytes, floor, disk)) return absl::OkStatus();
-  return ResourceExhausted(
-      fmt::format("the server's disk has {}, and {} stay free for its database (a quarter of "
-                  "--disk-full): a delivery of {} waits until there is room; {}",
-                  FreeText(disk), BytesText(floor(disk)), BytesText(bytes), kWhatToDo));
+  if (HasRoom(bytes, kParts, disk)) return absl::OkStatus();
+  return ResourceExhausted(fmt::format(
+      "the server's disk has {}, and {} stay free for its database (a quarter of "
+      "--disk-full): a delivery of {} waits until there is room; {}",
+      FreeText(disk), BytesText(disk.full_bytes() / kParts), BytesText(bytes), kWhatToDo));
 }
 
 std::string DiskWatch::Warning() {

@@ -35,9 +35,9 @@ class DiskWatch {
  private:
   // As it was measured at most so long ago.
   v1::NodeDisk Measure(Nanos oldest);
-  // So that `bytes` more leave `floor` free.
-  template <typename Floor>
-  bool HasRoom(int64_t bytes, const Floor& floor, v1::NodeDisk& disk);
+  // True if `bytes` more leave one part in `parts` of the second threshold free. `disk`: as
+  // measured.
+  bool HasRoom(int64_t bytes, int64_t parts, v1::NodeDisk& disk);
 
   const std::string dir_;
   const io::DiskMarks marks_;

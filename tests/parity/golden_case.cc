@@ -1,6 +1,7 @@
 #include "tests/parity/golden_case.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 
@@ -107,6 +108,20 @@ double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch) {
   const double count = static_cast<double>(batch.loss_tokens());
   model.ReduceGradients(1.0 / count);
   return sum / count;
+}
+
+void ExpectTensorsOfPeft(const std::filesystem::path& adapter,
+                         const std::filesystem::path& of_peft) {
+  const auto ours = SafetensorsFile::Open(adapter / "adapter_model.safetensors");
+  const auto peft = SafetensorsFile::Open(of_peft / "adapter_model.safetensors");
+  size_t of_text = 0;
+  for (const auto& [name, info] : peft->tensors()) {
+    if (name.find("vision") != std::string::npos) continue;
+    ++of_text;
+    ASSERT_TRUE(ours->Contains(name)) << name;
+    EXPECT_TRUE(at::equal(ours->View(name), peft->View(name))) << name;
+  }
+  EXPECT_EQ(ours->tensors().size(), of_text);
 }
 
 }  // namespace sft::engine

@@ -57,4 +57,9 @@ void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, do
 // The mean loss of a batch; its gradients stay in `model`.
 double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch);
 
+// Expects the folder `adapter` to hold the tensors of PEFT's and no others, but for those of a
+// vision tower.
+void ExpectTensorsOfPeft(const std::filesystem::path& adapter,
+                         const std::filesystem::path& of_peft);
+
 }  // namespace sft::engine

@@ -84,7 +84,7 @@ constexpr std::array kSigns = {
     Sign{"layer_norm_eps", "LayerNorm"},
 };
 
-// Of a type whose name tells nothing.
+// What differs from the nearest family, where the type's name tells nothing.
 std::string ReasonByKeys(const ConfigReader& config) {
   const bool like_gpt2 = config.Has("n_embd");
   if (!like_gpt2 && !config.Has("hidden_size") && !config.Has("text_config")) return {};

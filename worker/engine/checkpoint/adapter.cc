@@ -193,7 +193,7 @@ AdapterConfig ReadConfig(const fs::path& path) {
 
 bool EndsWith(std::string_view text, std::string_view suffix) { return text.ends_with(suffix); }
 
-// Of a module that modules_to_save names, or of a head tied to one.
+// True for a tensor of a module that modules_to_save names, or of a head tied to one.
 bool IsSavedWhole(const AdapterConfig& config, std::string_view key) {
   const std::string_view module = key.substr(0, key.rfind('.'));
   const auto& names = config.modules_to_save;

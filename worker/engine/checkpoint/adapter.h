@@ -63,8 +63,7 @@ struct AdapterFiles {
 // Writes the adapter on the calling rank, reads it back and compares every byte before it appears
 // under its name. `others`: trained biases and modules_to_save under the model's own names
 // ("model...q_proj.bias"); of a tied head, the embedding alone, which the file then has twice, as
-// PEFT's.
-// Tensors are written as they are (fp32). Throws InfrastructureError (disk), InternalError
+// PEFT's. Tensors are written as they are (fp32). Throws InfrastructureError (disk), InternalError
 // (shapes).
 void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
                   std::span<const LoraPair> pairs, std::span<const NamedTensor> others = {});

@@ -181,23 +181,24 @@ std::vector<uint32_t> StepPlan::MicroBatchDocuments(const Step& step, int micro,
   return Documents(step, begin, begin + options_.per_device_batch);
 }
 
+void MicroBatch::Append(const Document& document) {
+  const auto length = static_cast<int32_t>(document.tokens.size());
+  tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
+  for (int32_t i = 0; i < length; ++i) {
+    positions.push_back(i);
+    // Position i predicts token i + 1 of its own document; the last one predicts nothing.
+    const bool labelled = i + 1 < length && document.loss[static_cast<size_t>(i) + 1] != 0;
+    if (labelled) loss_rows.push_back(static_cast<int32_t>(targets.size()));
+    targets.push_back(labelled ? document.tokens[static_cast<size_t>(i) + 1] : kIgnore);
+  }
+  cu_seqlens.push_back(cu_seqlens.back() + length);
+  max_seqlen = std::max(max_seqlen, length);
+}
+
 MicroBatch StepPlan::GetMicroBatch(const Step& step, int micro, int rank) const {
   MicroBatch batch;
-  batch.cu_seqlens.push_back(0);
   for (const uint32_t index : MicroBatchDocuments(step, micro, rank)) {
-    const Document document = dataset_->Get(index);
-    const auto length = static_cast<int32_t>(document.tokens.size());
-    batch.tokens.insert(batch.tokens.end(), document.tokens.begin(), document.tokens.end());
-    for (int32_t i = 0; i < length; ++i) {
-      batch.positions.push_back(i);
-      // Position i predicts token i + 1 of its own document; the last one predicts nothing.
-      const bool labelled = i + 1 < length && document.loss[static_cast<size_t>(i) + 1] != 0;
-      if (labelled) batch.loss_rows.push_back(static_cast<int32_t>(batch.targets.size()));
-      batch.targets.push_back(labelled ? document.tokens[static_cast<size_t>(i) + 1]
-                                       : MicroBatch::kIgnore);
-    }
-    batch.cu_seqlens.push_back(batch.cu_seqlens.back() + length);
-    batch.max_seqlen = std::max(batch.max_seqlen, length);
+    batch.Append(dataset_->Get(index));
   }
   const int64_t first = FirstSample(step, micro, rank);
   for (int64_t sample = first; sample < first + options_.per_device_batch; ++sample) {

@@ -18,11 +18,15 @@ struct MicroBatch {
   std::vector<int32_t> tokens;  // [n]
   std::vector<int32_t>
       targets;  // [n] the token that position i predicts, or kIgnore; never crosses documents
-  std::vector<int32_t> positions;   // [n] from 0 in each document
-  std::vector<int32_t> cu_seqlens;  // [d + 1] document j is [cu_seqlens[j], cu_seqlens[j + 1])
-  std::vector<int32_t> loss_rows;   // [loss_tokens()] the i with targets[i] != kIgnore, ascending
+  std::vector<int32_t> positions;  // [n] from 0 in each document
+  std::vector<int32_t> cu_seqlens = {
+      0};                          // [d + 1] document j is [cu_seqlens[j], cu_seqlens[j + 1])
+  std::vector<int32_t> loss_rows;  // [loss_tokens()] the i with targets[i] != kIgnore, ascending
   int32_t max_seqlen = 0;
   int32_t longest_row = 0;  // tokens of the largest sample: of a document, or of those packed
+
+  // Adds a document behind the others. longest_row, which is about samples, stays as it is.
+  void Append(const Document& document);
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t documents() const { return static_cast<int64_t>(cu_seqlens.size()) - 1; }

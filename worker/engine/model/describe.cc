@@ -9,18 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "common/plan/tensors.h"
+
 namespace sft::engine {
 namespace {
-
-bool IsOfAdapter(ParamRole role) {
-  return role == ParamRole::kLoraA || role == ParamRole::kLoraB || role == ParamRole::kMagnitude;
-}
-
-// "q_proj" of "model.layers.0.self_attn.q_proj.weight"; "wte" of "wte.weight".
-std::string KindOfLayer(const ParamInfo& param) {
-  const std::string_view module = param.module();
-  return std::string(module.substr(module.rfind('.') + 1));
-}
 
 // Layers of one kind, in the order in which the first of each stands in the model.
 class Kinds {
@@ -65,10 +57,10 @@ std::vector<std::string> DescribeTraining(const ModelLayout& layout, const spec:
   Kinds kinds;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (IsOfAdapter(param.role)) continue;
+      if (!param.of_base()) continue;
       const char* what = param.role == ParamRole::kBias ? "bias of " : "";
-      kinds.Add(fmt::format("{}{} [{}]: {}", what, KindOfLayer(param), fmt::join(param.shape, ", "),
-                            TreatmentOf(unit, param, spec)));
+      kinds.Add(fmt::format("{}{} [{}]: {}", what, plan::LastName(param.module()),
+                            fmt::join(param.shape, ", "), TreatmentOf(unit, param, spec)));
     }
   }
   std::vector<std::string> lines = kinds.Lines();

@@ -73,7 +73,7 @@ std::vector<std::string> WrittenTargets(const ModelLayout& layout,
   const auto targets = plan::EffectiveTargets(linears, lora.target_modules);
   if (std::find(targets.begin(), targets.end(), "all-linear") == targets.end()) return targets;
   std::set<std::string> names;
-  for (const std::string& linear : linears) names.insert(linear.substr(linear.rfind('.') + 1));
+  for (const std::string& linear : linears) names.insert(plan::LastName(linear));
   return {names.begin(), names.end()};
 }
 

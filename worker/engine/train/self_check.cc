@@ -36,15 +36,9 @@ double RoundingOf(const Tensor& logits) {
 
 MicroBatch Pack(const ProbeDocuments& documents) {
   MicroBatch batch;
-  batch.cu_seqlens = {0};
   for (const std::vector<int32_t>& document : documents) {
-    for (size_t i = 0; i < document.size(); ++i) {
-      batch.tokens.push_back(document[i]);
-      batch.targets.push_back(MicroBatch::kIgnore);
-      batch.positions.push_back(static_cast<int32_t>(i));
-    }
-    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
-    batch.max_seqlen = std::max(batch.max_seqlen, static_cast<int32_t>(document.size()));
+    const std::vector<uint8_t> no_loss(document.size(), 0);
+    batch.Append({.tokens = document, .loss = no_loss});
   }
   return batch;
 }

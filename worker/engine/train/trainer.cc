@@ -101,17 +101,19 @@ void Trainer::CheckBeforeTraining() {
     for (const std::string& line : DescribeTraining(model_.layout(), options_.spec)) {
       observer_.OnMessage(line);
     }
-    const std::string others =
-        DescribeOtherParts(ModelFiles::Open(options_.model_dir).Names(), model_.layout());
-    if (!others.empty()) observer_.OnMessage(others);
+    // Only a model with a prefix has parts beside the decoder: the files need no second look.
+    if (!model_.layout().prefix.empty()) {
+      const std::string others =
+          DescribeOtherParts(ModelFiles::Open(options_.model_dir).Names(), model_.layout());
+      if (!others.empty()) observer_.OnMessage(others);
+    }
   }
   packing_difference_ =
       CheckPacking([this](const MicroBatch& batch) { return model_.Logits(batch); }, probe_);
   if (comm_.rank() == 0) {
     observer_.OnMessage(
         fmt::format("two short packed documents stay apart; alone, the second's logits differ by "
-                    "at most {:.2g} "
-                    "of the largest",
+                    "at most {:.2g} of the largest",
                     packing_difference_));
   }
 }

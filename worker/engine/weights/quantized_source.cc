@@ -31,6 +31,7 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
     units_.back().expansion = options.compute == at::kFloat8_e4m3fn
                                   ? MakeFp8Expansion(info, *format_)
                                   : MakePlainExpansion(info, *format_, options.compute);
+    slot_bytes_ = std::max(slot_bytes_, units_.back().expansion->bytes());
   }
   ChooseOwners(options.run);
 }
@@ -197,12 +198,7 @@ Tensor QuantizedSource::Hold(int unit, WeightUse use) {
                                  u.expansion->bytes());
       return u.own;
     }
-    // Of one size, so that blocks which differ in theirs pass through the same buffers.
-    int64_t bytes = 0;
-    for (const Unit& each : units_) {
-      if (each.expansion) bytes = std::max(bytes, each.expansion->bytes());
-    }
-    slot = &slots_.Take(unit, bytes, at::TensorOptions(comm_.device()).dtype(at::kByte));
+    slot = &slots_.Take(unit, slot_bytes_, at::TensorOptions(comm_.device()).dtype(at::kByte));
   }
   slots_.Pin(*slot);
   return slot->buffer.narrow(0, 0, u.expansion->bytes());

@@ -106,6 +106,7 @@ class QuantizedSource : public WeightSource {
   Communicator& comm_;
   std::vector<Unit> units_;
   SlotPool slots_;
+  int64_t slot_bytes_ = 0;  // the largest unit's: blocks of different sizes pass through one buffer
   SideStream side_;
 };
 
