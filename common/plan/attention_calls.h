@@ -30,6 +30,11 @@ inline constexpr int64_t kSlabWorkspace = int64_t{5} << 30;
 // kSlabWorkspace.
 inline constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
 
+// A window's backward in slabs: queries per slab, and the keys before its first query that one of
+// its queries may see, in whole tiles.
+inline constexpr int64_t kWindowSlab = 512;
+inline int64_t WindowKeysBefore(int64_t window) { return RoundUp(window - 1, 128); }
+
 // Attention's heads, and whether its backward sums in a fixed order.
 struct BackwardHeads {
   int64_t kv_heads = 0;
@@ -48,6 +53,13 @@ struct BackwardHeads {
   }
   // True when documents of `longest` tokens are processed in slabs of queries.
   bool InSlabs(int64_t longest) const { return Workspace(longest, longest) > kCudnnMost; }
+  // True when documents of `longest` tokens are processed in slabs of queries with the keys that
+  // the window leaves them, all slabs at once. A fixed order of summation otherwise goes over all
+  // keys before a query; it pays off where it saves a fifth of them.
+  bool InWindowSlabs(int64_t longest, int64_t window) const {
+    if (!deterministic || window <= 0) return false;
+    return 5 * (2 * WindowKeysBefore(window) + kWindowSlab) <= 4 * longest;
+  }
 };
 
 // Documents and key heads of one call, where whole documents fit. A call's statistics must be
@@ -59,6 +71,27 @@ inline BackwardCall CallOf(const BackwardHeads& heads, int64_t documents, int64_
   const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / heads.Workspace(longest, longest));
   if (units < heads.kv_heads) return {1, LargestDivisor(heads.kv_heads, units)};
   return {LargestDivisor(documents, units / heads.kv_heads), heads.kv_heads};
+}
+
+// Slabs and key heads of one call over a window's slabs; `calls` of them for each group of key
+// heads, where the last slabs of the last call may be empty.
+struct WindowCall {
+  int64_t slabs = 1, kv_heads = 1, calls = 1;
+
+  int64_t Planned() const { return slabs * calls; }
+};
+// For `slabs` slabs of all documents. Half of kCudnnWorkspace for the call, half for what all slabs
+// add to the gradients of the keys and values of its heads, bf16.
+inline WindowCall WindowCallOf(const BackwardHeads& heads, int64_t slabs, int64_t window) {
+  const int64_t keys = kWindowSlab + WindowKeysBefore(window);
+  const int64_t parts = slabs * 2 * keys * heads.head_dim * 2;
+  WindowCall call;
+  call.kv_heads = LargestDivisor(heads.kv_heads, std::max<int64_t>(1, kCudnnWorkspace / 2 / parts));
+  const int64_t workspace = call.kv_heads * heads.Workspace(kWindowSlab, keys);
+  const int64_t most = std::max<int64_t>(1, kCudnnWorkspace / 2 / workspace);
+  call.calls = (slabs + most - 1) / most;
+  call.slabs = (slabs + call.calls - 1) / call.calls;
+  return call;
 }
 
 // Queries per slab for documents of `longest` tokens.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "server/gangs/gang_life.h"
+#include "sft/v1/worker_service.pb.h"
 
 // What a node reports of its attempts, taken into the database. Inside one transaction of the
 // store.

@@ -15,6 +15,7 @@
 
 #include "worker/engine/cuda/cudnn_plan.h"
 #include "worker/engine/cuda/cudnn_slabs.h"
+#include "worker/engine/cuda/cudnn_window_slabs.h"
 #include "worker/engine/cuda/kernels/ragged.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/kernels/batch_shape.h"
@@ -174,6 +175,10 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   const plan::BackwardHeads heads = HeadsOf(q, k);
   const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
   const auto documents = static_cast<int64_t>(lengths.size());
+  if (heads.InWindowSlabs(batch.longest, window) &&
+      CudnnBackwardInWindowSlabs(tensors, lse, cu_seqlens, documents, batch, scale, window)) {
+    return true;
+  }
   if (heads.InSlabs(batch.longest)) {
     return CudnnBackwardInSlabs(tensors, lse, cu_seqlens, documents, batch, scale, window);
   }

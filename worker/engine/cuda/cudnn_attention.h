@@ -18,8 +18,8 @@
 // algorithms. For that, cuDNN 9 keeps the gradients of the scores of a whole call, 2 bytes each;
 // otherwise it sums up dq in fp32, by atomics. A batch goes in several calls where its workspace
 // would be too large (common/plan/attention_calls.h), the longest documents by slabs of queries
-// (cudnn_slabs.h). All calls of a batch use one workspace of the caching allocator, freed when the
-// last is enqueued.
+// (cudnn_slabs.h), long ones with a window by slabs too, all at once (cudnn_window_slabs.h). All
+// calls of a batch use one workspace of the caching allocator, freed when the last is enqueued.
 //
 // All functions may be called from any thread.
 

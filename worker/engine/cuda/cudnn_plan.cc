@@ -35,6 +35,7 @@ constexpr int64_t kLseUid = 64, kQueriesUid = 65, kKeysUid = 66;
 // The operand whose offsets `operand` uses: a gradient those of its tensor where they stand alike.
 int OffsetsOf(const CudnnPlanKey& key, int operand) {
   constexpr int kTensorOf[kOperands] = {kQ, kK, kV, kOut, kOut, kQ, kK, kV};
+  if (key.parts && (operand == kDk || operand == kDv)) return kDk;
   const int tensor = kTensorOf[operand];
   return key.token_strides[tensor] == key.token_strides[operand] ? tensor : operand;
 }

@@ -33,6 +33,8 @@ struct CudnnPlanKey {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t window = 0;  // 0: all
+  // dk and dv lie elsewhere than k and v do, even where their token strides are the same.
+  int64_t parts = 0;
   float scale = 0.0f;
   std::array<int64_t, kOperands> token_strides{};
 

@@ -69,6 +69,7 @@ class SlabCalls {
     key.kv_heads = heads_;
     key.head_dim = head_dim_;
     key.window = window < keys ? window : 0;
+    key.parts = 1;
     key.scale = static_cast<float>(scale);
     for (int i = 0; i < kOperands; ++i) key.token_strides[i] = TokenStride(i);
     const int64_t one = heads.Workspace(queries, keys);

@@ -74,7 +74,7 @@ class FakeFollower final : public Follower {
 // Methods that keep a user, take several messages and count what they were called with.
 class FakeService {
  public:
-  FakeService(Access& access, Store& store) : access_(access), store_(store) {}
+  explicit FakeService(Access& access) : access_(access) {}
 
   void AddTo(Methods& methods) {
     using Self = FakeService;
@@ -126,7 +126,6 @@ class FakeService {
 
  private:
   Access& access_;
-  Store& store_;
 };
 
 class DoorTest : public testing::Test {
@@ -136,7 +135,7 @@ class DoorTest : public testing::Test {
         store_(Store::Open({.path = dir_ + "/server.db"}).value()),
         access_(Access::Load(*store_, clock_, std::nullopt).value()),
         gate_(*access_, *store_, clock_, /*open=*/false),
-        service_(*access_, *store_) {
+        service_(*access_) {
     service_.AddTo(methods_);
     EXPECT_TRUE(access_->PutUser({"root", true, {}}).ok());
     admin_ = TokenOf("root");
