@@ -12,6 +12,16 @@
 #include "worker/engine/model/families.h"
 
 namespace sft::engine {
+namespace {
+
+// Gemma 4 does not divide attention's scores: the weights of its heads' norms keep them small. With
+// weights of 1 a softmax takes one key, and its gradients are mostly rounding.
+bool ScalesScores(const std::string& config, const std::string& name) {
+  return config.find("gemma4") != std::string::npos &&
+         (name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight"));
+}
+
+}  // namespace
 
 std::string TinyConfig(const std::string& extra) {
   return R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 96,
@@ -35,6 +45,7 @@ void WriteTinyModel(const std::filesystem::path& dir, const std::string& config)
       if (param.transposed) std::reverse(shape.begin(), shape.end());
       at::Tensor values = at::randn(shape, generator, at::kFloat).mul_(0.1);
       if (param.role == ParamRole::kNorm || param.role == ParamRole::kConstant) values.add_(1.0);
+      if (ScalesScores(config, param.name)) values.mul_(0.25);
       tensors.push_back({param.name, values.to(at::kBFloat16)});
     }
   }
