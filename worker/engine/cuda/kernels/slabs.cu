@@ -1,3 +1,4 @@
+#include "worker/engine/cuda/kernels/extent.cuh"
 #include "worker/engine/cuda/kernels/slabs.h"
 #include "worker/engine/cuda/kernels/vec.cuh"
 
@@ -9,19 +10,13 @@ using Element = __nv_bfloat16;
 constexpr int kThreads = 256;
 constexpr int kElements = kWide<Element>;  // of a thread
 
-struct Extent {
-  int32_t start, length;
-};
-
-__device__ Extent ExtentOf(const SlabDocument& document) {
-  if (document.index >= document.documents) return {0, 0};
-  const int32_t start = document.cu_seqlens[document.index];
-  return {start, document.cu_seqlens[document.index + 1] - start};
+__device__ Extent DocumentExtent(const SlabDocument& document) {
+  return ExtentOf(document.cu_seqlens, document.documents, document.index);
 }
 
 __global__ void SlabOffsets(SlabOperands operands, SlabDocument document, Slab slab,
                             int64_t* __restrict__ offsets, int32_t* __restrict__ lengths) {
-  const Extent extent = ExtentOf(document);
+  const Extent extent = DocumentExtent(document);
   const int32_t end = min(extent.length, slab.end());
   const int32_t queries = max(0, end - slab.first);
   const int32_t keys = queries > 0 ? end - slab.first_key : 0;
@@ -44,7 +39,7 @@ __global__ void AddSlab(SlabDocument document, Slab slab, int64_t width, SlabGra
   const SlabGradient& gradient = blockIdx.y == 0 ? dk : dv;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElements;
   const int64_t row = at / width, column = at % width;
-  const Extent extent = ExtentOf(document);
+  const Extent extent = DocumentExtent(document);
   const int64_t key = slab.first_key + row;
   if (extent.length <= slab.first || key >= min(extent.length, slab.end())) return;
   float x[kElements];

@@ -1,3 +1,4 @@
+#include "worker/engine/cuda/kernels/extent.cuh"
 #include "worker/engine/cuda/kernels/vec.cuh"
 #include "worker/engine/cuda/kernels/window_slabs.h"
 
@@ -8,16 +9,6 @@ using Element = __nv_bfloat16;
 
 constexpr int kThreads = 256;
 constexpr int kElements = kWide<Element>;  // of a thread
-
-struct Extent {
-  int32_t start, length;
-};
-
-__device__ Extent ExtentOf(const WindowSlabs& slabs, int64_t document) {
-  if (document >= slabs.documents) return {slabs.cu_seqlens[slabs.documents], 0};
-  const int32_t start = slabs.cu_seqlens[document];
-  return {start, slabs.cu_seqlens[document + 1] - start};
-}
 
 __device__ int32_t FirstKey(const WindowSlabs& slabs, int32_t slab) {
   return max(0, slab * slabs.queries - slabs.before);
@@ -30,7 +21,7 @@ struct Placed {
 };
 
 __device__ Placed Place(const WindowSlabs& slabs, int64_t index) {
-  const Extent extent = ExtentOf(slabs, index / slabs.per_document);
+  const Extent extent = ExtentOf(slabs.cu_seqlens, slabs.documents, index / slabs.per_document);
   const auto slab = static_cast<int32_t>(index % slabs.per_document);
   const int32_t first = min(slab * slabs.queries, extent.length);
   const int32_t end = min(first + slabs.queries, extent.length);
@@ -77,7 +68,7 @@ __global__ void AddWindowParts(WindowSlabs slabs, int64_t width, WindowGradient 
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElements;
   const auto key = static_cast<int32_t>(at / width);
   const int64_t column = at % width;
-  const Extent extent = ExtentOf(slabs, blockIdx.z);
+  const Extent extent = ExtentOf(slabs.cu_seqlens, slabs.documents, blockIdx.z);
   if (key >= extent.length) return;
   const auto* parts = static_cast<const Element*>(gradient.parts) +
                       static_cast<int64_t>(blockIdx.z) * slabs.per_document * slabs.keys() * width +
