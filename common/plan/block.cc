@@ -70,6 +70,29 @@ int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const
   return layer.intermediate % strip == 0 ? layer.intermediate / strip * 2 * rank * 4 : 0;
 }
 
+// Bytes per token of the passes that biases and their gradients take (nn/projection.h). A bias is
+// added in a pass over its output, but by the product where a linear has its matrix for itself and
+// the product is not in FP8. Its gradient is a sum over that of the output, but where LayerNorm or
+// an activation without a gate writes that and sums it on the way.
+int64_t BiasBytes(const ModelShape& s, const BlockMatrices& m, const spec::JobSpec& job,
+                  int64_t e) {
+  const TensorNames& names = NamesOf(s);
+  const bool fp8 = job.training.matmul == spec::Matmul::kFp8;
+  const bool layer_norms = s.norm == NormKind::kLayerNorm;
+  int64_t elements = 0;
+  const auto add = [&](bool has, int64_t rows, bool alone, bool summed) {
+    if (!has) return;
+    if (!alone || fp8) elements += 2 * rows;
+    if (job.full_finetune() && !(alone && summed)) elements += rows;
+  };
+  add(s.qkv_bias, m.qkv.rows, names.k == nullptr, false);
+  add(s.output_bias, m.o.rows, true, layer_norms);
+  add(s.mlp_bias, m.gate_up.rows, names.gate == nullptr || names.up == nullptr,
+      names.gate == nullptr);
+  add(s.mlp_bias, m.down.rows, true, layer_norms);
+  return elements * e;
+}
+
 BackwardHeads HeadsOf(const ModelShape& s, const LayerShape& layer, bool deterministic) {
   return {layer.kv_heads, s.heads / layer.kv_heads, layer.head_dim, deterministic};
 }
@@ -165,10 +188,7 @@ BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockM
   }
   if (s.layer_input > 0) cost.elementwise += 12 * r.hidden + 14 * s.layer_input * e;
   if (NamesOf(s).layer_scale != nullptr) cost.elementwise += 2 * 2 * r.hidden;
-  // A bias is added in a pass over its output, and its gradient is a sum over that of the output.
-  const int64_t biased = (s.qkv_bias ? m.qkv.rows : 0) + (s.output_bias ? m.o.rows : 0) +
-                         (s.mlp_bias ? m.gate_up.rows + m.down.rows : 0);
-  cost.elementwise += (2 + (job.full_finetune() ? 1 : 0)) * biased * e;
+  cost.elementwise += BiasBytes(s, m, job, e);
   const BlockMatrices::Matrix* const matrices[] = {&m.qkv,  &m.o,          &m.gate_up,
                                                    &m.down, &m.input_gate, &m.input_projection};
   for (const BlockMatrices::Matrix* matrix : matrices) cost.weights += matrix->weights();

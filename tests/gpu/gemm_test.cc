@@ -43,8 +43,17 @@ TEST_F(GemmTest, EqualsTheProductForEveryOrientationAndType) {
           ops::Gemm(c, a, b, 1.0, 0.0);
           EXPECT_LT(RelativeError(c, product), Tolerance(out));
           const Tensor addend = Rows(m, n, 0, out, 4);
-          ops::GemmAdd(c, a, b, addend);
-          EXPECT_LT(RelativeError(c, product + addend.cpu().to(at::kDouble)), Tolerance(out));
+          ops::GemmAdd(c, a, b, addend, Tensor());
+          const Tensor sum = product + addend.cpu().to(at::kDouble);
+          EXPECT_LT(RelativeError(c, sum), Tolerance(out));
+          const Tensor bias = ToGpu(Normal({n}, 5, 3.0).to(out));
+          const Tensor wide = bias.cpu().to(at::kDouble);
+          ops::GemmAdd(c, a, b, addend, bias);
+          EXPECT_LT(RelativeError(c, sum + wide), Tolerance(out)) << m << "x" << k << "x" << n;
+          c.fill_(std::numeric_limits<double>::quiet_NaN());
+          ops::GemmAdd(c, a, b, Tensor(), bias);
+          EXPECT_LT(RelativeError(c, product + wide), Tolerance(out)) << m << "x" << k << "x" << n;
+          EXPECT_TRUE(SameBits(c.as_strided({m, 24}, {c.stride(0), 1}, n), spare));
         }
       }
     }
@@ -59,6 +68,43 @@ TEST_F(GemmTest, GivesTheSameBitsEachTime) {
     second.zero_();
     ops::Gemm(second, a, b, 1.0, 1.0);
     EXPECT_TRUE(SameBits(first, second));
+  }
+}
+
+// The linears of GPT-2 medium, for one row, ragged numbers of rows and round ones; the last bias
+// starts on no boundary that cuBLAS likes.
+TEST_F(GemmTest, ABiasOfTheProductIsRoundedOnceAndRepeats) {
+  struct Linear {
+    int64_t inputs, outputs, first;
+  };
+  for (const int64_t rows : {1, 7, 129, 512}) {
+    for (const auto& [inputs, outputs, first] :
+         {Linear{1024, 3072, 0}, Linear{1024, 1024, 0}, Linear{1024, 4096, 0},
+          Linear{4096, 1024, 0}, Linear{72, 1001, 0}, Linear{1024, 1024, 1}}) {
+      for (const bool adds : {false, true}) {
+        const Tensor x = Rows(rows, inputs, 64, at::kBFloat16, 1);
+        const Tensor w = Rows(outputs, inputs, 0, at::kBFloat16, 2);
+        const Tensor bias =
+            ToGpu(Normal({first + outputs}, 3, 20.0).to(at::kBFloat16)).narrow(0, first, outputs);
+        const Tensor addend = adds ? Rows(rows, outputs, 8, at::kBFloat16, 4) : Tensor();
+        Tensor exact = at::mm(x.cpu().to(at::kDouble), w.cpu().to(at::kDouble).t());
+        if (adds) exact.add_(addend.cpu().to(at::kDouble));
+        exact.add_(bias.cpu().to(at::kDouble));
+        Tensor y = Rows(rows, outputs, 0, at::kBFloat16, 5), again = y.clone(), apart = y.clone();
+        ops::GemmAdd(y, x, w.t(), addend, bias);
+        ops::GemmAdd(again, x, w.t(), addend, bias);
+        EXPECT_TRUE(SameBits(y, again)) << rows << " " << inputs << " " << outputs;
+        if (adds) {
+          ops::GemmAdd(apart, x, w.t(), addend, Tensor());
+        } else {
+          ops::Gemm(apart, x, w.t(), 1.0, 0.0);
+        }
+        ops::AddBias(apart, bias);
+        EXPECT_LT(RelativeError(y, exact), 2e-3) << rows << " " << inputs << " " << outputs;
+        EXPECT_LE(RelativeError(y, exact), RelativeError(apart, exact) * 1.001)
+            << rows << " " << inputs << " " << outputs << " adds " << adds;
+      }
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // Times the CUDA operations at the shapes of Qwen3-8B and -32B and prints, for each, milliseconds
 // and the share of the device's copy bandwidth or the rate in TFLOP/s; with the argument
-// "attention" attention's alone. Run on an idle GPU.
+// "attention" attention's alone, with "biases" what GPT-2 medium has beside it. Run on an idle GPU.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -292,6 +292,52 @@ void Mlp(const Table& table, int64_t width) {
                [&] { ops::GluFactorsBackward(gradient, dxa, dy, factors); });
 }
 
+// GPT-2 medium's linears with their biases, its activation and its norms.
+void Biases(const Table& table) {
+  constexpr int64_t kRows = 16384, kHidden = 1024, kInner = 4 * kHidden;
+  for (const auto& [inputs, outputs] :
+       {std::pair{kHidden, 3 * kHidden}, std::pair{kHidden, kHidden}, std::pair{kHidden, kInner},
+        std::pair{kInner, kHidden}}) {
+    const at::Tensor x = RandomRows(kRows, inputs), w = Random({outputs, inputs});
+    const at::Tensor bias = Random({outputs}), addend = Random({kRows, outputs});
+    at::Tensor y = Random({kRows, outputs});
+    at::Tensor sums = at::empty({outputs}, y.options().dtype(at::kFloat));
+    const std::string name = fmt::format(" {}x{}x{}", kRows, inputs, outputs);
+    const double flops = 2.0 * static_cast<double>(kRows * inputs * outputs);
+    table.Arithmetic("gemm" + name, flops, [&] { ops::Gemm(y, x, w.t(), 1.0, 0.0); });
+    table.Arithmetic("gemm + bias", flops, [&] { ops::GemmAdd(y, x, w.t(), {}, bias); });
+    table.Arithmetic("gemm + addend", flops, [&] { ops::GemmAdd(y, x, w.t(), addend, {}); });
+    table.Arithmetic("gemm + addend + bias", flops,
+                     [&] { ops::GemmAdd(y, x, w.t(), addend, bias); });
+    table.Memory("bias in a pass of its own", 2 * Bytes(y), [&] { ops::AddBias(y, bias); });
+    table.Memory("sums of columns", Bytes(y), [&] { ops::ColumnSums(sums, y); });
+    table.Memory("sums of columns by LibTorch", Bytes(y),
+                 [&] { at::sum(y, {0}, false, at::kFloat); });
+  }
+  constexpr plan::ActivationKind kGelu = plan::ActivationKind::kGeluTanh;
+  const at::Tensor inner = RandomRows(kRows, kInner), dinner = RandomRows(kRows, kInner);
+  at::Tensor out = RandomRows(kRows, kInner), none;
+  at::Tensor sums = at::empty({kInner}, out.options().dtype(at::kFloat));
+  table.Memory("gelu", 2 * Bytes(inner), [&] { ops::Activate(out, inner, kGelu); });
+  table.Memory("gelu backward", 3 * Bytes(inner),
+               [&] { ops::ActivateBackward(out, dinner, inner, kGelu, none); });
+  table.Memory("gelu backward + sums", 3 * Bytes(inner),
+               [&] { ops::ActivateBackward(out, dinner, inner, kGelu, sums); });
+  const at::Tensor x = RandomRows(kRows, kHidden), dy = RandomRows(kRows, kHidden);
+  const at::Tensor residual = RandomRows(kRows, kHidden), w = Random({kHidden});
+  at::Tensor y = RandomRows(kRows, kHidden);
+  const at::Tensor statistics = ops::LayerNorm(y, x, w, w, 1e-5);
+  table.Memory("layer_norm", 2 * Bytes(x), [&] { ops::LayerNorm(y, x, w, w, 1e-5); });
+  at::Tensor of_norm = at::empty({kHidden}, statistics.options());
+  const auto backward = [&](const std::string& what, bool weights, at::Tensor& to) {
+    table.Memory("layer_norm backward" + what, 4 * Bytes(x),
+                 [&] { ops::LayerNormBackward(y, dy, x, w, statistics, residual, weights, to); });
+  };
+  backward("", false, none);
+  backward(" + weights", true, none);
+  backward(" + weights + sums", true, of_norm);
+}
+
 void Loss(const Table& table) {
   constexpr int64_t kRows = 4096;
   at::Tensor logits = Random({kRows, 151936});
@@ -415,7 +461,7 @@ void Attentions(const Table& table) {
   Attention(table, std::vector<int64_t>(16, 1024), {16, 16, 64});
 }
 
-int Main(bool attention_alone) {
+int Main(std::string_view what) {
   const CudaPlugin& plugin = LoadCudaPlugin(DefaultCudaPluginPath());
   if (plugin.devices->Count() == 0) {
     fmt::print("no GPU on this machine: nothing timed\n");
@@ -424,8 +470,8 @@ int Main(bool attention_alone) {
   plugin.devices->Select(0);
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
-  if (attention_alone) {
-    Attentions(table);
+  if (what == "attention" || what == "biases") {
+    what == "attention" ? Attentions(table) : Biases(table);
     return 0;
   }
   Nf4(table);
@@ -438,6 +484,7 @@ int Main(bool attention_alone) {
   Heads(table, 32, 8, 128);
   Heads(table, 64, 8, 128);
   for (const int64_t width : {12288, 25600}) Mlp(table, width);
+  Biases(table);
   Loss(table);
   Optimizers(table);
   Attentions(table);
@@ -447,6 +494,4 @@ int Main(bool attention_alone) {
 }  // namespace
 }  // namespace sft::engine
 
-int main(int argc, char** argv) {
-  return sft::engine::Main(argc > 1 && std::string_view(argv[1]) == "attention");
-}
+int main(int argc, char** argv) { return sft::engine::Main(argc > 1 ? argv[1] : ""); }

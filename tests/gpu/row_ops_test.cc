@@ -49,6 +49,13 @@ struct Strided {
   at::Tensor buffer, rows;
 };
 
+// Whether `sums` are the sums of the columns of `x`, but for the rounding of sums in fp32.
+bool AreSumsOf(const at::Tensor& sums, const at::Tensor& x) {
+  const at::Tensor exact = x.cpu().to(at::kDouble),
+                   error = sums.cpu().to(at::kDouble) - exact.sum(0);
+  return (error.abs() <= 1e-5 * exact.abs().sum(0)).all().item<bool>();
+}
+
 class RowsTest : public GpuTest,
                  public ::testing::WithParamInterface<std::pair<int64_t, int64_t>> {};
 
@@ -143,19 +150,35 @@ TEST_P(RowsTest, LayerNormForwardAndBackwardEqualTheReference) {
     at::Tensor y_ref = at::empty({rows, width}), dx_ref = at::empty({rows, width});
     const at::Tensor statistics_ref =
         ops::LayerNorm(y_ref, x.reference, w.reference, b.reference, 1e-5);
-    const at::Tensor both_ref = ops::LayerNormBackward(
-        dx_ref, dy.reference, x.reference, w.reference, statistics_ref, residual.reference, true);
+    at::Tensor nowhere;
+    const at::Tensor both_ref =
+        ops::LayerNormBackward(dx_ref, dy.reference, x.reference, w.reference, statistics_ref,
+                               residual.reference, true, nowhere);
     for (const int64_t gap : {64, 3}) {
       const Strided source(x.gpu, gap), gradient(dy.gpu, gap), skip(residual.gpu, gap);
       Strided y(x.gpu.sizes(), type, gap), dx(x.gpu.sizes(), type, gap), over(dy.gpu, gap);
       const at::Tensor statistics = ops::LayerNorm(y.rows, source.rows, w.gpu, b.gpu, 1e-5);
       EXPECT_LT(RelativeError(y.rows, y_ref), tolerance) << type;
       const at::Tensor both = ops::LayerNormBackward(dx.rows, gradient.rows, source.rows, w.gpu,
-                                                     statistics, skip.rows, true);
+                                                     statistics, skip.rows, true, nowhere);
       EXPECT_LT(RelativeError(dx.rows, dx_ref), 2 * tolerance) << type;
       EXPECT_LT(RelativeError(both, both_ref), 10 * tolerance) << type;
+      for (const bool weights : {true, false}) {
+        Strided summed(x.gpu.sizes(), type, gap);
+        at::Tensor sums = at::full({width}, 77.0, statistics.options()), again = sums.clone();
+        const at::Tensor with = ops::LayerNormBackward(summed.rows, gradient.rows, source.rows,
+                                                       w.gpu, statistics, skip.rows, weights, sums);
+        EXPECT_TRUE(SameBits(summed.rows, dx.rows)) << type << " gap " << gap;
+        EXPECT_TRUE(AreSumsOf(sums, dx.rows) && summed.GapIsUntouched()) << type << " gap " << gap;
+        ops::LayerNormBackward(summed.rows, gradient.rows, source.rows, w.gpu, statistics,
+                               skip.rows, weights, again);
+        EXPECT_TRUE(SameBits(sums, again)) << type << " gap " << gap;
+        if (weights) {
+          EXPECT_LT(RelativeError(with, both_ref), 10 * tolerance) << type;
+        }
+      }
       const at::Tensor none = ops::LayerNormBackward(over.rows, over.rows, source.rows, w.gpu,
-                                                     statistics, skip.rows, false);
+                                                     statistics, skip.rows, false, nowhere);
       EXPECT_EQ(none.size(1), 0);
       EXPECT_TRUE(SameBits(over.rows, dx.rows)) << type << " gap " << gap;
       EXPECT_TRUE(y.GapIsUntouched() && dx.GapIsUntouched() && over.GapIsUntouched()) << type;
@@ -174,10 +197,35 @@ TEST_P(RowsTest, ActivationsWithoutAGateEqualTheReference) {
     for (const int64_t gap : {64, 3}) {
       Strided in_place(x.gpu, gap), out(x.gpu.sizes(), type, gap);
       ops::Activate(out.rows, in_place.rows, kind);
-      ops::ActivateBackward(in_place.rows, Strided(dy.gpu, gap).rows, in_place.rows, kind);
+      Strided summed(x.gpu, gap);
+      at::Tensor none, sums = at::empty({width}, in_place.rows.options().dtype(at::kFloat));
+      const Strided gradient(dy.gpu, gap);
+      ops::ActivateBackward(in_place.rows, gradient.rows, in_place.rows, kind, none);
+      ops::ActivateBackward(summed.rows, gradient.rows, summed.rows, kind, sums);
+      EXPECT_TRUE(SameBits(summed.rows, in_place.rows)) << type << " gap " << gap;
+      EXPECT_TRUE(AreSumsOf(sums, summed.rows)) << type << " gap " << gap;
+      at::Tensor again = at::empty_like(sums);
+      Strided repeated(x.gpu, gap);
+      ops::ActivateBackward(repeated.rows, gradient.rows, repeated.rows, kind, again);
+      EXPECT_TRUE(SameBits(again, sums) && summed.GapIsUntouched()) << type << " gap " << gap;
       EXPECT_LT(RelativeError(out.rows, out_ref), tolerance) << type;
       EXPECT_LT(RelativeError(in_place.rows, dx_ref), tolerance) << type;
       EXPECT_TRUE(out.GapIsUntouched() && in_place.GapIsUntouched()) << type;
+    }
+  }
+}
+
+TEST_P(RowsTest, ColumnsAreSummedInOneOrder) {
+  const auto [rows, width] = GetParam();
+  for (const auto& precision : kPrecisions) {
+    const at::Tensor x = ToGpu(Normal({rows, width}, 6)).to(precision.type);
+    at::Tensor sums = at::empty({width}, x.options().dtype(at::kFloat));
+    ops::ColumnSums(sums, x);
+    EXPECT_TRUE(AreSumsOf(sums, x)) << precision.type;
+    for (const int64_t gap : {64, 3}) {
+      at::Tensor again = at::full_like(sums, 77.0);
+      ops::ColumnSums(again, Strided(x, gap).rows);
+      EXPECT_TRUE(SameBits(again, sums)) << precision.type << " gap " << gap;
     }
   }
 }
@@ -243,7 +291,8 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(11, 256), std::pair(33, 576), std::pair(2, 1000),
                       std::pair(129, 1537), std::pair(40, 2048), std::pair(300, 5120),
                       std::pair(21, 8192), std::pair(7, 16384), std::pair(2, 25600),
-                      std::pair(20011, 128), std::pair(9, 151936)),
+                      std::pair(20011, 128), std::pair(9, 151936), std::pair(1, 1024),
+                      std::pair(1001, 1024), std::pair(517, 3072), std::pair(4099, 4096)),
     [](const auto& info) {
       return std::to_string(info.param.first) + "x" + std::to_string(info.param.second);
     });
@@ -258,6 +307,12 @@ TEST_F(GpuTest, RowOperationsTakeNoRows) {
   EXPECT_EQ(dw.abs().sum().item<float>(), 0.0f);
   ops::Glu(half, none, plan::ActivationKind::kSilu);
   ops::GluBackward(none, half, none, plan::ActivationKind::kSilu);
+  at::Tensor sums = ToGpu(at::ones({64}));
+  ops::ActivateBackward(none, none, none, plan::ActivationKind::kGeluTanh, sums);
+  EXPECT_TRUE(SameBits(sums, ToGpu(at::zeros({64}))));
+  sums.fill_(1.0);
+  ops::ColumnSums(sums, none);
+  EXPECT_TRUE(SameBits(sums, ToGpu(at::zeros({64}))));
   at::Tensor logits = none.clone();
   const at::Tensor targets = ToGpu(at::empty({0}, at::kLong));
   EXPECT_EQ(ops::CrossEntropy(logits, targets, true).item<float>(), 0.0f);

@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "common/base/mutex.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
 
@@ -79,6 +81,7 @@ uint32_t Alignment(const void* pointer) {
 struct Problem {
   int64_t device = 0, m = 0, n = 0, k = 0, ld_a = 0, ld_b = 0, ld_c = 0, ld_out = 0;
   int64_t in_type = 0, out_type = 0, flips = 0, reads_c = 0, alignment = 0, fast_sums = 0;
+  int64_t adds_bias = 0;
   auto operator<=>(const Problem&) const = default;
 };
 
@@ -119,6 +122,12 @@ Descriptors Describe(const Problem& problem, const Operand& a, const Operand& b)
         cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast),
         "the precision of sums");
   }
+  if (problem.adds_bias != 0) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                         sizeof epilogue),
+          "a bias");
+  }
   d.b = MakeLayout(in, problem.n, problem.k, problem.ld_b, b.flipped);
   d.a = MakeLayout(in, problem.k, problem.m, problem.ld_a, a.flipped);
   d.c = MakeLayout(out, problem.n, problem.m, problem.ld_c, false);
@@ -126,8 +135,9 @@ Descriptors Describe(const Problem& problem, const Operand& a, const Operand& b)
   return d;
 }
 
-cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& problem,
-                                     const Descriptors& d) {
+// None where cuBLAS has no algorithm that adds a bias to this product.
+std::optional<cublasLtMatmulAlgo_t> ChooseAlgorithm(cublasLtHandle_t handle, const Problem& problem,
+                                                    const Descriptors& d) {
   cublasLtMatmulPreference_t raw = nullptr;
   Check(cublasLtMatmulPreferenceCreate(&raw), "a preference");
   const Preference preference(raw);
@@ -146,9 +156,11 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& pro
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  Check(cublasLtMatmulAlgoGetHeuristic(handle, d.matmul.get(), d.b.get(), d.a.get(), d.c.get(),
-                                       d.out.get(), raw, 1, &result, &found),
-        "the choice of an algorithm");
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle, d.matmul.get(), d.b.get(), d.a.get(), d.c.get(),
+                                     d.out.get(), raw, 1, &result, &found);
+  if (problem.adds_bias != 0 && (status == CUBLAS_STATUS_NOT_SUPPORTED || found == 0)) return {};
+  Check(status, "the choice of an algorithm");
   TORCH_CHECK(found > 0, "Gemm: cuBLAS has no algorithm for ", problem.m, " x ", problem.k,
               " times ", problem.k, " x ", problem.n);
   return result.algo;
@@ -157,8 +169,8 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& pro
 // The algorithm of each problem, chosen once: the same in every run on one kind of GPU.
 class AlgorithmCache {
  public:
-  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d)
-      SFT_EXCLUDES(mutex_) {
+  std::optional<cublasLtMatmulAlgo_t> Get(cublasLtHandle_t handle, const Problem& problem,
+                                          const Descriptors& d) SFT_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     const auto found = algorithms_.find(problem);
     if (found != algorithms_.end()) return found->second;
@@ -167,7 +179,7 @@ class AlgorithmCache {
 
  private:
   Mutex mutex_;
-  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_ SFT_GUARDED_BY(mutex_);
+  std::map<Problem, std::optional<cublasLtMatmulAlgo_t>> algorithms_ SFT_GUARDED_BY(mutex_);
 };
 
 AlgorithmCache& Algorithms() {
@@ -185,7 +197,7 @@ void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
   TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1, "Gemm: rows of the result are not dense");
 }
 
-// out = alpha a b + beta c, with a scale for each row of a and each column of b in FP8.
+// out = alpha a b + beta c (+ bias), with a scale for each row of a and each column of b in FP8.
 struct Product {
   Tensor& out;
   const Tensor& a;
@@ -196,6 +208,7 @@ struct Product {
   const float* a_scale = nullptr;
   const float* b_scale = nullptr;
   bool fast_sums = false;
+  const Tensor* bias = nullptr;
 };
 
 Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
@@ -217,10 +230,21 @@ Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
   problem.alignment =
       std::min({Alignment(a.data), Alignment(b.data), Alignment(product.c.const_data_ptr()),
                 Alignment(out.const_data_ptr())});
+  if (product.bias != nullptr) {
+    problem.adds_bias = 1;
+    problem.alignment =
+        std::min<int64_t>(problem.alignment, Alignment(product.bias->const_data_ptr()));
+  }
   return problem;
 }
 
-void SetScales(const Product& product, const Descriptors& d) {
+void SetPointers(const Product& product, const Descriptors& d) {
+  if (product.bias != nullptr) {
+    const void* bias = product.bias->const_data_ptr();
+    Check(cublasLtMatmulDescSetAttribute(d.matmul.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                         sizeof bias),
+          "a bias");
+  }
   if (product.a_scale == nullptr) return;
   // cuBLAS's first operand is b.
   Check(cublasLtMatmulDescSetAttribute(d.matmul.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
@@ -242,14 +266,21 @@ void Run(const Product& product) {
   const Operand a = OperandOf(product.a, "a"), b = OperandOf(product.b, "b");
   const Problem problem = ProblemOf(product, a, b);
   const Descriptors d = Describe(problem, a, b);
-  SetScales(product, d);
+  SetPointers(product, d);
   const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
-  const cublasLtMatmulAlgo_t algorithm = Algorithms().Get(handle, problem, d);
+  const std::optional<cublasLtMatmulAlgo_t> algorithm = Algorithms().Get(handle, problem, d);
+  if (!algorithm) {
+    Product without = product;
+    without.bias = nullptr;
+    Run(without);
+    AddBias(out, *product.bias);
+    return;
+  }
   const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
   const float alpha = static_cast<float>(product.alpha), beta = static_cast<float>(product.beta);
   Check(cublasLtMatmul(handle, d.matmul.get(), &alpha, b.data, d.b.get(), a.data, d.a.get(), &beta,
                        product.c.const_data_ptr(), d.c.get(), out.mutable_data_ptr(), d.out.get(),
-                       &algorithm, workspace.get(), kWorkspaceBytes, scope.stream()),
+                       &*algorithm, workspace.get(), kWorkspaceBytes, scope.stream()),
         "a product");
 }
 
@@ -266,10 +297,18 @@ void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double be
   Run({.out = out, .a = a, .b = b, .c = out, .alpha = alpha, .beta = beta});
 }
 
-void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
+void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend,
+             const Tensor& bias) {
   CheckProduct(out, a, b);
-  CheckAddend(out, addend);
-  Run({.out = out, .a = a, .b = b, .c = addend, .beta = 1.0});
+  TORCH_CHECK(a.size(1) > 0, "GemmAdd: a has no columns");
+  if (addend.defined()) CheckAddend(out, addend);
+  if (bias.defined()) CheckVector(bias, out.size(1), out, "GemmAdd: bias");
+  Run({.out = out,
+       .a = a,
+       .b = b,
+       .c = addend.defined() ? addend : out,
+       .beta = addend.defined() ? 1.0 : 0.0,
+       .bias = bias.defined() ? &bias : nullptr});
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,

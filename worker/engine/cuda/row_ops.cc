@@ -43,6 +43,19 @@ void QuantizeRows(const ops::Fp8Rows& fp8, const Tensor& x) {
   Fp8Quantize(values, scale, x);
 }
 
+// Calls launch(partials, stream) to sum the columns of rows like `x` into `sums`.
+template <typename Launch>
+void SumThrough(Tensor& sums, const Tensor& x, const char* operation, const Launch& launch) {
+  CheckColumnSums(sums, x, operation);
+  if (x.numel() == 0) {
+    sums.zero_();
+    return;
+  }
+  const LaunchScope scope(x);
+  Tensor partials = at::empty({ColumnPartials({x.size(0), x.size(1)}), x.size(1)}, sums.options());
+  C10_CUDA_CHECK(launch(partials.mutable_data_ptr<float>(), scope.stream()));
+}
+
 }  // namespace
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, const ops::NormOptions& options,
@@ -78,7 +91,7 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
   const LaunchScope scope(x);
   const float* r = rstd.const_data_ptr<float>();
   if (need_weight_grad) {  // first: dx may overwrite dy
-    Tensor partials = at::empty({RmsNormWeightPartials(shape), shape.width}, floats);
+    Tensor partials = at::empty({ColumnPartials(shape), shape.width}, floats);
     C10_CUDA_CHECK(LaunchRmsNormWeightBackward(type, shape, Read(dy), Read(x), r, FormOf(kind),
                                                partials.mutable_data_ptr<float>(),
                                                dweight.mutable_data_ptr<float>(), scope.stream()));
@@ -121,14 +134,31 @@ void Activate(Tensor& out, const Tensor& x, plan::ActivationKind kind, const ops
   if (WantsFp8(fp8, out, "Activate")) QuantizeRows(fp8, out);
 }
 
-void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
+void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind,
+                      Tensor& sums) {
   CheckRows(dx, x.size(0), x.size(1), x, "ActivateBackward: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "ActivateBackward: dy");
   const ElementType type = TypeOf(x, "ActivateBackward");
+  const RowsShape shape = {x.size(0), x.size(1)};
+  if (sums.defined()) {
+    SumThrough(sums, dx, "ActivateBackward", [&](float* partials, cudaStream_t stream) {
+      return LaunchActivateBackwardSums(type, shape, kind, Read(dy), Read(x), Write(dx), partials,
+                                        sums.mutable_data_ptr<float>(), stream);
+    });
+    return;
+  }
   if (x.numel() == 0) return;
   const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchActivateBackward(type, {x.size(0), x.size(1)}, kind, Read(dy), Read(x),
-                                        Write(dx), scope.stream()));
+  C10_CUDA_CHECK(
+      LaunchActivateBackward(type, shape, kind, Read(dy), Read(x), Write(dx), scope.stream()));
+}
+
+void ColumnSums(Tensor& sums, const Tensor& x) {
+  const ElementType type = TypeOf(x, "ColumnSums");
+  SumThrough(sums, x, "ColumnSums", [&](float* partials, cudaStream_t stream) {
+    return LaunchColumnSumsOf(type, {x.size(0), x.size(1)}, Read(x), partials,
+                              sums.mutable_data_ptr<float>(), stream);
+  });
 }
 
 Tensor LayerNorm(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -150,24 +180,29 @@ Tensor LayerNorm(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor&
 
 Tensor LayerNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                          const Tensor& statistics, const Tensor& residual, bool need_weight_grads,
-                         const ops::Fp8Rows& fp8) {
+                         Tensor& sums, const ops::Fp8Rows& fp8) {
   CheckLayerNormBackward(dx, dy, x, weight, statistics, residual);
   const ElementType type = TypeOf(x, "LayerNormBackward");
   const RowsShape shape = {x.size(0), x.size(1)};
+  if (sums.defined()) CheckColumnSums(sums, dx, "LayerNormBackward");
   const auto floats = x.options().dtype(at::kFloat);
-  if (x.numel() == 0) return at::zeros({2, need_weight_grads ? shape.width : 0}, floats);
   Tensor gradients = at::empty({2, need_weight_grads ? shape.width : 0}, floats);
-  const LaunchScope scope(x);
-  const float* given = statistics.const_data_ptr<float>();
-  if (need_weight_grads) {  // first: dx may overwrite dy
-    Tensor partials = at::empty({LayerNormWeightPartials(shape), 2 * shape.width}, floats);
-    C10_CUDA_CHECK(LaunchLayerNormWeightBackward(
-        type, shape, Read(dy), Read(x), given, partials.mutable_data_ptr<float>(),
-        gradients.mutable_data_ptr<float>(), scope.stream()));
+  if (x.numel() == 0) {
+    if (sums.defined()) sums.zero_();
+    return gradients.zero_();
   }
-  C10_CUDA_CHECK(LaunchLayerNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(),
-                                         given, residual.defined() ? Read(residual) : ConstRows{},
-                                         Write(dx), scope.stream()));
+  LayerNormSums to;
+  Tensor partials;
+  if (need_weight_grads || sums.defined()) {
+    partials = at::empty({LayerNormPartials(shape), 3 * shape.width}, floats);
+    to.partials = partials.mutable_data_ptr<float>();
+  }
+  if (need_weight_grads) to.gradients = gradients.mutable_data_ptr<float>();
+  if (sums.defined()) to.columns = sums.mutable_data_ptr<float>();
+  const LaunchScope scope(x);
+  C10_CUDA_CHECK(LaunchLayerNormBackward(
+      type, shape, Read(dy), Read(x), weight.const_data_ptr(), statistics.const_data_ptr<float>(),
+      residual.defined() ? Read(residual) : ConstRows{}, Write(dx), to, scope.stream()));
   if (WantsFp8(fp8, dx, "LayerNormBackward")) QuantizeRows(fp8, dx);
   return gradients;
 }

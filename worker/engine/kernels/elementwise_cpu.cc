@@ -4,6 +4,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sum.h>
 
 #include <algorithm>
 
@@ -146,16 +147,23 @@ void Activate(Tensor& out, const Tensor& x, plan::ActivationKind kind, const ops
   Fp8QuantizeToo(fp8, out, "Activate");
 }
 
-void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
+void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind,
+                      Tensor& sums) {
   CheckRows(dx, x.size(0), x.size(1), x, "ActivateBackward: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "ActivateBackward: dy");
   dx.copy_(ActivatedBackward(dy, x, kind));
+  if (sums.defined()) ColumnSums(sums, dx);
 }
 
 void AddBias(Tensor& y, const Tensor& bias) {
   CheckRows(y, y.size(0), y.size(1), y, "AddBias: y");
   CheckVector(bias, y.size(1), y, "AddBias");
   y.add_(bias);
+}
+
+void ColumnSums(Tensor& sums, const Tensor& x) {
+  CheckColumnSums(sums, x, "ColumnSums");
+  sums.copy_(at::sum(x, {0}, /*keepdim=*/false, at::kFloat));
 }
 
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {

@@ -29,12 +29,16 @@ void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double be
   }
 }
 
-void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
+void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend,
+             const Tensor& bias) {
   CheckProduct(out, a, b);
-  TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type(),
-              "GemmAdd: the addend is ", addend.scalar_type(), addend.sizes());
-  out.copy_(addend);
-  Gemm(out, a, b, 1.0, 1.0);
+  if (addend.defined()) {
+    TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type(),
+                "GemmAdd: the addend is ", addend.scalar_type(), addend.sizes());
+    out.copy_(addend);
+  }
+  Gemm(out, a, b, 1.0, addend.defined() ? 1.0 : 0.0);
+  if (bias.defined()) AddBias(out, bias);
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,

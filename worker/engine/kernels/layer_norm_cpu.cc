@@ -121,12 +121,13 @@ Tensor LayerNorm(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor&
 
 Tensor LayerNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                          const Tensor& statistics, const Tensor& residual, bool need_weight_grads,
-                         const ops::Fp8Rows& fp8) {
+                         Tensor& sums, const ops::Fp8Rows& fp8) {
   CheckLayerNormBackward(dx, dy, x, weight, statistics, residual);
   Tensor gradients =
       at::zeros({2, need_weight_grads ? x.size(1) : 0}, x.options().dtype(at::kFloat));
   const auto run = x.scalar_type() == at::kFloat ? BackwardAs<float> : BackwardAs<BFloat16>;
   run(dx, dy, x, weight, statistics, residual, gradients);
+  if (sums.defined()) ColumnSums(sums, dx);
   Fp8QuantizeToo(fp8, dx, "LayerNormBackward");
   return gradients;
 }

@@ -31,6 +31,15 @@ inline void CheckVector(const at::Tensor& x, int64_t count, const at::Tensor& li
               like.device());
 }
 
+// Throws unless `sums` can hold one sum for each column of the rows `x`.
+inline void CheckColumnSums(const at::Tensor& sums, const at::Tensor& x, const char* operation) {
+  TORCH_CHECK(x.dim() == 2, operation, ": x is ", x.sizes(), ", must be rows");
+  CheckRows(x, x.size(0), x.size(1), x, operation);
+  TORCH_CHECK(sums.is_contiguous() && sums.numel() == x.size(1) && sums.device() == x.device() &&
+                  sums.scalar_type() == at::kFloat,
+              operation, ": sums must be fp32 [", x.size(1), "], dense, beside x");
+}
+
 // Throws unless `part` can be added up in `sum` (ops::Accumulate).
 inline void CheckAccumulate(const at::Tensor& sum, const at::Tensor& part) {
   TORCH_CHECK(sum.is_contiguous() && part.is_contiguous() && sum.numel() == part.numel() &&

@@ -114,7 +114,7 @@ Tensor DecoderBlock::AddSubLayer(const Tensor& x, const SubLayerEnds& ends, cons
 Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last,
                                           const SubLayerEnds& ends, NormedOutput& out,
                                           const Pass& pass, UnitGradients& gradients) const {
-  if (IsPlain(ends)) return {dy.rows, std::move(dy.fp8)};
+  if (IsPlain(ends)) return std::exchange(dy, Activation(dy.rows));
   Activation d = last.EmptyGradientRows(dy.rows);
   if (!ends.after) {
     const Tensor kept = Drops(pass)

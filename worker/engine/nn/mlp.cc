@@ -69,14 +69,16 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
                 go_on ? &dactivated : nullptr);
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
-  Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
+  Activation dgate_up = std::exchange(saved.gate_up, Tensor());
   if (gated) {
-    ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
+    ops::GluBackward(dgate_up.rows, dactivated, dgate_up.rows, kind);
   } else {
-    ops::ActivateBackward(dgate_up, dactivated, dgate_up, kind);
+    dgate_up.sums = gate_up.EmptySums(dgate_up.rows);
+    ops::ActivateBackward(dgate_up.rows, dactivated, dgate_up.rows, kind, dgate_up.sums);
   }
   dactivated = Tensor();
-  gate_up.Backward(dgate_up, x, std::exchange(saved.gate_up_xa, Tensor()), pass, gradients, dx);
+  gate_up.Backward(std::move(dgate_up), x, std::exchange(saved.gate_up_xa, Tensor()), pass,
+                   gradients, dx);
 }
 
 // Adapters are trained together, and never beside the weights that they adapt.

@@ -27,13 +27,14 @@ void Norm::Backward(Activation& dx, const Tensor& dy, const Tensor& x, const Ten
                     const Tensor& residual, const Pass& pass, UnitGradients& gradients) const {
   const bool wanted = trained(gradients);
   if (options.kind != plan::NormKind::kLayerNorm) {
+    dx.sums = Tensor();
     const Tensor dweight = ops::RmsNormBackward(dx.rows, dy, x, pass.weights[weight], statistics,
                                                 options.kind, residual, wanted, dx.fp8);
     if (wanted) gradients.Add(weight, dweight);
     return;
   }
   const Tensor both = ops::LayerNormBackward(dx.rows, dy, x, pass.weights[weight], statistics,
-                                             residual, wanted, dx.fp8);
+                                             residual, wanted, dx.sums, dx.fp8);
   if (!wanted) return;
   gradients.Add(weight, both[0]);
   gradients.Add(bias, both[1]);

@@ -26,7 +26,8 @@ struct Norm {
   at::Tensor ForwardAdd(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual,
                         const Pass& pass) const;
   // dx = the gradient of x, plus `residual` where it is defined, in FP8 too where dx has room for
-  // it; dx may be dy or residual. Adds the parameters' gradients.
+  // it, and of a LayerNorm with the sums of its columns likewise; an RMSNorm takes that room away.
+  // dx may be dy or residual. Adds the parameters' gradients.
   void Backward(Activation& dx, const at::Tensor& dy, const at::Tensor& x,
                 const at::Tensor& statistics, const at::Tensor& residual, const Pass& pass,
                 UnitGradients& gradients) const;

@@ -40,7 +40,10 @@ Activation Quantised(Activation x) {
 }  // namespace
 
 Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
-    : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {}
+    : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {
+  const int bias = info_.members[0].bias;
+  sums_columns_ = info_.members.size() == 1 && bias >= 0 && unit.params[bias].trainable;
+}
 
 bool Projection::HasRoom(const Pass& pass) const {
   const Tensor& matrix = pass.weights.matrices[matrix_];
@@ -102,7 +105,14 @@ Activation Projection::AsInput(const Tensor& rows, const Pass& pass) const {
 }
 
 Activation Projection::AsGradient(const Tensor& rows, const Pass& pass) const {
-  return {rows, Fp8Room(info_.rows, JoinsBackward(pass), rows, pass)};
+  Activation dy(rows, Fp8Room(info_.rows, JoinsBackward(pass), rows, pass));
+  dy.sums = EmptySums(rows);
+  return dy;
+}
+
+Tensor Projection::EmptySums(const Tensor& like) const {
+  if (!sums_columns_) return {};
+  return at::empty({info_.rows}, like.options().dtype(at::kFloat));
 }
 
 void Projection::Fp8Product(Tensor& out, const ops::Fp8Rows& rows, const Tensor& beside,
@@ -172,16 +182,24 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
   }
 }
 
+Tensor Projection::BiasOfProduct(const Pass& pass) const {
+  const Member& first = info_.members[0];
+  const bool apart = info_.members.size() > 1 || first.bias < 0 || info_.dora || Fp8(pass);
+  return apart ? Tensor() : pass.weights[first.bias];
+}
+
 Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tensor& addend) const {
   Tensor xa;
   if (info_.rank > 0) xa = FirstFactorProduct(x.rows, pass);
   const bool joins = JoinsForward(pass);
+  const Tensor bias = BiasOfProduct(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
     if (!x.fp8.values.defined()) x = Quantised(AsInput(x.rows, pass));
     Fp8Product(y, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
-    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], info_.dora ? Tensor() : addend);
+    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], info_.dora ? Tensor() : addend,
+                 bias);
   }
   if (info_.dora) {
     if (!joins && !pass.drops()) AddSecondFactors(y, xa, pass);
@@ -191,7 +209,7 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
     return xa;
   }
   if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
-  AddBiases(y, pass);
+  if (!bias.defined()) AddBiases(y, pass);
   return xa;
 }
 
@@ -290,26 +308,41 @@ void Projection::InputGradientWithGains(const Tensor& dy, const Tensor& scaled, 
 }
 
 void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& matrix,
-                              const Tensor& addend) const {
+                              const Tensor& addend, const Tensor& bias) const {
   const Tensor a = joins ? Widened(x, info_.rank) : x;
   const Tensor b = matrix.narrow(0, 0, info_.rows).narrow(1, 0, a.size(1)).t();
-  if (addend.defined()) {
-    ops::GemmAdd(y, a, b, addend);
+  if (addend.defined() || bias.defined()) {
+    ops::GemmAdd(y, a, b, addend, bias);
   } else {
     ops::Gemm(y, a, b, 1.0, 0.0);
   }
 }
 
-void Projection::WeightGradients(const Tensor& dy, const Tensor& x,
+void Projection::AddBiasGradient(const Member& member, const Activation& dy,
                                  UnitGradients& gradients) const {
+  Tensor bias = gradients.Buffer(member.bias);
+  if (!bias.defined()) return;
+  if (!sums_columns_) {
+    bias.add_(at::sum(dy.rows.narrow(1, member.first_row, member.rows), {0}, false, at::kFloat));
+    return;
+  }
+  Tensor sums = dy.sums;
+  if (!sums.defined()) {
+    sums = EmptySums(dy.rows);
+    ops::ColumnSums(sums, dy.rows);
+  }
+  bias.add_(sums);
+}
+
+void Projection::WeightGradients(const Activation& gradient, const Tensor& x,
+                                 UnitGradients& gradients) const {
+  const Tensor& dy = gradient.rows;
   std::vector<ProductSum> products;
   std::vector<Tensor> sums;
   for (const Member& member : info_.members) {
     products.push_back(gradients.Product(member.weight));
     sums.push_back(products.back().sum);
-    if (Tensor bias = gradients.Buffer(member.bias); bias.defined()) {
-      bias.add_(at::sum(dy.narrow(1, member.first_row, member.rows), {0}, false, at::kFloat));
-    }
+    AddBiasGradient(member, gradient, gradients);
   }
   // Of one matrix, so that all are at their first contribution or none is.
   if (Tensor joined = Joined(sums); joined.defined()) {
@@ -420,7 +453,7 @@ void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pas
 
 void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, const Pass& pass,
                           UnitGradients& gradients, Tensor* dx) const {
-  WeightGradients(dy.rows, x, gradients);
+  WeightGradients(dy, x, gradients);
   if (info_.dora) {
     const Tensor scaled = BehindGains(dy.rows, x, xa, pass, gradients);
     const Tensor dxa = AdapterGradient(scaled, pass);

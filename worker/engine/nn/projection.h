@@ -29,7 +29,7 @@ namespace sft::engine {
 // Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
 // and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
 // are. Who makes x or dy may convert it in the same pass: EmptyInput, AsInput and AsGradient have
-// room for that.
+// room for that. AsGradient has room for the sums of dy's columns, too (ColumnSums).
 //
 // With magnitudes (DoRA) the output is y = gain * z + bias, where z is the product above and gain
 // the rows' (RowGains), as PEFT has it: the norm counts as a constant in the backward. Under
@@ -38,6 +38,9 @@ namespace sft::engine {
 //       y = x W^T + gain * v - u + bias        u = drop(x) W^T, v = u + s drop(x) A^T B^T
 //
 // z, or u and v, are made again for the magnitudes' gradient, so nothing more is kept.
+//
+// A bias is added within the product where one linear has the matrix for itself; the biases of
+// several, and those behind FP8 products or gains, are added in a pass of their own.
 //
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
@@ -60,6 +63,9 @@ class Projection {
   Activation EmptyInput(const at::Tensor& like, const Pass& pass) const;
   Activation AsInput(const at::Tensor& rows, const Pass& pass) const;
   Activation AsGradient(const at::Tensor& rows, const Pass& pass) const;
+
+  // Room for the sums of dy's columns (rows.h); undefined where they are no bias's gradient.
+  at::Tensor EmptySums(const at::Tensor& like) const;
 
   // Writes y, rows [T, N], of x [T, K]; with `addend`, rows [T, N], that is added. Returns
   // drop(x) A^T [T, R] for the backward, undefined without adapters: a view of x's spare columns
@@ -137,17 +143,21 @@ class Projection {
   // True if the adapters are part of the one product that makes y, or dx.
   bool JoinsForward(const Pass& pass) const;
   bool JoinsBackward(const Pass& pass) const;
-  // y = x W^T (+ addend), the spare columns of x included where the adapters join.
+  // y = x W^T (+ addend) (+ bias), the spare columns of x included where the adapters join.
   void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& matrix,
-                    const at::Tensor& addend) const;
+                    const at::Tensor& addend, const at::Tensor& bias) const;
+  // The bias of all of y, which its product adds; undefined: AddBiases does.
+  at::Tensor BiasOfProduct(const Pass& pass) const;
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;
-  void WeightGradients(const at::Tensor& dy, const at::Tensor& x, UnitGradients& gradients) const;
+  void WeightGradients(const Activation& dy, const at::Tensor& x, UnitGradients& gradients) const;
+  void AddBiasGradient(const Member& member, const Activation& dy, UnitGradients& gradients) const;
 
   MatrixInfo info_;
   int matrix_ = 0;
   uint64_t first_module_ = 0;
+  bool sums_columns_ = false;  // one linear, whose bias is trained
 };
 
 }  // namespace sft::engine

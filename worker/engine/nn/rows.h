@@ -10,9 +10,10 @@
 namespace sft::engine {
 
 // An activation, or the gradient of one, on its way to the product that reads it: rows [T, C], with
-// columns to spare for the adapters of that product (EmptyRows), and the same rows in FP8 where the
-// product is in FP8 and who makes the rows writes them so in the same pass. Projection gives out
-// what its products read. Shares its tensors.
+// columns to spare for the adapters of that product (EmptyRows), and what who makes the rows writes
+// beside them in the same pass: the rows in FP8 where the product is in FP8, and of a gradient the
+// sums of its columns, which are that of a bias. Projection gives out what its products read.
+// Shares its tensors.
 struct Activation {
   Activation() = default;
   Activation(at::Tensor rows, ops::Fp8Rows fp8 = {})  // rows alone are an activation
@@ -20,6 +21,7 @@ struct Activation {
 
   at::Tensor rows;
   ops::Fp8Rows fp8;
+  at::Tensor sums;  // fp32 [C]; undefined: not made
 };
 
 // Rows [tokens, columns], uninitialised, with room for `spare` columns more in each: the product of

@@ -451,6 +451,38 @@ TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
             (6144 + 48) * 4160 + (4096 + 16) * 4160 + (24576 + 32) * 4160 + (4096 + 16) * 12352);
 }
 
+TEST(BlockTest, BiasesTakePassesWhereNoOtherPassHasThem) {
+  const auto of_biases = [](ModelShape shape, const spec::JobSpec& job) {
+    const int64_t with = CostsOfBlocks(shape, job, 2)[0].elementwise;
+    shape.qkv_bias = shape.output_bias = shape.mlp_bias = false;
+    return with - CostsOfBlocks(shape, job, 2)[0].elementwise;
+  };
+  const spec::JobSpec adapters = Qlora(1, 1, 2048);
+  spec::JobSpec full = adapters;
+  full.training.mode = spec::Mode::kFullFinetune;
+  full.training.use_qlora = false;
+  // Three linears of one matrix, and one alone.
+  ModelShape shape = Qwen3Of8B();
+  shape.qkv_bias = shape.output_bias = true;
+  EXPECT_EQ(of_biases(shape, adapters), 2 * 2 * 6144);
+  EXPECT_EQ(of_biases(shape, full), 2 * (3 * 6144 + 4096));
+  const ModelShape gpt2{.family = "gpt2",
+                        .hidden = 1024,
+                        .layers = 24,
+                        .heads = 16,
+                        .kv_heads = 16,
+                        .head_dim = 64,
+                        .intermediate = 4096,
+                        .vocab = 50257,
+                        .tied_head = true,
+                        .qkv_bias = true,
+                        .output_bias = true,
+                        .mlp_bias = true,
+                        .norm = NormKind::kLayerNorm};
+  EXPECT_EQ(of_biases(gpt2, adapters), 0);
+  EXPECT_EQ(of_biases(gpt2, full), 2 * 3072);
+}
+
 TEST(BlockTest, AttentionsWorkspaceIsBounded) {
   for (const int64_t length : {512, 2048, 4096, 8192}) {
     for (const int64_t documents : {1, 3, 8, 64}) {

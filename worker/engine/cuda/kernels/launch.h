@@ -107,8 +107,8 @@ cudaError_t LaunchRmsNormBackward(ElementType type, RowsShape shape, ConstRows d
                                   const void* weight, const float* rstd, NormForm form,
                                   ConstRows residual, MutableRows dx, const Fp8Output& fp8,
                                   cudaStream_t stream);
-// Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
-int64_t RmsNormWeightPartials(RowsShape shape);
+// Rows of the scratch matrices [ColumnPartials, width] of floats through which columns are summed.
+int64_t ColumnPartials(RowsShape shape);
 // dweight[c] = sum over rows of dy * x * rstd, rounded as `form` says, in two passes through
 // `partials`.
 cudaError_t LaunchRmsNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
@@ -119,16 +119,17 @@ cudaError_t LaunchRmsNormWeightBackward(ElementType type, RowsShape shape, Const
 cudaError_t LaunchLayerNorm(ElementType type, RowsShape shape, ConstRows x, const void* weight,
                             const void* bias, float epsilon, MutableRows y, float* statistics,
                             cudaStream_t stream);
+// Sums over the rows of a LayerNorm's backward, and the scratch matrix [LayerNormPartials, 3 width]
+// that they go through. What is null is not wanted.
+struct LayerNormSums {
+  float* partials = nullptr;
+  float* gradients = nullptr;  // [2, width]: of the weight, then of the bias
+  float* columns = nullptr;    // [width]: of dx
+};
+int64_t LayerNormPartials(RowsShape shape);
 cudaError_t LaunchLayerNormBackward(ElementType type, RowsShape shape, ConstRows dy, ConstRows x,
                                     const void* weight, const float* statistics, ConstRows residual,
-                                    MutableRows dx, cudaStream_t stream);
-// Rows of the scratch matrix [LayerNormWeightPartials, 2 width] of floats that the next launch
-// fills.
-int64_t LayerNormWeightPartials(RowsShape shape);
-// gradients [2, width]: of the weight, then of the bias.
-cudaError_t LaunchLayerNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
-                                          ConstRows x, const float* statistics, float* partials,
-                                          float* gradients, cudaStream_t stream);
+                                    MutableRows dx, const LayerNormSums& sums, cudaStream_t stream);
 
 // Heads of `size` elements, of which the first 2 * half are rotated, dense within a token; tokens
 // start every token_stride elements.
@@ -173,11 +174,18 @@ cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind ki
 // y += bias [width] in each row.
 cudaError_t LaunchAddBias(ElementType type, RowsShape shape, MutableRows y, const void* bias,
                           cudaStream_t stream);
+// sums[c] = sum over rows of x, in two passes through `partials`.
+cudaError_t LaunchColumnSumsOf(ElementType type, RowsShape shape, ConstRows x, float* partials,
+                               float* sums, cudaStream_t stream);
 // act(x), as LaunchGlu without `up`, of rows of `width` columns.
 cudaError_t LaunchActivate(ElementType type, RowsShape shape, plan::ActivationKind kind,
                            ConstRows x, MutableRows out, cudaStream_t stream);
 cudaError_t LaunchActivateBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                    ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream);
+// The same, and the sums of dx's columns through `partials`.
+cudaError_t LaunchActivateBackwardSums(ElementType type, RowsShape shape, plan::ActivationKind kind,
+                                       ConstRows dy, ConstRows x, MutableRows dx, float* partials,
+                                       float* sums, cudaStream_t stream);
 cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                               ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                               cudaStream_t stream);

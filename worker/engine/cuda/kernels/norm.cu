@@ -1,8 +1,7 @@
 // RMSNorm over rows. A row stays in registers between its sum and its result: every input is read
 // once. Rows too wide for that, or of a ragged width, are read twice, the second time from a cache.
 // So is a result that goes out in FP8, too, once its largest value is known.
-#include <algorithm>
-
+#include "worker/engine/cuda/kernels/column_sums.cuh"
 #include "worker/engine/cuda/kernels/fp8.cuh"
 
 namespace sft::engine::cuda {
@@ -190,47 +189,37 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// Weight gradient: a block owns kColumns vectors of columns and one slice of the rows; its threads
-// walk the slice with a stride, then the block adds their sums in a fixed order.
-constexpr int kColumns = 16;
-constexpr int kRowLanes = 16;
-constexpr int kRowsPerSlice = 256;
-constexpr int64_t kMaxSlices = 256;
+// What a row adds to the weight's gradient.
+template <typename T>
+struct RmsNormWeightTerms {
+  using Type = T;
+  static constexpr int kSums = 1;
+  const T* dy;
+  int64_t dy_stride;
+  const T* x;
+  int64_t x_stride;
+  const float* rstd;
+  NormForm form;
 
-template <typename T, int N>
-__global__ void __launch_bounds__(kColumns* kRowLanes)
-    RmsNormWeightPartialKernel(RowsShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
-                               int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
-                               const float* __restrict__ rstd, NormForm form,
-                               float* __restrict__ partials) {
-  const int column = threadIdx.x % kColumns;
-  const int row_lane = threadIdx.x / kColumns;
-  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kColumns + column) * N;
-  const int64_t first = blockIdx.y * rows_per_slice;
-  const int64_t last = first + rows_per_slice < shape.rows ? first + rows_per_slice : shape.rows;
-  float sums[N] = {};
-  if (c < shape.width) {
-    for (int64_t row = first + row_lane; row < last; row += kRowLanes) {
-      float xs[N], dys[N];
-      Load(x + row * x_stride + c, xs);
-      Load(dy + row * dy_stride + c, dys);
-      const float scale = rstd[row];
+  template <int N>
+  struct Held {
+    Packed<T, N> x, dy;
+    float rstd;
+  };
+  template <int N>
+  __device__ __forceinline__ Held<N> Read(int64_t row, int64_t c) const {
+    return {LoadPacked<T, N>(x + row * x_stride + c, true),
+            LoadPacked<T, N>(dy + row * dy_stride + c, true), rstd[row]};
+  }
+  template <int N>
+  __device__ __forceinline__ void Add(const Held<N>& held, int64_t, int64_t,
+                                      float (&sums)[1][N]) const {
 #pragma unroll
-      for (int i = 0; i < N; ++i) sums[i] += dys[i] * RoundedFirst<T>(xs[i], scale, form);
+    for (int i = 0; i < N; ++i) {
+      sums[0][i] += held.dy[i] * RoundedFirst<T>(held.x[i], held.rstd, form);
     }
   }
-  __shared__ float shared[kRowLanes][kColumns * N + 1];
-#pragma unroll
-  for (int i = 0; i < N; ++i) shared[row_lane][column * N + i] = sums[i];
-  __syncthreads();
-  if (row_lane != 0 || c >= shape.width) return;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    float sum = 0.0f;
-    for (int r = 0; r < kRowLanes; ++r) sum += shared[r][column * N + i];
-    partials[blockIdx.y * shape.width + c + i] = sum;
-  }
-}
+};
 
 // A block owns a warp of columns; each of its warps sums every kSumWarps-th row.
 constexpr int kSumWarps = 16;
@@ -315,15 +304,18 @@ cudaError_t RmsNormBackward(RowsShape shape, ConstRows dy, ConstRows x, const vo
   return cudaGetLastError();
 }
 
-template <typename T, int N>
-void LaunchWeightPartials(RowsShape shape, ConstRows dy, ConstRows x, const float* rstd,
-                          NormForm form, float* partials, cudaStream_t stream) {
-  const int64_t slices = RmsNormWeightPartials(shape);
-  const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns * N)),
-                    static_cast<unsigned>(slices));
-  RmsNormWeightPartialKernel<T, N><<<blocks, kColumns * kRowLanes, 0, stream>>>(
-      shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy.data), dy.stride,
-      static_cast<const T*>(x.data), x.stride, rstd, form, partials);
+template <typename T>
+cudaError_t WeightBackward(RowsShape shape, ConstRows dy, ConstRows x, const float* rstd,
+                           NormForm form, float* partials, float* dweight, cudaStream_t stream) {
+  const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
+                    shape.width % kWide<T> == 0;
+  const RmsNormWeightTerms<T> terms{static_cast<const T*>(dy.data),
+                                    dy.stride,
+                                    static_cast<const T*>(x.data),
+                                    x.stride,
+                                    rstd,
+                                    form};
+  return LaunchColumnSums(shape, wide, terms, partials, dweight, stream);
 }
 
 }  // namespace
@@ -344,23 +336,15 @@ cudaError_t LaunchRmsNormBackward(ElementType type, RowsShape shape, ConstRows d
   return run(shape, dy, x, weight, rstd, form, residual, dx, fp8, stream);
 }
 
-int64_t RmsNormWeightPartials(RowsShape shape) {
-  return std::clamp<int64_t>(CeilDiv(shape.rows, kRowsPerSlice), 1, kMaxSlices);
-}
-
 cudaError_t LaunchRmsNormWeightBackward(ElementType type, RowsShape shape, ConstRows dy,
                                         ConstRows x, const float* rstd, NormForm form,
                                         float* partials, float* dweight, cudaStream_t stream) {
-  const auto choose = [&]<typename T>(T) {
-    const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
-                      shape.width % kWide<T> == 0;
-    return wide ? LaunchWeightPartials<T, kWide<T>> : LaunchWeightPartials<T, 1>;
-  };
-  const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  run(shape, dy, x, rstd, form, partials, stream);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return LaunchSumRows(partials, RmsNormWeightPartials(shape), shape.width, dweight, stream);
+  const auto run =
+      type == ElementType::kFloat32 ? WeightBackward<float> : WeightBackward<__nv_bfloat16>;
+  return run(shape, dy, x, rstd, form, partials, dweight, stream);
 }
+
+int64_t ColumnPartials(RowsShape shape) { return ColumnSumPartials(shape); }
 
 cudaError_t LaunchSumRows(const float* matrix, int64_t rows, int64_t width, float* sums,
                           cudaStream_t stream) {

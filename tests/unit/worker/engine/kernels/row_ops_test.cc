@@ -274,10 +274,12 @@ TEST(LayerNormTest, EqualsLibTorchAndItsAutograd) {
     const Strided source(x.detach());
     Strided y(15, width, at::kFloat), over_residual(residual), over_dy(dy);
     const Tensor statistics = ops::LayerNorm(y.rows, source.rows, w.detach(), b.detach(), 1e-5);
+    Tensor sums = at::empty({width}), none;
     const Tensor both = ops::LayerNormBackward(over_dy.rows, over_dy.rows, source.rows, w.detach(),
-                                               statistics, Tensor(), true);
+                                               statistics, Tensor(), true, sums);
+    EXPECT_TRUE(at::equal(sums, at::sum(over_dy.rows, {0})));
     EXPECT_EQ(ops::LayerNormBackward(over_residual.rows, dy, source.rows, w.detach(), statistics,
-                                     over_residual.rows, false)
+                                     over_residual.rows, false, none)
                   .size(1),
               0);
     EXPECT_LT(RelativeError(y.rows, expected.detach()), 2e-6) << width;
@@ -329,7 +331,9 @@ TEST_P(GluTest, WithoutAGateItIsTheActivation) {
     const auto grads = Gradients(expected, dy, {x});
     Strided out(13, width, at::kFloat), rows(x.detach());
     ops::Activate(out.rows, rows.rows, GetParam());
-    ops::ActivateBackward(rows.rows, Strided(dy).rows, rows.rows, GetParam());
+    Tensor sums = at::empty({rows.rows.size(1)});
+    ops::ActivateBackward(rows.rows, Strided(dy).rows, rows.rows, GetParam(), sums);
+    EXPECT_TRUE(at::equal(sums, at::sum(rows.rows, {0}, false, at::kFloat)));
     EXPECT_LT(RelativeError(out.rows, expected.detach()), 1e-6);
     EXPECT_LT(RelativeError(rows.rows, grads[0]), 1e-6);
     EXPECT_TRUE(out.GapIsUntouched() && rows.GapIsUntouched());
@@ -434,6 +438,27 @@ TEST_P(TypesTest, ABiasIsAddedToEachRow) {
   Strided sum(y);
   ops::AddBias(sum.rows, bias);
   EXPECT_TRUE(at::equal(sum.rows, y + bias) && sum.GapIsUntouched());
+}
+
+TEST_P(TypesTest, AProductAddsABiasWithAndWithoutAnAddend) {
+  const Tensor a = Input({21, 16}, 1), b = Input({16, 70}, 2), bias = Input({70}, 3);
+  const Tensor addend = Input({21, 70}, 4);
+  Tensor product = at::mm(a, b);
+  Strided y(21, 70, a.scalar_type());
+  ops::GemmAdd(y.rows, a, b, Tensor(), bias);
+  EXPECT_TRUE(at::equal(y.rows, product + bias) && y.GapIsUntouched());
+  ops::GemmAdd(y.rows, a, b, addend, bias);
+  EXPECT_TRUE(at::equal(y.rows, at::addmm(addend, a, b) + bias) && y.GapIsUntouched());
+  EXPECT_THROW(ops::GemmAdd(y.rows, a, b, addend, bias.narrow(0, 0, 69)), c10::Error);
+}
+
+TEST_P(TypesTest, ColumnsAreSummedInFp32) {
+  const Tensor x = Input({21, 70}, 1);
+  Tensor sums = at::empty({70});
+  ops::ColumnSums(sums, Strided(x).rows);
+  EXPECT_LT(RelativeError(sums, at::sum(x.to(at::kDouble), {0})), 1e-6);
+  Tensor short_by_one = at::empty({69});
+  EXPECT_THROW(ops::ColumnSums(short_by_one, x), c10::Error);
 }
 
 TEST(CrossEntropyTest, LeavesTheGradientInBf16LogitsToo) {

@@ -320,6 +320,70 @@ TEST(Fp8ProjectionTest, NothingIsMadeInFp8ForPlainProducts) {
   EXPECT_FALSE(projection.AsGradient(rows, pass).fp8.values.defined());
 }
 
+// One linear with a bias, and an adapter where the rank is not 0.
+ModelLayout LinearLayout(int64_t rank, bool trains_bias) {
+  UnitInfo unit{"unit", {}, {{0}}};
+  unit.params.push_back({"unit.a.weight", {9, kInputs}, ParamRole::kLinear, rank == 0});
+  unit.params.push_back({"unit.a.bias", {9}, ParamRole::kBias, trains_bias});
+  if (rank > 0) {
+    unit.params.push_back({"unit.a.lora_A.weight", {rank, kInputs}, ParamRole::kLoraA, true});
+    unit.params.push_back({"unit.a.lora_B.weight", {9, rank}, ParamRole::kLoraB, true});
+  }
+  return {{unit}};
+}
+
+TEST(LinearProjectionTest, TheProductAddsItsBiasAndItsGradientComesWithDyOrIsSummed) {
+  for (const int64_t rank : {0, 2}) {
+    for (const bool room : {true, false}) {
+      const ModelLayout layout = LinearLayout(rank, /*trains_bias=*/true);
+      auto resident = std::make_unique<ResidentSource>(layout);
+      if (room) resident->AllocateMatrices(layout.units[0], 0, at::TensorOptions(at::kFloat));
+      for (int i = 0; i < static_cast<int>(layout.units[0].params.size()); ++i) {
+        const Tensor value = Random(layout.units[0].params[i].shape, 10 + i);
+        if (i == 0 && room) {
+          resident->Get(0, 0).copy_(value);
+        } else {
+          resident->Set(0, i, value);
+        }
+      }
+      AdaptedSource source(layout, std::move(resident), kScale);
+      const AcquiredUnit acquired(source, layout, 0);
+      const UnitWeights& weights = acquired.weights();
+      const Pass pass{weights, {kScale, 0.0}, nullptr};
+      const Projection projection(layout.units[0], 0, 0);
+      const Tensor x = EmptyRows(kTokens, kInputs, rank, Random({1}, 0));
+      x.copy_(Random({kTokens, kInputs}, 1));
+      const Tensor addend = Random({kTokens, 9}, 2), dy = Random({kTokens, 9}, 3);
+      Tensor expected = at::linear(x, weights[0], weights[1]);
+      if (rank > 0) {
+        expected.add_(at::linear(at::linear(x, weights[2]), weights[3]), kScale);
+      }
+      Tensor y = at::empty({kTokens, 9});
+      projection.Forward(y, x, pass);
+      EXPECT_LT(RelativeError(y, expected), 1e-6) << rank << " " << room;
+      const Tensor xa = projection.Forward(y, x, pass, addend);
+      EXPECT_LT(RelativeError(y, expected + addend), 1e-6) << rank << " " << room;
+      MapSink sink(layout.units[0]);
+      UnitGradients gradients(sink, 0);
+      projection.Backward(dy, x, xa, pass, gradients, nullptr);
+      const Tensor bias = sink.Buffer(0, 1);
+      EXPECT_LT(RelativeError(bias, dy.sum(0)), 1e-6);
+      Activation with_sums = projection.AsGradient(dy, pass);
+      with_sums.sums.fill_(5);
+      bias.zero_();
+      projection.Backward(with_sums, x, xa, pass, gradients, nullptr);
+      EXPECT_TRUE(at::equal(bias, at::full({9}, 5.0)));
+    }
+  }
+}
+
+TEST(LinearProjectionTest, SumsAreMadeOnlyForTheTrainedBiasOfOneLinear) {
+  const Tensor like = at::zeros({kTokens, 9});
+  EXPECT_TRUE(Projection(LinearLayout(0, true).units[0], 0, 0).EmptySums(like).defined());
+  EXPECT_FALSE(Projection(LinearLayout(2, false).units[0], 0, 0).EmptySums(like).defined());
+  EXPECT_FALSE(Projection(Layout(true).units[0], 0, 0).EmptySums(like).defined());
+}
+
 TEST(RowsTest, AnActivationWithoutRoomIsRefused) {
   const Tensor like = at::zeros({1});
   EXPECT_EQ(Widened(EmptyRows(3, 60, 4, like), 4).sizes(), at::IntArrayRef({3, 64}));
