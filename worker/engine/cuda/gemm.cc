@@ -227,14 +227,10 @@ Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
   problem.flips = (a.flipped ? 1 : 0) + (b.flipped ? 2 : 0);
   problem.reads_c = product.beta != 0.0;
   problem.fast_sums = product.fast_sums;
+  problem.adds_bias = product.bias != nullptr;
   problem.alignment =
       std::min({Alignment(a.data), Alignment(b.data), Alignment(product.c.const_data_ptr()),
                 Alignment(out.const_data_ptr())});
-  if (product.bias != nullptr) {
-    problem.adds_bias = 1;
-    problem.alignment =
-        std::min<int64_t>(problem.alignment, Alignment(product.bias->const_data_ptr()));
-  }
   return problem;
 }
 
@@ -303,12 +299,15 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
   TORCH_CHECK(a.size(1) > 0, "GemmAdd: a has no columns");
   if (addend.defined()) CheckAddend(out, addend);
   if (bias.defined()) CheckVector(bias, out.size(1), out, "GemmAdd: bias");
+  // cuBLAS may read it 16 bytes at a time.
+  const bool within = bias.defined() && Alignment(bias.const_data_ptr()) >= 16;
   Run({.out = out,
        .a = a,
        .b = b,
        .c = addend.defined() ? addend : out,
        .beta = addend.defined() ? 1.0 : 0.0,
-       .bias = bias.defined() ? &bias : nullptr});
+       .bias = within ? &bias : nullptr});
+  if (bias.defined() && !within) AddBias(out, bias);
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
