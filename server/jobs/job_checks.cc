@@ -17,6 +17,8 @@ namespace {
 
 constexpr char kCpuType[] = "CPU";
 
+}  // namespace
+
 const spec::ResolvedValue* FindValue(const spec::Resolution& resolution, std::string_view key) {
   for (const spec::ResolvedValue& value : resolution.values) {
     if (value.key == key) return &value;
@@ -24,7 +26,6 @@ const spec::ResolvedValue* FindValue(const spec::Resolution& resolution, std::st
   return nullptr;
 }
 
-// The key by which the job asked for so many GPUs of a node.
 std::string_view KeyOfCount(const spec::Resolution& resolution) {
   for (const char* key : {"compute.variant", "compute.gpus_per_node", "compute.gpu_count"}) {
     const spec::ResolvedValue* value = FindValue(resolution, key);
@@ -32,8 +33,6 @@ std::string_view KeyOfCount(const spec::Resolution& resolution) {
   }
   return "compute.variant";
 }
-
-}  // namespace
 
 void AddProblem(spec::Resolution& resolution, std::string_view key, std::string message) {
   const spec::ResolvedValue* value = FindValue(resolution, key);

@@ -14,6 +14,11 @@
 
 namespace sft::server {
 
+// What `key` came to, or nullptr.
+const spec::ResolvedValue* FindValue(const spec::Resolution& resolution, std::string_view key);
+// The key by which the job asked for so many GPUs of a node.
+std::string_view KeyOfCount(const spec::Resolution& resolution);
+
 // Under the key and line that a person wrote to get the value of `key`.
 void AddProblem(spec::Resolution& resolution, std::string_view key, std::string message);
 

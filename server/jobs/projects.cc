@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/spec/value.h"
+#include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/sched/order.h"
 #include "server/state/names.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/base/clock.h"
 #include "server/store/store.h"
 #include "sft/v1/scheduling_service.pb.h"
 

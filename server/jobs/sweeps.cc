@@ -12,6 +12,7 @@
 #include "common/spec/visit.h"
 #include "server/store/jobs.h"
 #include "server/store/schedules.h"
+#include "server/store/tenancy.h"
 
 namespace sft::server {
 namespace {

@@ -6,6 +6,7 @@
 #include "server/core/outlooks.h"
 #include "server/sched/decide.h"
 #include "server/scheduling/live_jobs.h"
+#include "server/state/records.h"
 
 // Expected starts and ends of jobs: those shown, and those stored for comparison with the actual
 // times.

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "server/state/records.h"
 #include "server/store/store.h"
 
 namespace sft::server {

@@ -248,7 +248,7 @@ Tensor Projection::OutputAgain(const Tensor& x, const Tensor& xa, const Pass& pa
     Tensor spare = SpareColumns(x, info_.rank);
     if (spare.data_ptr() != xa.data_ptr()) spare.copy_(xa);
   }
-  PlainProduct(z, x, joins, pass.weights.matrices[matrix_], {});
+  PlainProduct(z, x, joins, pass.weights.matrices[matrix_], {}, {});
   if (!joins) AddSecondFactors(z, xa, pass);
   return z;
 }
