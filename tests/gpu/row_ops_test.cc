@@ -193,12 +193,13 @@ TEST_P(RowsTest, ActivationsWithoutAGateEqualTheReference) {
     const Input x(Normal({rows, width}, 4, 2.0), type), dy(Normal({rows, width}, 5), type);
     at::Tensor out_ref = at::empty({rows, width}), dx_ref = at::empty({rows, width});
     ops::Activate(out_ref, x.reference, kind);
-    ops::ActivateBackward(dx_ref, dy.reference, x.reference, kind);
+    at::Tensor none;
+    ops::ActivateBackward(dx_ref, dy.reference, x.reference, kind, none);
     for (const int64_t gap : {64, 3}) {
       Strided in_place(x.gpu, gap), out(x.gpu.sizes(), type, gap);
       ops::Activate(out.rows, in_place.rows, kind);
       Strided summed(x.gpu, gap);
-      at::Tensor none, sums = at::empty({width}, in_place.rows.options().dtype(at::kFloat));
+      at::Tensor sums = at::empty({width}, in_place.rows.options().dtype(at::kFloat));
       const Strided gradient(dy.gpu, gap);
       ops::ActivateBackward(in_place.rows, gradient.rows, in_place.rows, kind, none);
       ops::ActivateBackward(summed.rows, gradient.rows, summed.rows, kind, sums);
