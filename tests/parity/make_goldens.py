@@ -33,10 +33,11 @@ GOLDENS = ROOT / "tests/parity/goldens"
 PARTS = ["families", "variants", "stored", "nf4", "int8", "schedules", "series"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps). Norms of gradients
-# part first: 2e-4 was seen between two machines whose losses agree to 5e-5.
+# part first: between two machines full fine-tuning's losses were 7.2e-5 apart at step 14 and its norms,
+# at a constant rate, 3.1e-3 at step 8; LoRA's 1.1e-5 and 7.3e-5.
 TENSOR_TOLERANCE = 1e-5
-SERIES_TOLERANCE = 5e-5
-NORM_TOLERANCE = 1e-3
+SERIES_TOLERANCE = 1e-4
+NORM_TOLERANCE = 5e-3
 
 
 def tensor_differences(name, made, kept):
