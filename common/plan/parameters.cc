@@ -56,6 +56,18 @@ std::optional<spec::Problem> CheckWhole(const ModelShape& shape, const spec::Job
   return CheckWholeModules(modules, TiedTo(shape), job.lora);
 }
 
+// What would train a module that is no linear of a block, as an end of a message.
+std::string HintOf(const ModelShape& shape, const std::string& target) {
+  bool whole = shape.tied_head && target == "lm_head";
+  for (const TensorUnit& unit : TensorsOf(shape)) {
+    for (const TensorInfo& tensor : unit.tensors) {
+      whole |= (tensor.role == TensorRole::kEmbedding || tensor.role == TensorRole::kHead) &&
+               MatchesTarget(tensor.module(), target);
+    }
+  }
+  return whole ? "; lora.modules_to_save trains " + target + " whole" : "";
+}
+
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> modules = LinearsOf(shape);
   std::string names;
@@ -72,8 +84,8 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
     return spec::Problem{
         "lora.target_modules", 0,
         fmt::format("\"{}\" matches no linear of this {} model; it has {}, and \"all-linear\" "
-                    "takes all",
-                    target, shape.family, names)};
+                    "takes all{}",
+                    target, shape.family, names, HintOf(shape, target))};
   }
   return std::nullopt;
 }

@@ -1,6 +1,8 @@
 #include "common/plan/peak_memory.h"
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "common/base/round.h"
@@ -63,13 +65,14 @@ int64_t LogitsBytes(const Problem& p, const ExecutionPlan& run) {
 const Moment& Fuller(const Moment& a, const Moment& b) { return b.total() > a.total() ? b : a; }
 
 // The peaks of a micro-batch: for each block the larger of its forward and backward (the forward
-// needs less unless blocks are recomputed), and for the head with the loss.
+// needs less unless blocks are recomputed), for the head with the loss, and for the embedding's
+// backward, which is last.
 struct Moments {
   std::vector<Moment> blocks;
-  Moment head;
+  Moment head, embedding;
 
   Moment Worst() const {
-    Moment worst = head;
+    Moment worst = Fuller(head, embedding);
     for (const Moment& block : blocks) worst = Fuller(worst, block);
     return worst;
   }
@@ -111,6 +114,11 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
                   .logits = LogitsBytes(p, run),
                   .communication = TiedGradient(p) + GradientsOnTheirWay(p, p.units.size() - 1) +
                                    WireCopy(p, p.units.size() - 1)};
+  if (p.trained[0] > 0) {
+    moments.embedding = {.activations = tokens * p.link_bytes,
+                         .transients = tokens * p.hidden_row(),
+                         .communication = GradientsOnTheirWay(p, 0) + WireCopy(p, 0)};
+  }
   return moments;
 }
 
@@ -161,6 +169,13 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
   } else if (p.streams_trained()) {
     memory->scratch_slots += e * kSlots * p.MostTrained();
   }
+}
+
+// Of a token: cosines and sines in fp32, a table for each size of heads.
+int64_t RopeTableBytes(const ModelShape& shape) {
+  std::set<int64_t> sizes;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) sizes.insert(shape.Layer(layer).head_dim);
+  return 4 * std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
 int64_t LinkBytesOf(const Problem& p) {
@@ -278,7 +293,7 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {
   if (run.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
   AddScratch(problem, run, &memory);
   const int64_t tokens = MicroBatchTokens(problem, run);
-  memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
+  memory.fixed = kLibraryWorkspace + tokens * (RopeTableBytes(problem.shape) + 32);
   if (UsesDora(problem.job)) memory.fixed += kNormBuffers * kNormElements * kGradientBytes;
   memory.host = HostBytes(problem);
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {

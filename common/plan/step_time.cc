@@ -70,8 +70,9 @@ double BackwardShare(const Problem& p) {
 
 HeadRates RatesOfHeads(const Problem& p, const LayerShape& layer) {
   if (layer.head_dim > kLargestFusedHead) return {kPlainHeads, kPlainHeads};
-  if (layer.head_dim > kLargestHead) return {kLargeHeadsForward, kLargeHeadsBackward};
-  return {1.0, BackwardShare(p)};
+  const double backward = BackwardShare(p);
+  if (layer.head_dim > kLargestHead) return {kLargeHeadsForward, kLargeHeadsBackward * backward};
+  return {1.0, backward};
 }
 
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {

@@ -17,6 +17,7 @@ struct Saying {
 constexpr Saying kSayings[] = {
     {"data.assistant_only_loss", "data.loss_on", "assistant", "all"},
     {"data.train_on_inputs", "data.loss_on", "all", "assistant"},
+    {"model.full_finetuning", "training.mode", "full_finetune", ""},
     {"lora.target_linear", "lora.target_modules", "all-linear", ""},
 };
 

@@ -158,6 +158,7 @@ constexpr Field kTrainingTable[] = {
             "there is no warm-up.",
      .min = 0,
      .max = 1e12,
+     .aliases = "num_warmup_steps train.num_warmup_steps lr_warmup_steps train.lr_warmup_steps",
      .since = 2},
     {.key = "hyperparameters.global_batch",
      .type = Type::kInt,
@@ -279,7 +280,9 @@ constexpr Field kTrainingTable[] = {
      .doc = "Optimizer steps of the run; 0, or as other tools write it -1: as many as n_epochs "
             "needs.",
      .min = -1,
-     .max = 1e12},
+     .max = 1e12,
+     .aliases =
+         "max_train_steps train.max_train_steps num_training_steps train.num_training_steps"},
     {.key = "hyperparameters.logging_steps",
      .type = Type::kInt,
      .def = "1",
@@ -293,7 +296,7 @@ constexpr Field kTrainingTable[] = {
             "unless training.deterministic is false.",
      .min = 0,
      .max = 9.2e18,
-     .aliases = "random_state train.random_state"},
+     .aliases = "random_state train.random_state lora.random_state tuning.lora.random_state"},
 
     {.key = "hyperparameters.parallelism.fsdp",
      .type = Type::kBool,
@@ -371,7 +374,8 @@ constexpr Field kTrainingTable[] = {
      .note = "\"unsloth\" is taken as false: the plan decides block by block what is recomputed, "
              "only as much as a GPU's memory requires",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "
-                "train.use_gradient_checkpointing"},
+                "train.use_gradient_checkpointing lora.use_gradient_checkpointing "
+                "tuning.lora.use_gradient_checkpointing model.use_gradient_checkpointing"},
     {.key = "hyperparameters.parallelism.ddp_bucket_cap_mb",
      .type = Type::kFloat,
      .def = "25",

@@ -189,6 +189,12 @@ def watch_end(args, pids, idle):
     return gone, back
 
 
+def split_attempts(steps):
+    """Losses by step of the first attempt and of the second, from (step, loss) in the order they were run."""
+    turn = next((i for i in range(1, len(steps)) if steps[i][0] <= steps[i - 1][0]), len(steps))
+    return dict(steps[:turn]), dict(steps[turn:])
+
+
 def check_kill(service, args, size, values, idle):
     job = service.submit("kill", model=service.work / "models" / size, rows=service.work / f"{size}.jsonl",
                          mode="qlora", sharding="", gpus=args.gpus, accumulation=8 // args.gpus, **values)
@@ -201,17 +207,16 @@ def check_kill(service, args, size, values, idle):
     state = service.wait(job)
     service.keep_logs("kill", job)
     steps = [(metric["step"], metric["loss"]) for metric in service.steps(job)]
-    numbers = [step for step, _ in steps]
-    turn = next((i for i in range(1, len(numbers)) if numbers[i] <= numbers[i - 1]), len(numbers))
-    first, second = dict(steps[:turn]), dict(steps[turn:])
+    first, second = split_attempts(steps)
+    last = steps[-1][0]
     twice = sorted(set(first) & set(second))
     same = [step for step in twice if first[step] == second[step]]
     print(f"kill -9 of rank {args.gpus - 1} of {args.gpus} after step {max(first)}: gang gone after {gone:.1f} s, GPU memory "
           f"back after {back:.1f} s (used before the job: {idle} MB); went on with step {min(second, default=None)}, "
-          f"{len(same)} of {len(twice)} steps run twice are equal bit for bit; job {state} at step {numbers[-1]}",
+          f"{len(same)} of {len(twice)} steps run twice are equal bit for bit; job {state} at step {last}",
           flush=True)
     return (gone <= GONE_S and math.isfinite(back) and state == "SUCCEEDED"
-            and min(second, default=0) == SAVE_STEPS + 1 and twice == same and numbers[-1] == STEPS)
+            and min(second, default=0) == SAVE_STEPS + 1 and twice == same and last == STEPS)
 
 
 def check_stall(service, args, size, values):

@@ -3,9 +3,8 @@
 
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
-SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gpt2-medium, or
-qwen3-tiny for a first try. bf16
-safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
+SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gemma4-e2b, gemma4-e4b,
+gemma4-31b, gpt2-medium, or one that ends with "-tiny" for a first try. bf16 safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
 that all carry loss with data.loss_on = "all".
 
 Needs torch and numpy alone. Weights are drawn on the GPU where there is one and written by several threads:
@@ -38,6 +37,23 @@ class Shape:
     tied: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Gemma4Shape(Shape):
+    full_head_size: int = 512
+    window: int = 512
+    interval: int = 6  # every so manieth layer, and the last, is full
+    full_key_heads: int = 0  # 0: as in the others; else its keys are its values
+    sharing: int = 0  # last layers without keys
+    wide: bool = False  # those have feed-forward layers of twice the width
+    layer_input: int = 0
+
+    def full(self, layer):
+        return layer % self.interval == self.interval - 1 or layer == self.layers - 1
+
+    def keys(self, layer):
+        return self.full_key_heads if self.full(layer) and self.full_key_heads else self.key_heads
+
+
 SHAPES = {
     "qwen3-tiny": Shape("qwen3", 128, 256, 2, 4, 2, 32, 512, True),
     "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
@@ -50,6 +66,14 @@ SHAPES = {
     "llama-70b": Shape("llama", 8192, 28672, 80, 64, 8, 128, 128256, False),
     "gemma3-4b": Shape("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262208, True),
     "gemma3-27b": Shape("gemma3_text", 5376, 21504, 62, 32, 16, 128, 262208, True),
+    "gemma3-tiny": Shape("gemma3_text", 128, 256, 6, 4, 2, 32, 512, True),
+    "gemma4-tiny": Gemma4Shape("gemma4_text", 128, 256, 6, 4, 2, 32, 512, True, 64, 64, full_key_heads=1),
+    "gemma4-e-tiny": Gemma4Shape("gemma4_text", 128, 256, 9, 4, 1, 32, 512, True, 64, 64, 3, sharing=3, wide=True,
+                                 layer_input=16),
+    "gemma4-e2b": Gemma4Shape("gemma4_text", 1536, 6144, 35, 8, 1, 256, 262144, True, 512, 512, 5, sharing=20,
+                              wide=True, layer_input=256),
+    "gemma4-e4b": Gemma4Shape("gemma4_text", 2560, 10240, 42, 8, 2, 256, 262144, True, sharing=18, layer_input=256),
+    "gemma4-31b": Gemma4Shape("gemma4_text", 5376, 21504, 60, 32, 16, 256, 262144, True, 512, 1024, full_key_heads=4),
     "gpt2-medium": Shape("gpt2", 1024, 4096, 24, 16, 16, 64, 50257, True),
 }
 
@@ -76,10 +100,51 @@ def gpt2_shapes(shape):
     yield "transformer.ln_f.bias", (hidden,)
 
 
+def gemma4_layer(shape, layer):
+    hidden, prefix = shape.hidden, f"model.layers.{layer}."
+    size = shape.full_head_size if shape.full(layer) else shape.head_size
+    shares = layer >= shape.layers - shape.sharing
+    inner = shape.intermediate * (2 if shares and shape.wide else 1)
+    query, key = shape.heads * size, shape.keys(layer) * size
+    for norm in ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                 "post_feedforward_layernorm"):
+        yield f"{prefix}{norm}.weight", (hidden,)
+    yield prefix + "layer_scalar", (1,)
+    yield prefix + "self_attn.q_proj.weight", (query, hidden)
+    yield prefix + "self_attn.q_norm.weight", (size,)
+    if not shares:
+        yield prefix + "self_attn.k_proj.weight", (key, hidden)
+        yield prefix + "self_attn.k_norm.weight", (size,)
+        if not (shape.full_key_heads and shape.full(layer)):
+            yield prefix + "self_attn.v_proj.weight", (key, hidden)
+    yield prefix + "self_attn.o_proj.weight", (hidden, query)
+    yield prefix + "mlp.gate_proj.weight", (inner, hidden)
+    yield prefix + "mlp.up_proj.weight", (inner, hidden)
+    yield prefix + "mlp.down_proj.weight", (hidden, inner)
+    if shape.layer_input:
+        yield prefix + "per_layer_input_gate.weight", (shape.layer_input, hidden)
+        yield prefix + "per_layer_projection.weight", (hidden, shape.layer_input)
+        yield prefix + "post_per_layer_input_norm.weight", (hidden,)
+
+
+def gemma4_shapes(shape):
+    """As tensor_shapes."""
+    yield "model.embed_tokens.weight", (shape.vocabulary, shape.hidden)
+    if shape.layer_input:
+        inputs = shape.layers * shape.layer_input
+        yield "model.embed_tokens_per_layer.weight", (shape.vocabulary, inputs)
+        yield "model.per_layer_model_projection.weight", (inputs, shape.hidden)
+        yield "model.per_layer_projection_norm.weight", (shape.layer_input,)
+    for layer in range(shape.layers):
+        yield from gemma4_layer(shape, layer)
+    yield "model.norm.weight", (shape.hidden,)
+
+
 def tensor_shapes(shape):
     """Name and shape of every tensor, in file order."""
-    if shape.family == "gpt2":
-        yield from gpt2_shapes(shape)
+    own = {"gpt2": gpt2_shapes, "gemma4_text": gemma4_shapes}.get(shape.family)
+    if own:
+        yield from own(shape)
         return
     query, key = shape.heads * shape.head_size, shape.key_heads * shape.head_size
     yield "model.embed_tokens.weight", (shape.vocabulary, shape.hidden)
@@ -168,9 +233,25 @@ def gpt2_config(shape):
             "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": 2}
 
 
+def gemma4_config(shape):
+    kinds = ["full_attention" if shape.full(layer) else "sliding_attention" for layer in range(shape.layers)]
+    return {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "torch_dtype": "bfloat16",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate, "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_heads, "head_dim": shape.head_size,
+            "global_head_dim": shape.full_head_size, "attention_k_eq_v": shape.full_key_heads > 0,
+            "num_global_key_value_heads": shape.full_key_heads or None, "vocab_size": shape.vocabulary,
+            "vocab_size_per_layer_input": shape.vocabulary, "hidden_size_per_layer_input": shape.layer_input,
+            "num_kv_shared_layers": shape.sharing, "use_double_wide_mlp": shape.wide, "layer_types": kinds,
+            "sliding_window": shape.window, "final_logit_softcapping": 30.0, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 131072, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 2,
+            "pad_token_id": 0}
+
+
 def write_config(shape, folder):
-    if shape.family == "gpt2":
-        (folder / "config.json").write_text(json.dumps(gpt2_config(shape), indent=2))
+    own = {"gpt2": gpt2_config, "gemma4_text": gemma4_config}.get(shape.family)
+    if own:
+        (folder / "config.json").write_text(json.dumps(own(shape), indent=2))
         return
     qwen = shape.family == "qwen3"
     config = {

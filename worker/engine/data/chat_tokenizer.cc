@@ -58,6 +58,17 @@ std::string EndText(const Tokenizer& tokenizer, const TextFiles& files, const ch
   return tokenizer.TokenId(text) ? text : "";
 }
 
+// What DialoGPT's tokenizer has, and what GPT-2 models of conversations are trained on: turns
+// joined by the end token, without roles.
+constexpr std::string_view kJoinedTurns =
+    "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
+
+// Published GPT-2 models come without a template, and their converted copies lose DialoGPT's.
+bool JoinsTurns(const TextFiles& files) {
+  const Json& type = Member(files.config, "model_type");
+  return type.is_string() && type.get<std::string>() == "gpt2";
+}
+
 // Parts are hashed with their lengths, so that no two lists of parts hash alike.
 std::string DigestOf(std::initializer_list<std::string_view> parts) {
   io::Sha256 hash;
@@ -116,7 +127,13 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wa
            ? add_bos.get<bool>()
            : std::ranges::find(tokenizer.prefix(), *result.bos_id_) != tokenizer.prefix().end());
 
-  const TemplateText chat_template = FindTemplate(files, wanted_template);
+  TemplateText chat_template = FindTemplate(files, wanted_template);
+  if (chat_template.source.empty() && JoinsTurns(files) && !variables.eos_token.empty()) {
+    chat_template = {std::string(kJoinedTurns), "turns joined by the end token"};
+    result.note_ += fmt::format(
+        "{}the model has no chat template: turns of a conversation are joined by {}, without roles",
+        result.note_.empty() ? "" : "\n", variables.eos_token);
+  }
   if (!chat_template.source.empty()) {
     result.template_ = ChatTemplate::Compile(chat_template.source, chat_template.origin, variables);
     for (const AddedToken& token : tokenizer.added_tokens()) {

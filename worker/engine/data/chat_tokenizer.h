@@ -26,7 +26,8 @@ class ChatTokenizer {
  public:
   // `wanted_template`: as FindTemplate has it; empty: the model's own.
   // Throws UserError when there is no tokenizer or a file cannot be read as what it should be.
-  // A model without a template opens; only what needs one throws.
+  // A model without a template opens; only what needs one throws. GPT-2 models need none: the turns
+  // of their conversations are joined by the end token, as DialoGPT's are.
   static ChatTokenizer Open(const std::filesystem::path& model_dir,
                             std::string_view wanted_template = {});
 
@@ -35,7 +36,8 @@ class ChatTokenizer {
   const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
   const std::filesystem::path& model_dir() const { return model_dir_; }
 
-  // Which files the tokenizer was made of, in a sentence; empty: it is the model's tokenizer.json.
+  // Which files the tokenizer was made of, if it is not the model's tokenizer.json, and what stands
+  // in for a chat template; a line each.
   const std::string& note() const { return note_; }
 
   std::optional<int32_t> bos_id() const { return bos_id_; }

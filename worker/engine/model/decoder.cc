@@ -179,8 +179,9 @@ Tensor Decoder::Head(const Tensor& x) {
   return logits;
 }
 
-Tensor Decoder::Logits(const DeviceBatch& batch) {
-  return Head(Forward(batch, MakeContext(batch), nullptr, nullptr));
+Tensor Decoder::Logits(const DeviceBatch& batch, const Tensor& tokens) {
+  const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
+  return Head(tokens.defined() ? at::index_select(x, 0, tokens) : x);
 }
 
 Tensor Decoder::Loss(const DeviceBatch& batch) {

@@ -49,8 +49,8 @@ class Decoder {
   // The same sum, forward only, without dropout.
   at::Tensor Loss(const DeviceBatch& batch);
 
-  // Logits of every token [T, V], without dropout.
-  at::Tensor Logits(const DeviceBatch& batch);
+  // Logits of every token [T, V], or of those whose numbers `tokens` holds, without dropout.
+  at::Tensor Logits(const DeviceBatch& batch, const at::Tensor& tokens = {});
 
   // The pieces of a forward, for generation.
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }

@@ -38,13 +38,27 @@ bool IsUnused(const ModelLayout& layout, std::string_view name) {
   });
 }
 
+// A mask of GPT-2's that is computed, of a block that the model has; its name may lack the start
+// that names may lack.
+bool IsMask(const ModelLayout& layout, std::string_view name) {
+  const std::string_view optional = layout.optional_prefix;
+  if (optional.empty()) return false;
+  if (name.starts_with(optional)) name.remove_prefix(optional.size());
+  return std::any_of(layout.units.begin(), layout.units.end(), [&](const UnitInfo& unit) {
+    std::string_view block = unit.name;
+    if (!block.starts_with(optional)) return false;
+    block.remove_prefix(optional.size());
+    if (!name.starts_with(block)) return false;
+    const std::string_view rest = name.substr(block.size());
+    return rest == ".attn.bias" || rest == ".attn.masked_bias";
+  });
+}
+
 // A head that is tied, tables and masks that are computed and the other parts of a multimodal model
 // may be stored as well.
 bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
   return name == plan::PrefixedName(layout.prefix, "lm_head.weight") ||
-         name.ends_with("rotary_emb.inv_freq") ||
-         (layout.optional_prefix == "transformer." &&
-          (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))) ||
+         name.ends_with("rotary_emb.inv_freq") || IsMask(layout, name) ||
          layout.IsOtherPart(name) || IsUnused(layout, name);
 }
 

@@ -13,6 +13,7 @@
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/kernels/batch_shape.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
@@ -23,7 +24,10 @@ using at::Tensor;
 
 namespace {
 
-constexpr size_t kProbeTokens = 16;  // of a document
+constexpr size_t kProbeTokens = 16;  // of a short document; of a long one, those compared
+// Of the first of two long documents; the second is a little shorter, so that they are no dense
+// batch for cuDNN, which the second alone is.
+constexpr int64_t kLongProbeTokens = kShortestForCudnn + 16;
 constexpr size_t kNamesShown = 8;
 
 // Differences that products of another size or type explain, as parts of the largest logit.
@@ -50,9 +54,15 @@ double DifferenceOf(const Tensor& logits, const Tensor& other) {
   return largest > 0 ? difference / largest : difference;
 }
 
-Tensor TailOf(const Tensor& logits, size_t rows) {
-  const auto count = static_cast<int64_t>(rows);
-  return logits.narrow(0, logits.size(0) - count, count);
+// The numbers of the tokens to compare, all over a document that begins at `first`.
+std::vector<int64_t> TokensOf(size_t first, size_t length) {
+  const size_t count = std::min(length, kProbeTokens);
+  std::vector<int64_t> tokens(count);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t step = count > 1 ? i * (length - 1) / (count - 1) : 0;
+    tokens[i] = static_cast<int64_t>(first + step);
+  }
+  return tokens;
 }
 
 // The delivered weights by the names of the layout, one at a time.
@@ -98,17 +108,31 @@ ProbeDocuments MakeProbe(const Dataset& rows) {
   return probe;
 }
 
+std::optional<ProbeDocuments> MakeLongProbe(const Dataset& rows) {
+  const int64_t longest = rows.stats().longest;
+  if (longest < kShortestForCudnn) return std::nullopt;
+  ProbeDocuments probe;
+  for (const int64_t row : {int64_t{0}, std::min<int64_t>(1, rows.size() - 1)}) {
+    const std::span<const int32_t> tokens = rows.Get(row).tokens;
+    const int64_t length = std::min(longest, probe.empty() ? kLongProbeTokens : kShortestForCudnn);
+    std::vector<int32_t>& document = probe.emplace_back();
+    for (int64_t i = 0; i < length; ++i) document.push_back(tokens[i % tokens.size()]);
+  }
+  return probe;
+}
+
 double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe) {
   const at::NoGradGuard no_grad;
   const std::vector<int32_t>& second = probe.back();
-  const Tensor packed = TailOf(logits(Pack(probe)), second.size());
+  const std::vector<int64_t> tokens = TokensOf(probe.front().size(), second.size());
+  const Tensor packed = logits(Pack(probe), tokens);
   if (!packed.isfinite().all().item<bool>()) {
     throw UserError("the model's logits are not finite before any training", "bad_model",
                     "check the model's weights: some are NaN or infinite, or of another model");
   }
   ProbeDocuments changed = probe;
   for (int32_t& token : changed.front()) token = token > 0 ? token - 1 : token + 1;
-  const Tensor other = TailOf(logits(Pack(changed)), second.size());
+  const Tensor other = logits(Pack(changed), tokens);
   const auto fail = [](const std::string& what) {
     throw InternalError("packed documents do not stay apart: " + what, "packing_leak",
                         "report this with the job file and the model's config.json");
@@ -119,7 +143,8 @@ double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe) {
                     "the largest",
                     DifferenceOf(packed, other)));
   }
-  const double difference = DifferenceOf(logits(Pack({second})), packed);
+  const double difference =
+      DifferenceOf(logits(Pack({second}), TokensOf(0, second.size())), packed);
   if (!(difference <= RoundingOf(packed))) {
     fail(
         fmt::format("the second of two has logits that differ by {:.2g} of the largest from those "

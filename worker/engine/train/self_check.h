@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "common/spec/job_spec.h"
@@ -24,13 +25,18 @@ using ProbeDocuments = std::vector<std::vector<int32_t>>;
 // The beginnings of the first two rows; of the only row, twice.
 ProbeDocuments MakeProbe(const Dataset& rows);
 
-// Logits [T, V] of a micro-batch: TrainingModel::Logits, or what a test has in its place.
-using LogitsOf = std::function<at::Tensor(const MicroBatch& batch)>;
+// Two documents as long as attention by cuDNN needs them, which takes micro-batches with such
+// documents on a GPU; short ones are FlashAttention-2's. Nothing where no row is that long.
+std::optional<ProbeDocuments> MakeLongProbe(const Dataset& rows);
 
-// Packed documents must not see each other. Throws InternalError when the second document's logits
-// change with the tokens of the first (not by a bit), or differ from those it has alone by more
-// than products of another size round, and UserError when they are not finite. Returns that
-// difference, as a part of the largest logit. So short documents take FlashAttention-2 on a GPU.
+// Logits of some tokens of a micro-batch: TrainingModel::Logits, or what a test has in its place.
+using LogitsOf =
+    std::function<at::Tensor(const MicroBatch& batch, const std::vector<int64_t>& tokens)>;
+
+// Packed documents must not see each other: compares tokens all over the second. Throws
+// InternalError when the second document's logits change with the tokens of the first (not by a
+// bit), or differ from those it has alone by more than products of another size round, and
+// UserError when they are not finite. Returns that difference, as a part of the largest logit.
 double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe);
 
 // Throws UserError when an adapter that the job asked for has learned nothing, naming the layers

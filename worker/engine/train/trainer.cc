@@ -108,13 +108,19 @@ void Trainer::CheckBeforeTraining() {
       if (!others.empty()) observer_.OnMessage(others);
     }
   }
-  packing_difference_ =
-      CheckPacking([this](const MicroBatch& batch) { return model_.Logits(batch); }, probe_);
+  const auto logits = [this](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+    return model_.Logits(batch, tokens);
+  };
+  packing_difference_ = CheckPacking(logits, probe_);
+  // A CPU has one attention, whatever the length of a document.
+  const bool gpu = comm_.device().is_cuda();
+  const std::optional<ProbeDocuments> longer = gpu ? MakeLongProbe(*options_.train) : std::nullopt;
+  if (longer) packing_difference_ = std::max(packing_difference_, CheckPacking(logits, *longer));
   if (comm_.rank() == 0) {
     observer_.OnMessage(
-        fmt::format("two short packed documents stay apart; alone, the second's logits differ by "
+        fmt::format("two {} packed documents stay apart; alone, the second's logits differ by "
                     "at most {:.2g} of the largest",
-                    packing_difference_));
+                    longer ? "short and two longer" : "short", packing_difference_));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -332,8 +333,10 @@ Tensor TrainingModel::Loss(const MicroBatch& batch) {
   return decoder_->Loss(ToDevice(batch, comm_.device()));
 }
 
-Tensor TrainingModel::Logits(const MicroBatch& batch) {
-  return decoder_->Logits(ToDevice(batch, comm_.device()));
+Tensor TrainingModel::Logits(const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+  const Tensor numbers =
+      tokens.empty() ? Tensor() : at::tensor(tokens, at::kLong).to(comm_.device());
+  return decoder_->Logits(ToDevice(batch, comm_.device()), numbers);
 }
 
 std::vector<Tensor> TrainingModel::Snapshot() const {

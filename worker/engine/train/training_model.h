@@ -65,8 +65,8 @@ class TrainingModel {
 
   // As ForwardBackward, without gradients and dropout.
   at::Tensor Loss(const MicroBatch& batch);
-  // Logits of every token [T, V].
-  at::Tensor Logits(const MicroBatch& batch);
+  // Logits of every token [T, V], or of those that `tokens` numbers.
+  at::Tensor Logits(const MicroBatch& batch, const std::vector<int64_t>& tokens = {});
 
   // The trained weights this rank updates, on the host; and back. For the best weights so far.
   std::vector<at::Tensor> Snapshot() const;

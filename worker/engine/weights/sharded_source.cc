@@ -27,9 +27,9 @@ void ShardedSource::Prefetch(int unit, WeightUse) {
   slots_.Pin(slot);  // until Acquire takes the pin over
   u.under_way = true;
   if (u.on_host) {
-    StartFromHost(u, slot.buffer);
+    StartFromHost(u, slot.buffer.narrow(0, 0, u.flat.size()));
   } else {
-    u.gather = comm_.AllGatherAsync(slot.buffer, u.shard, u.counts);
+    u.gather = comm_.AllGatherAsync(slot.buffer.narrow(0, 0, u.flat.size()), u.shard, u.counts);
   }
 }
 

@@ -1,12 +1,20 @@
 #include "worker/engine/weights/slot_pool.h"
 
-#include <string>
-
 #include <ATen/ops/empty.h>
+
+#include <cstdlib>
+#include <string>
+#include <tuple>
 
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
+namespace {
+
+// A buffer may be so many times as large as its content.
+constexpr int64_t kMostSpare = 2;
+
+}  // namespace
 
 SlotPool::Slot* SlotPool::Find(int unit) {
   for (Slot& slot : slots_) {
@@ -16,15 +24,24 @@ SlotPool::Slot* SlotPool::Find(int unit) {
 }
 
 SlotPool::Slot& SlotPool::Take(int unit, int64_t elements, const at::TensorOptions& options) {
+  // Blocks of different sizes pass through the buffers of the largest, and leave alone a much
+  // larger one, which is the embedding's and wanted again at the head.
   const auto fits = [elements](const Slot& slot) {
-    return slot.buffer.defined() && slot.buffer.numel() == elements;
+    return slot.buffer.defined() && slot.buffer.numel() >= elements &&
+           slot.buffer.numel() <= kMostSpare * elements;
+  };
+  // The smaller, the rather it is taken: where none fits, an unused slot, then the one of the next
+  // size, which grows.
+  const auto order = [&](const Slot& slot) {
+    const bool fitting = fits(slot);
+    const int64_t distance =
+        fitting || !slot.buffer.defined() ? 0 : std::abs(slot.buffer.numel() - elements);
+    return std::tuple(!fitting, distance, slot.last_use);
   };
   Slot* best = nullptr;
   for (Slot& slot : slots_) {
     if (slot.pins > 0) continue;
-    const bool better = best == nullptr || (fits(slot) && !fits(*best)) ||
-                        (fits(slot) == fits(*best) && slot.last_use < best->last_use);
-    if (better) best = &slot;
+    if (best == nullptr || order(slot) < order(*best)) best = &slot;
   }
   if (best == nullptr) {
     throw InternalError("more than " + std::to_string(kSlots) + " units are acquired at once");

@@ -24,8 +24,9 @@ class SlotPool {
 
   // The slot that holds `unit`, or null.
   Slot* Find(int unit);
-  // A slot nobody has pinned, its buffer of `elements`, marked as `unit`'s; the least recently
-  // used. An unpinned slot with a buffer of that size already is preferred to allocating another.
+  // A slot nobody has pinned, its buffer of `elements` or up to twice as many, marked as `unit`'s:
+  // the least recently used of those with such a buffer, else one without a buffer, else the one of
+  // the next size, whose buffer is made anew.
   Slot& Take(int unit, int64_t elements, const at::TensorOptions& options);
   void Pin(Slot& slot);
   // Throws InternalError when the unit is not pinned.

@@ -101,6 +101,11 @@ TEST(ParametersTest, ATargetThatMatchesNothingIsNamed) {
   const auto units = MakeUnits(SmolLm2(), Lora(8, {"q_proj", "c_attn"}));
   ASSERT_FALSE(units.ok());
   EXPECT_THAT(std::string(Message(units.status())), HasSubstr("\"c_attn\" matches no linear"));
+  EXPECT_EQ(Message(units.status()).find("modules_to_save"), std::string::npos);
+  for (const char* name : {"lm_head", "embed_tokens"}) {
+    EXPECT_THAT(std::string(Message(MakeUnits(SmolLm2(), Lora(8, {name})).status())),
+                HasSubstr(std::string("lora.modules_to_save trains ") + name + " whole"));
+  }
   EXPECT_THAT(std::string(Message(units.status())), HasSubstr("q_proj, k_proj"));
 }
 

@@ -233,6 +233,22 @@ TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
   }
 }
 
+TEST(PlanTest, AnyOrderOfSumsIsFasterForLargeHeadsToo) {
+  const GpuRates& gpu = *FindGpu("H100");
+  ModelShape shape = Qwen3Of8B();
+  for (const int64_t head : {128, 256}) {
+    shape.head_dim = head;
+    spec::JobSpec job = Qlora(1, 1, 4096);
+    const auto fixed = MakeProblem(shape, job, 4096);
+    job.training.deterministic = false;
+    const auto any = MakeProblem(shape, job, 4096);
+    ASSERT_TRUE(fixed.ok() && any.ok());
+    const ExecutionPlan run{.rows = 1, .micro_batches = 1};
+    EXPECT_LT(PredictTime(*any, run, gpu).attention, PredictTime(*fixed, run, gpu).attention)
+        << head;
+  }
+}
+
 TEST(PlanTest, DoraMakesEveryOutputAgain) {
   const ModelShape shape = Qwen3Of8B();
   spec::JobSpec job = Qlora(4, 2, 2048);
@@ -332,6 +348,36 @@ TEST(PlanTest, EachStrategyHoldsLessThanTheOneBefore) {
     EXPECT_LT(bytes, before) << static_cast<int>(sharding);
     before = bytes;
   }
+}
+
+// Few tokens and a large table that is the head too: nothing else is as much at once.
+TEST(PlanTest, TheEmbeddingsGradientIsSentLastAndConvertedFirst) {
+  spec::JobSpec job = Auto(2, 64);
+  job.compute.gpu_count = 2;
+  job.compute.gpus_per_node = 2;
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  const auto problem = MakeProblem(SmolLm2(), job, 64);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  const ExecutionPlan run{.rows = 1, .micro_batches = 1, .logits_bytes = int64_t{1} << 20};
+  const int64_t table = int64_t{49152} * 576;
+  // Whole in fp32, in the type that it is sent in, and a rank's part of the sum.
+  EXPECT_GE(PredictMemory(*problem, run).communication, table * 4 + table * 2 + table / 2 * 2);
+}
+
+TEST(PlanTest, EachSizeOfHeadsHasItsTableOfRopes) {
+  ModelShape shape = Qwen3Of8B();
+  const ExecutionPlan run{.rows = 1, .micro_batches = 1};
+  const auto fixed = [&] {
+    return PredictMemory(*MakeProblem(shape, Qlora(1, 1, 4096), 4096), run).fixed;
+  };
+  const int64_t one = fixed();
+  shape.layer_shapes.assign(shape.layers, shape.Layer(0));
+  EXPECT_EQ(fixed(), one);
+  shape.layer_shapes[3].head_dim = 256;
+  EXPECT_EQ(fixed(), one + 4096 * 256 * 4);
 }
 
 TEST(PlanTest, ExchangesOverRanksTakeTime) {

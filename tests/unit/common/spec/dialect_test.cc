@@ -136,6 +136,42 @@ neftune_noise_alpha = 5
   EXPECT_EQ(other.spec.hyperparameters.neftune_noise_alpha, 15.0) << Describe(other.problems);
 }
 
+// What Unsloth's get_peft_model and from_pretrained are given.
+TEST(DialectTest, TheArgumentsOfUnslothAreTakenWhereTheyStand) {
+  const Resolution r = ResolveText(Minimal(R"([model]
+max_seq_length = 1024
+full_finetuning = false
+[lora]
+r = 16
+use_gradient_checkpointing = "unsloth"
+random_state = 3407
+use_rslora = true
+finetune_vision_layers = false
+finetune_language_layers = true
+finetune_attention_modules = true
+finetune_mlp_modules = true
+[train]
+num_warmup_steps = 5
+max_train_steps = 60
+)"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_FALSE(r.spec.full_finetune());
+  EXPECT_FALSE(r.spec.parallelism.activation_checkpointing);
+  EXPECT_EQ(r.spec.hyperparameters.seed, 3407u);
+  EXPECT_EQ(r.spec.hyperparameters.lr_scheduler.warmup_steps, 5);
+  EXPECT_EQ(r.spec.hyperparameters.max_steps, 60);
+  EXPECT_THAT(Describe(r.warnings), HasSubstr("\"unsloth\" is taken as false"));
+}
+
+TEST(DialectTest, FullFinetuningIsAMode) {
+  const std::string file = "[model]\nfull_finetuning = true\n";
+  const Resolution r = ResolveText(Minimal(file));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.spec.full_finetune());
+  EXPECT_EQ(OriginOf(r, "training.mode"), "derived: model.full_finetuning");
+  EXPECT_FALSE(ResolveText(Minimal(file), {Set("training.mode", "lora")}).spec.full_finetune());
+}
+
 TEST(DialectTest, VariantsWithoutEffectAreToldUnlessTheyAskForNothing) {
   const std::string full = "[training]\nmode = \"full_finetune\"\n[lora]\n";
   EXPECT_THAT(Describe(ResolveText(Minimal(full + "use_dora = true\n")).warnings),
@@ -167,6 +203,10 @@ TEST_P(DialectProblemTest, IsOneProblemThatSaysWhatWouldWork) { ExpectOneProblem
 INSTANTIATE_TEST_SUITE_P(
     Cases, DialectProblemTest,
     ::testing::Values(
+        WrongFile{"FullAndLora", "[model]\nfull_finetuning = true\n[training]\nmode = \"lora\"",
+                  "model.full_finetuning", "contradicts training.mode = lora"},
+        WrongFile{"Vision", "[lora]\nfinetune_vision_layers = true", "lora.finetune_vision_layers",
+                  "its vision tower delivered as it is"},
         WrongFile{"TwoLosses", "[data]\nloss_on = \"all\"\nassistant_only_loss = true",
                   "data.assistant_only_loss", "contradicts data.loss_on = all (job.toml:7)"},
         WrongFile{"TwoTools", "[data]\nassistant_only_loss = true\ntrain_on_inputs = true",

@@ -76,6 +76,19 @@ TEST(ChatTokenizerTest, SeveralTemplatesWithoutADefaultAreListed) {
               ThrowsMessage<UserError>(HasSubstr("\"default\": they are a, b; name one")));
 }
 
+TEST(ChatTokenizerTest, Gpt2WithoutATemplateJoinsTurnsByTheEndToken) {
+  const ModelFolder folder("", "<s>", "</s>");
+  folder.Write("config.json", R"({"model_type": "gpt2"})");
+  const ChatTokenizer tokenizer = ChatTokenizer::Open(folder.path());
+  EXPECT_THAT(tokenizer.note(), HasSubstr("turns of a conversation are joined by </s>"));
+  const std::vector<int32_t> ids = tokenizer.EncodePrompt(std::vector<ChatMessage>{
+      {.role = "user", .content = "Hi"}, {.role = "assistant", .content = "Yes"}});
+  EXPECT_EQ(ids, tokenizer.tokenizer().Encode("Hi</s>Yes</s>").ids);
+  EXPECT_EQ(ChatTokenizer::Open(folder.path(), kTemplate).chat_template()->source(), kTemplate);
+  folder.Write("config.json", R"({"model_type": "llama"})");
+  EXPECT_EQ(ChatTokenizer::Open(folder.path()).chat_template(), nullptr);
+}
+
 TEST(ChatTokenizerTest, AMissingTokenizerSaysWhatToDo) {
   const TestFolder folder;
   EXPECT_THAT([&] { ChatTokenizer::Open(folder.path()); },

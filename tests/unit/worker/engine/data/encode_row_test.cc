@@ -289,6 +289,15 @@ TEST_F(EncodeRowTest, MessagesForAModelWithoutATemplateEndTheJob) {
   EXPECT_THROW(encoder_->Encode(ParseRow(kTwoTurns)), UserError);
 }
 
+TEST_F(EncodeRowTest, Gpt2LearnsItsTurnsWithTheEndTokenThatJoinsThem) {
+  Use("", "</s>");
+  folder_->Write("config.json", R"({"model_type": "gpt2"})");
+  tokenizer_ = std::make_unique<ChatTokenizer>(ChatTokenizer::Open(folder_->path()));
+  encoder_ = std::make_unique<RowEncoder>(*tokenizer_, spec::LossOn::kAssistant);
+  EXPECT_EQ(Text(kTwoTurns), "one?</s>1 🎉</s>two?</s>2</s>");
+  EXPECT_THAT(Learnt(kTwoTurns), ElementsAre("1 🎉</s>", "2</s>"));
+}
+
 TEST_F(EncodeRowTest, WhatTheTemplateRefusesIsTheRowsProblemInTheTemplatesWords) {
   Use("inst", "</s>");
   EXPECT_THAT(Refusal(R"({"messages": [{"role": "assistant", "content": "a"}]})"),

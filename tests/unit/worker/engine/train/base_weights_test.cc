@@ -4,8 +4,15 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/model/config.h"
 
 namespace sft::engine {
@@ -39,6 +46,34 @@ TEST(BaseWeightsTest, PartsOfRowsMakeTheWholeInRowsThatAreApart) {
   }
   EXPECT_GT(matrices, 0);
   EXPECT_GT(vectors, 0);
+}
+
+// As GPT-2 is published: without the start of all names, and with its masks.
+TEST(BaseWeightsTest, MasksOfTheModelsOwnBlocksAreSkipped) {
+  const TempDir dir;
+  WriteTinyModel(dir.path(), R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2,
+                                 "vocab_size": 96, "n_positions": 64})");
+  const std::filesystem::path file = dir.path() / "model.safetensors";
+  const ModelLayout layout = MakeLayout(ReadConfig(dir.path()));
+  const auto open_with = [&](const std::vector<std::string>& more) {
+    std::vector<NamedTensor> tensors;
+    for (const UnitInfo& unit : layout.units) {
+      for (const ParamInfo& param : unit.params) {
+        std::vector<int64_t> shape = param.shape;
+        if (param.transposed) std::reverse(shape.begin(), shape.end());
+        tensors.push_back({param.name.substr(layout.optional_prefix.size()), at::zeros(shape)});
+      }
+    }
+    for (const std::string& name : more) tensors.push_back({name, at::zeros({1, 1, 4, 4})});
+    WriteSafetensors(file, tensors);
+    const BaseWeights base(dir.path(), layout, at::kCPU);
+  };
+  open_with({});
+  open_with({"h.0.attn.bias", "h.1.attn.masked_bias"});
+  open_with({"transformer.h.1.attn.bias"});
+  for (const char* stranger : {"h.2.attn.bias", "h.1.ln_1.attn.bias", "h.11.attn.bias"}) {
+    EXPECT_THROW(open_with({stranger}), UserError) << stranger;
+  }
 }
 
 }  // namespace

@@ -68,25 +68,51 @@ TEST_F(SelfCheckTest, TheProbeIsTheBeginningsOfTwoRows) {
 TEST_F(SelfCheckTest, PackedDocumentsStayApart) {
   const spec::JobSpec job = Options(spec::Mode::kLora).spec;
   TrainingModel model(job, model_dir(), *comm_);
-  const auto logits = [&](const MicroBatch& batch) { return model.Logits(batch); };
+  const LogitsOf logits = [&](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+    return model.Logits(batch, tokens);
+  };
   EXPECT_LT(CheckPacking(logits, probe_), 1e-4);
 }
 
 TEST_F(SelfCheckTest, AModelWhoseDocumentsSeeEachOtherIsRefused) {
   const spec::JobSpec job = Options(spec::Mode::kLora).spec;
   TrainingModel model(job, model_dir(), *comm_);
-  const auto leaking = [&](MicroBatch batch) {
+  const auto leaking = [&](MicroBatch batch, const std::vector<int64_t>& tokens) {
     batch.cu_seqlens = {0, static_cast<int32_t>(batch.size())};
     batch.max_seqlen = static_cast<int32_t>(batch.size());
-    return model.Logits(batch);
+    return model.Logits(batch, tokens);
   };
   EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(leaking, probe_); }),
               HasSubstr("other tokens in the first of two change the second's logits"));
 }
 
+// As where one of several attentions reads over a document's border: that of documents as long as
+// cuDNN takes them.
+TEST_F(SelfCheckTest, ALeakOfLongDocumentsAloneIsFoundByTheLongProbe) {
+  const auto rows = Dataset::FromDocuments({std::vector<int32_t>(300, 1), {2, 3, 4}, {5}},
+                                           {std::vector<uint8_t>(300, 1), {1, 1, 1}, {1}});
+  const std::optional<ProbeDocuments> probe = MakeLongProbe(*rows);
+  ASSERT_TRUE(probe);
+  EXPECT_EQ(probe->front().size(), 272u);
+  EXPECT_EQ(probe->back().size(), 256u);
+  EXPECT_EQ(probe->back()[3], 2) << "a short row, over and over";
+  EXPECT_FALSE(MakeLongProbe(*CountingRows(3)));
+  const auto leaking = [](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+    Tensor logits = at::ones({static_cast<int64_t>(tokens.size()), kTinyVocabulary});
+    // One token in the middle of the second sees one in the middle of the first.
+    const bool sees = batch.documents() > 1 && batch.max_seqlen >= 256;
+    if (sees) logits[static_cast<int64_t>(tokens.size() / 2)] += batch.tokens[100];
+    return logits;
+  };
+  EXPECT_EQ(CheckPacking(leaking, MakeProbe(*rows)), 0);
+  EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(leaking, *probe); }),
+              HasSubstr("other tokens in the first of two change the second's logits"));
+}
+
 TEST_F(SelfCheckTest, AModelWithoutFiniteLogitsIsTheUsers) {
-  const auto broken = [](const MicroBatch& batch) {
-    return at::full({batch.size(), kTinyVocabulary}, std::numeric_limits<float>::quiet_NaN());
+  const auto broken = [](const MicroBatch&, const std::vector<int64_t>& tokens) {
+    return at::full({static_cast<int64_t>(tokens.size()), kTinyVocabulary},
+                    std::numeric_limits<float>::quiet_NaN());
   };
   EXPECT_THAT(MessageOf<UserError>([&] { CheckPacking(broken, probe_); }),
               HasSubstr("not finite before any training"));
@@ -95,8 +121,8 @@ TEST_F(SelfCheckTest, AModelWithoutFiniteLogitsIsTheUsers) {
 TEST_F(SelfCheckTest, ADocumentThatChangesWithItsPlaceIsRefused) {
   const spec::JobSpec job = Options(spec::Mode::kLora).spec;
   TrainingModel model(job, model_dir(), *comm_);
-  const auto displaced = [&](const MicroBatch& batch) {
-    const Tensor logits = model.Logits(batch);
+  const auto displaced = [&](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+    const Tensor logits = model.Logits(batch, tokens);
     return batch.documents() > 1 ? logits.mul(1.01) : logits;
   };
   EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(displaced, probe_); }),

@@ -369,5 +369,26 @@ TEST(SlotPoolTest, KeepsReleasedContentUntilTheSlotIsNeeded) {
   EXPECT_THROW(pool.Unpin(1), InternalError);
 }
 
+// As a Gemma 4 E model's units are walked: its blocks have four sizes, its embedding is larger than
+// several blocks, and the head reads it again.
+TEST(SlotPoolTest, BlocksOfDifferentSizesLeaveTheEmbeddingWhereItIs) {
+  SlotPool pool;
+  const auto options = at::TensorOptions(at::kFloat);
+  const auto walk = [&](int unit, int64_t elements) {
+    if (pool.Find(unit) == nullptr) pool.Take(unit, elements, options);
+    SlotPool::Slot& slot = *pool.Find(unit);
+    EXPECT_GE(slot.buffer.numel(), elements);
+    pool.Pin(slot);
+    pool.Unpin(unit);
+  };
+  walk(0, 1000);
+  const int64_t sizes[] = {40, 60, 45, 70, 65};
+  for (int block = 0; block < 5; ++block) walk(block + 1, sizes[block]);
+  EXPECT_NE(pool.Find(0), nullptr);
+  EXPECT_LE(pool.Bytes(), 4 * (1000 + 70 + 70));
+  for (int block = 0; block < 5; ++block) walk(block + 1, sizes[block]);
+  EXPECT_NE(pool.Find(0), nullptr);
+}
+
 }  // namespace
 }  // namespace sft::engine
