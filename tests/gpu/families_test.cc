@@ -169,6 +169,9 @@ TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
 
 constexpr FamilyCase kFamilies[] = {
     {"llama", R"("model_type": "llama", "architectures": ["LlamaForCausalLM"])"},
+    {"llama_biases", R"("model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        "attention_bias": true, "mlp_bias": true)"},
+    {"qwen2", R"("model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"])"},
     {"qwen3", R"("model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 64)"},
     {"granite", R"("model_type": "granite", "architectures": ["GraniteForCausalLM"],
         "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,

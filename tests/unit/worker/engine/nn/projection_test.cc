@@ -353,7 +353,8 @@ TEST(LinearProjectionTest, TheProductAddsItsBiasAndItsGradientComesWithDyOrIsSum
       const Projection projection(layout.units[0], 0, 0);
       const Tensor x = EmptyRows(kTokens, kInputs, rank, Random({1}, 0));
       x.copy_(Random({kTokens, kInputs}, 1));
-      const Tensor addend = Random({kTokens, 9}, 2), dy = Random({kTokens, 9}, 3);
+      const Tensor addend = Random({kTokens, 9}, 2), dy = projection.EmptyGradientRows(x);
+      dy.copy_(Random({kTokens, 9}, 3));
       Tensor expected = at::linear(x, weights[0], weights[1]);
       if (rank > 0) {
         expected.add_(at::linear(at::linear(x, weights[2]), weights[3]), kScale);
