@@ -1,3 +1,4 @@
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -139,7 +140,10 @@ class Submission {
   }
 
   std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
-    const absl::StatusOr<data::DatasetCheck> found = data::CheckDataset(file.path);
+    const std::vector<std::string> columns =
+        absl::StrSplit(ValueOf(resolution_, "data.columns"), ',', absl::SkipEmpty());
+    const absl::StatusOr<data::DatasetCheck> found =
+        data::CheckDataset(file.path, file.path, data::NamesOf(columns, {}));
     if (!found.ok()) return std::string(Message(found.status()));
     int64_t taken = 0;
     if (needed.key() == "job.data") {

@@ -25,9 +25,9 @@ constexpr Field kJobTable[] = {
                 "model_name_or_path model.model_name_or_path"},
     {.key = "job.data",
      .derived = "required",
-     .doc =
-         "Training rows, JSON Lines: a file of the submitter's, relative to the job file, which is "
-         "uploaded; or \"node:/path\", a file that every node sees.",
+     .doc = "Training rows (docs/data.md): a file of the submitter's, relative to the job file, "
+            "which is "
+            "uploaded; or \"node:/path\", a file that every node sees.",
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.output_dir",
      .def = "",
@@ -282,8 +282,35 @@ constexpr Field kJobTable[] = {
     {.key = "data.on_long_rows",
      .type = Type::kChoice,
      .def = "error",
-     .doc = "A row longer than sequence_length: end the job, or skip and count it.",
-     .choices = "error|skip"},
+     .doc = "A row longer than sequence_length: end the job; skip it; keep its first or its last "
+            "tokens (truncate_right, truncate_left); leave out turns of a conversation, or tokens "
+            "of a text, between its start and its end (truncate_middle); or train on all of it in "
+            "pieces (split: whole turns of a conversation, windows of a text). All is counted. A "
+            "row that would lose every token with loss is one of on_bad_rows.",
+     .choices = "error|skip|truncate_right|truncate_left|truncate_middle|split"},
+    {.key = "data.split_overlap",
+     .type = Type::kInt,
+     .def = "64",
+     .doc = "With on_long_rows = \"split\": the tokens before a piece of a text that it begins "
+            "with, as context without loss; at most half of sequence_length.",
+     .min = 1,
+     .max = 65536,
+     .since = 2},
+    {.key = "data.columns",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Columns of the data that stand for those of a form: \"prompt=ask\" takes the column "
+            "ask for the prompt. Forms are made of messages, conversations, prompt, completion, "
+            "instruction, input, output, system, history, question, answer, tools and text.",
+     .may_be_empty = true,
+     .since = 2},
+    {.key = "data.roles",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Roles of the data that stand for known ones: \"user=customer\". Roles are system, "
+            "developer, user, assistant and tool; human, gpt and the like are known.",
+     .may_be_empty = true,
+     .since = 2},
 
     {.key = "checkpoint.save_strategy",
      .type = Type::kChoice,

@@ -37,6 +37,7 @@ enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Treatment of rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
+enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.
 enum class OnUnreachable { kReplace, kWait };
 // Priority classes, from the lowest; stored by number.
@@ -175,8 +176,11 @@ struct JobSpec {
     LossOn loss_on = LossOn::kAssistant;
     std::string chat_template;  // Jinja template replacing the model's own; empty: the model's
     int64_t max_examples = 0;   // 0: all; else the first N training rows
-    BadRows on_bad_rows = BadRows::kError;   // rows that have no answer or cannot be used
-    BadRows on_long_rows = BadRows::kError;  // rows longer than sequence_length
+    BadRows on_bad_rows = BadRows::kError;     // rows that have no answer or cannot be used
+    LongRows on_long_rows = LongRows::kError;  // rows longer than sequence_length
+    int split_overlap = 64;            // tokens that pieces of a split row share, without loss
+    std::vector<std::string> columns;  // "prompt=ask": the file's column ask is the form's prompt
+    std::vector<std::string> roles;    // "user=customer": the file's role customer is user
   } data;
 
   struct Checkpoint {

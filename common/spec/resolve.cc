@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -157,6 +158,35 @@ void CheckTemplate(Draft* draft) {
   if (!problem.empty()) draft->AddLater(kTemplate, problem);
 }
 
+// Lists of "name=theirs" in which each name is one of `names`.
+void CheckNames(Draft* draft, std::string_view key, std::string_view names) {
+  const DraftEntry* const entry = draft->Find(key);
+  if (entry == nullptr || draft->Faulty({key})) return;
+  const auto* const items = std::get_if<std::vector<std::string>>(&entry->value);
+  if (items == nullptr) return;
+  const std::vector<std::string_view> known = SplitWords(names, ' ');
+  std::set<std::string_view> seen;
+  for (const std::string_view item : *items) {
+    const size_t equals = std::min(item.find('='), item.size());
+    const std::string_view name = item.substr(0, equals),
+                           theirs = item.substr(std::min(equals + 1, item.size()));
+    if (theirs.empty() || std::ranges::find(known, name) == known.end()) {
+      draft->AddProblem(key, fmt::format("\"{}\" is not NAME=THEIRS with a name of {}", item,
+                                         fmt::join(known, ", ")));
+    } else if (!seen.insert(theirs).second ||
+               (key == "data.columns" && !seen.insert(name).second)) {
+      draft->AddProblem(key, fmt::format("\"{}\" gives a name for the second time", item));
+    }
+  }
+}
+
+void CheckData(Draft* draft) {
+  CheckNames(draft, "data.columns",
+             "messages conversations prompt completion instruction input output system history "
+             "question answer tools text");
+  CheckNames(draft, "data.roles", "system developer user assistant tool");
+}
+
 void CheckRequired(Draft* draft) {
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
@@ -171,6 +201,7 @@ void CheckRequired(Draft* draft) {
   CheckName(draft);
   CheckInterface(draft);
   CheckTemplate(draft);
+  CheckData(draft);
   for (const std::string_view key : {"job.data", "data.val"}) {
     const std::string value = draft->Has(key) ? draft->String(key) : "";
     if (value.starts_with(kNodePrefix) && !value.starts_with("node:/")) {

@@ -46,6 +46,10 @@ SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUn
 SFT_SPEC_ENUM(Priority, {"low", Priority::kLow}, {"normal", Priority::kNormal},
               {"high", Priority::kHigh}, {"urgent", Priority::kUrgent});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
+SFT_SPEC_ENUM(LongRows, {"error", LongRows::kError}, {"skip", LongRows::kSkip},
+              {"truncate_right", LongRows::kTruncateRight},
+              {"truncate_left", LongRows::kTruncateLeft},
+              {"truncate_middle", LongRows::kTruncateMiddle}, {"split", LongRows::kSplit});
 #undef SFT_SPEC_ENUM
 
 template <typename E>
@@ -174,6 +178,9 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("data.max_examples", s.data.max_examples);
   visit("data.on_bad_rows", s.data.on_bad_rows);
   visit("data.on_long_rows", s.data.on_long_rows);
+  visit("data.split_overlap", s.data.split_overlap);
+  visit("data.columns", s.data.columns);
+  visit("data.roles", s.data.roles);
   visit("checkpoint.save_strategy", s.checkpoint.save_strategy);
   visit("checkpoint.save_steps", s.checkpoint.save_steps);
   visit("checkpoint.save_minutes", s.checkpoint.save_minutes);

@@ -18,7 +18,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
 out=${2:-$root/dist}
 
-programs=(sft-server sft-worker sft-shim sftctl sft-rank)
+programs=(sft-server sft-worker sft-shim sftctl sft-data sft-rank)
 # Every Linux with glibc has these; the newest symbol versions used are checked below.
 base='^(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so'
 torch='^(libtorch|libtorch_cpu|libtorch_cuda|libc10|libc10_cuda|libcudart|libcublasLt|libcudnn|libnvrtc|libgomp)\b'

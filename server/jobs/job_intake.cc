@@ -283,9 +283,13 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
       continue;
     }
     const spec::JobSpec::Data& data = resolution.spec.data;
-    const std::string problem = data::RowsProblem(
-        {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
-        data.on_bad_rows == spec::BadRows::kSkip, needed.key == "job.data" ? data.max_examples : 0);
+    // The upload was looked at under the columns' own names.
+    const std::string problem =
+        data.columns.empty() ? data::RowsProblem({dataset->rows, dataset->odd_rows,
+                                                  dataset->first_odd_row, dataset->first_odd},
+                                                 data.on_bad_rows == spec::BadRows::kSkip,
+                                                 needed.key == "job.data" ? data.max_examples : 0)
+                             : "";
     if (!problem.empty()) {
       AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
     }

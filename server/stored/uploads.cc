@@ -170,7 +170,8 @@ absl::Status UploadSession::CheckGoingOn() {
 
 absl::Status UploadSession::KeepDataset(const std::string& path, const Actor& actor,
                                         int64_t& rows) {
-  SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found, data::CheckDataset(path));
+  SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found,
+                       data::CheckDataset(path, first_.display_name()));
   rows = found.rows;
   const DatasetRecord dataset{first_.sha256(),       first_.size(),       found.rows,
                               first_.display_name(), sender_.owner,       UnixMicros(clock_.Wall()),

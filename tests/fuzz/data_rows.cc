@@ -5,7 +5,9 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sft::fuzz::InputFile file(data, size);
-  const auto found = sft::data::CheckDataset(file.path());
-  if (found.ok()) sft::fuzz::Require(found->rows > 0 && found->odd_rows <= found->rows);
+  for (const char* name : {"rows", "rows.csv", "rows.tsv", "rows.txt"}) {
+    const auto found = sft::data::CheckDataset(file.path(), name);
+    if (found.ok()) sft::fuzz::Require(found->rows > 0 && found->odd_rows <= found->rows);
+  }
   return 0;
 }

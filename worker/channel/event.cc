@@ -45,6 +45,11 @@ void Fields(V& v, PreparedEvent& e) {
   v("tokens", e.tokens);
   v("loss_tokens", e.loss_tokens);
   v("from_cache", e.from_cache);
+  v("forms", e.forms);
+  v("documents", e.documents);
+  v("cut", e.cut);
+  v("cut_tokens", e.cut_tokens);
+  v("cut_loss_tokens", e.cut_loss_tokens);
 }
 
 template <typename V>

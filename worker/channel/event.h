@@ -27,6 +27,10 @@ struct PreparedEvent {
   int64_t rows = 0, used = 0, skipped = 0;
   int64_t tokens = 0, loss_tokens = 0;
   bool from_cache = false;
+  std::string forms;      // "90 ShareGPT, 10 text"
+  int64_t documents = 0;  // more than used rows where long ones were split
+  // Rows cut or split (data.on_long_rows), and their tokens that are trained on nowhere.
+  int64_t cut = 0, cut_tokens = 0, cut_loss_tokens = 0;
 };
 
 // The rank is about to run step 1.

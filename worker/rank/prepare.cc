@@ -69,6 +69,15 @@ void PrintSkipped(const engine::DatasetStats& stats) {
   }
 }
 
+void PrintCut(const engine::DatasetStats& stats) {
+  if (stats.cut == 0) return;
+  fmt::print(
+      "  {} longer than a sequence {} cut or split (data.on_long_rows) into documents, {} in "
+      "all; {} tokens are left out, {} of them with loss\n",
+      stats.cut == 1 ? "1 row" : fmt::format("{} rows", stats.cut), stats.cut == 1 ? "is" : "are",
+      stats.documents, stats.cut_tokens, stats.cut_loss_tokens);
+}
+
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
                                    engine::PrepareOptions options, const std::string& stamp,
                                    RunawayScene scene, const char* what, int64_t vocab,
@@ -91,13 +100,20 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
   fmt::print("{} data {}: {} of {} rows, {} tokens, {} of them with loss, longest row {}{}\n", what,
              options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
              prepared.from_cache ? " (from the cache)" : "");
+  fmt::print("  {}\n", data::FormsText(stats.forms));
+  PrintCut(stats);
   PrintSkipped(stats);
   return {.rows = stats.rows,
           .used = stats.used,
           .skipped = stats.skipped_total(),
           .tokens = stats.tokens,
           .loss_tokens = stats.loss_tokens,
-          .from_cache = prepared.from_cache};
+          .from_cache = prepared.from_cache,
+          .forms = data::FormsText(stats.forms),
+          .documents = stats.documents,
+          .cut = stats.cut,
+          .cut_tokens = stats.cut_tokens,
+          .cut_loss_tokens = stats.cut_loss_tokens};
 }
 
 void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {

@@ -252,8 +252,9 @@ engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
 }
 
 std::shared_ptr<const engine::Dataset> Open(const engine::ChatTokenizer& tokenizer,
-                                            engine::PrepareOptions options,
+                                            engine::PrepareOptions options, const std::string& name,
                                             const std::string& stamp, int threads) {
+  options.name = name;
   options.stamp = stamp;
   options.threads = threads;
   return engine::PrepareDataset(tokenizer, options).dataset;
@@ -361,11 +362,11 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   options.model_name = file.model_name;
   options.train =
       Open(tokenizer, engine::PrepareOptions::ForTraining(spec, file.train_file, file.cache_dir),
-           file.train_stamp, file.threads_per_rank);
+           file.train_name, file.train_stamp, file.threads_per_rank);
   if (!file.val_file.empty()) {
     options.validation =
         Open(tokenizer, engine::PrepareOptions::ForValidation(spec, file.val_file, file.cache_dir),
-             file.val_stamp, file.threads_per_rank);
+             file.val_name, file.val_stamp, file.threads_per_rank);
   }
   options.output_dir = file.output_dir;
   options.tokenizer = tokenizer.digest();

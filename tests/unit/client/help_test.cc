@@ -32,9 +32,9 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
                                            "checkpoint", "checkpoints", "resume", "wait", "metrics",
                                            "events", "download", "nodes", "variants", "models",
-                                           "explain", "completion", "compare", "admin", "drain",
-                                           "storage", "rm", "stats", "login", "whoami", "hold",
-                                           "release", "sweep"),
+                                           "explain", "completion", "compare", "data", "admin",
+                                           "drain", "storage", "rm", "stats", "login", "whoami",
+                                           "hold", "release", "sweep"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

@@ -341,6 +341,27 @@ TEST(ClusterTest, AFleetWithoutGpusIsSaidToBeOne) {
   EXPECT_THAT(Sftctl(server, {"models", "tiny"}).out, HasSubstr("1 x H100 (an example)"));
 }
 
+TEST(DataCheckTest, SaysWhatAFileHoldsWithoutAServer) {
+  FakeServer server;
+  server.info.set_protocol(kProtocol + 9);
+  server.info.set_min_protocol(kProtocol + 9);
+  const std::string good = WriteTestFile("good.csv", "question,answer\na,b\nc,d\n");
+  const Outcome run = Sftctl(server, {"data", "check", good});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("rows        2: 2 question + answer"));
+  EXPECT_THAT(run.err, HasSubstr("--model DIR"));
+  EXPECT_EQ(ParseJson(Sftctl(server, {"data", "check", good, "--json"}).out).at("rows"), 2);
+  const std::string pairs =
+      WriteTestFile("pairs.jsonl", "{\"text\":\"a\"}\n{\"chosen\":\"a\",\"rejected\":\"b\"}\n");
+  const Outcome odd = Sftctl(server, {"data", "check", pairs});
+  EXPECT_EQ(odd.code, kUsage);
+  EXPECT_THAT(odd.out, HasSubstr("odd rows    1, the first at line 2: a preference pair"));
+  const Outcome broken = Sftctl(server, {"data", "check", WriteTestFile("bad.json", "[{}")});
+  EXPECT_EQ(broken.code, kUsage);
+  EXPECT_THAT(broken.err, HasSubstr("bad.json: line 1: the file ends inside its JSON"));
+  EXPECT_EQ(Sftctl(server, {"data", "check", "/nowhere/rows"}).code, kUsage);
+}
+
 TEST(ExplainTest, NeedsNoServerAndSuggests) {
   FakeServer server;
   server.info.set_protocol(kProtocol + 9);

@@ -23,7 +23,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the cache file is little-endian");
 
-constexpr std::array<char, 8> kMagic = {'S', 'F', 'T', 'D', 'A', 'T', 'A', '1'};
+constexpr std::array<char, 8> kMagic = {'S', 'F', 'T', 'D', 'A', 'T', 'A', '2'};
 
 struct Header {
   std::array<char, 8> magic = kMagic;
@@ -50,6 +50,11 @@ nlohmann::json StatsToJson(const DatasetStats& stats) {
   }
   return {{"rows", stats.rows},
           {"used", stats.used},
+          {"documents", stats.documents},
+          {"forms", stats.forms},
+          {"cut", stats.cut},
+          {"cut_tokens", stats.cut_tokens},
+          {"cut_loss_tokens", stats.cut_loss_tokens},
           {"tokens", stats.tokens},
           {"loss_tokens", stats.loss_tokens},
           {"longest", stats.longest},
@@ -61,6 +66,11 @@ DatasetStats StatsFromJson(const nlohmann::json& json) {
   DatasetStats stats;
   json.at("rows").get_to(stats.rows);
   json.at("used").get_to(stats.used);
+  json.at("documents").get_to(stats.documents);
+  json.at("forms").get_to(stats.forms);
+  json.at("cut").get_to(stats.cut);
+  json.at("cut_tokens").get_to(stats.cut_tokens);
+  json.at("cut_loss_tokens").get_to(stats.cut_loss_tokens);
   json.at("tokens").get_to(stats.tokens);
   json.at("loss_tokens").get_to(stats.loss_tokens);
   json.at("longest").get_to(stats.longest);
@@ -118,7 +128,7 @@ void CacheContents::Add(std::span<const int32_t> document, std::span<const uint8
   lines.push_back(static_cast<uint64_t>(line));
   loss_counts.push_back(std::accumulate(document_loss.begin(), document_loss.end(), 0U));
   const auto size = static_cast<int64_t>(document.size());
-  ++stats.used;
+  ++stats.documents;
   stats.tokens += size;
   stats.loss_tokens += loss_counts.back();
   stats.longest = std::max(stats.longest, size);

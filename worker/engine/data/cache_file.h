@@ -13,7 +13,7 @@ namespace sft::engine {
 
 // The file that PrepareDataset writes and ranks map. All integers little-endian, parts at multiples
 // of 8 bytes, in this order:
-//   header   magic "SFTDATA1", key (SHA-256), digest (SHA-256 of the file with these 32 bytes
+//   header   magic "SFTDATA2", key (SHA-256), digest (SHA-256 of the file with these 32 bytes
 //   zero),
 //            documents d, tokens t, bytes s of the statistics
 //   offsets  u64[d + 1]   document i is tokens [offsets[i], offsets[i + 1])

@@ -72,7 +72,7 @@ std::shared_ptr<const Dataset> Dataset::FromDocuments(
     if (!mask.empty()) mask[0] = 0;
     memory.Add(tokens[i], mask, static_cast<int64_t>(i) + 1);
   }
-  memory.stats.rows = memory.stats.used;
+  memory.stats.rows = memory.stats.used = memory.stats.documents;
   dataset->Adopt(memory.View());
   return dataset;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/data/row_form.h"
 #include "common/spec/job_spec.h"
 
 namespace sft::engine {
@@ -20,7 +21,7 @@ struct CacheView;
 // Why a row cannot be used. Values are stored in the cache: append only.
 enum class RowProblem : uint8_t {
   kNotJson = 0,       // the line is not a JSON object
-  kBadForm = 1,       // none of the three forms, or a field of the wrong type
+  kBadForm = 1,       // none of the forms, or a field of the wrong type
   kNoAnswer = 2,      // no assistant turn or completion, or none that carries loss
   kControlToken = 3,  // content spells a control token of the model
   kTemplate = 4,      // the chat template refuses it, or its turns cannot be told apart
@@ -39,11 +40,16 @@ struct SkippedRow {
 
 // Counts of the used and skipped rows of a data file.
 struct DatasetStats {
-  int64_t rows = 0;    // rows read: not blank, within max_examples
-  int64_t used = 0;    // rows that became documents
-  int64_t tokens = 0;  // of used rows
+  int64_t rows = 0;       // rows read: not blank, within max_examples
+  int64_t used = 0;       // rows that became documents
+  int64_t documents = 0;  // more than rows where long ones were split
+  int64_t tokens = 0;     // of documents; what pieces share counts in each
   int64_t loss_tokens = 0;
-  int64_t longest = 0;                   // tokens of the longest used row
+  int64_t longest = 0;                   // tokens of the longest document
+  data::FormCounts forms = {};           // rows read, by form; those that are not JSON in none
+  int64_t cut = 0;                       // rows that were cut or split (data.on_long_rows)
+  int64_t cut_tokens = 0;                // their tokens that are in no document
+  int64_t cut_loss_tokens = 0;           // of those with loss
   int64_t skipped[kRowProblems] = {};    // counts by RowProblem
   std::vector<SkippedRow> skipped_rows;  // the first kReportedRows, by line
 
@@ -53,15 +59,18 @@ struct DatasetStats {
 
 // Options of preparing a data file: what to tokenise, and how to treat rows that cannot be used.
 struct PrepareOptions {
-  std::filesystem::path data;       // JSONL file
-  std::string name;                 // what the submitter calls it, for messages; empty: `data`
+  std::filesystem::path data;       // the file with the rows (common/data/row_reader.h)
+  std::string name;                 // what the submitter calls it; empty: `data`. Its ending says
+                                    // how rows stand in it
   std::string stamp;                // it has to look so (MappedFile::Open); empty: as it is
   std::filesystem::path cache_dir;  // made when missing; files are named by content
   int sequence_length = 2048;
   int64_t max_examples = 0;  // 0: all
   spec::LossOn loss_on = spec::LossOn::kAssistant;
   spec::BadRows on_bad_rows = spec::BadRows::kError;
-  spec::BadRows on_long_rows = spec::BadRows::kError;
+  spec::LongRows on_long_rows = spec::LongRows::kError;
+  int split_overlap = 64;
+  data::RowNames names;
   int threads = 0;  // 0: the machine's
   // Processor time of one row; a row that takes more ends the process (runaway.h).
   Nanos row_limit = std::chrono::minutes(5);

@@ -32,6 +32,12 @@ void ForEachString(const Json& json, const std::string& path, const Visit& visit
   }
 }
 
+uint8_t BreakBefore(std::string_view text, size_t at) {
+  text = text.substr(0, at);
+  if (text.ends_with("\n\n") || text.ends_with("\n\r\n")) return EncodedRow::kParagraph;
+  return text.ends_with('\n') ? EncodedRow::kLine : EncodedRow::kNone;
+}
+
 }  // namespace
 
 RowEncoder::RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on, int sequence_length)
@@ -50,6 +56,10 @@ EncodedRow RowEncoder::Encode(const Row& row) const {
     throw RowError(RowProblem::kNoAnswer, "no token of it carries loss: the answer is empty");
   }
   return encoded;
+}
+
+bool RowEncoder::StartsWithBos(const EncodedRow& row) const {
+  return tokenizer_.bos_id() && !row.tokens.empty() && row.tokens[0] == *tokenizer_.bos_id();
 }
 
 void RowEncoder::RefuseControlToken(std::string_view text, std::string_view where,
@@ -154,16 +164,19 @@ EncodedRow RowEncoder::EncodePlain(std::string_view text, size_t loss_from) cons
   if (tokenizer_.adds_bos()) {
     result.tokens.push_back(*tokenizer_.bos_id());
     result.loss.push_back(0);
+    result.breaks.push_back(EncodedRow::kNone);
   }
   RefuseLongText(text);
   const Encoding encoding = tokenizer_.tokenizer().Encode(text);
   for (size_t i = 0; i < encoding.ids.size(); ++i) {
     result.tokens.push_back(encoding.ids[i]);
     result.loss.push_back(encoding.starts[i] >= loss_from ? 1 : 0);
+    result.breaks.push_back(BreakBefore(text, encoding.starts[i]));
   }
   if (tokenizer_.eos_id()) {
     result.tokens.push_back(*tokenizer_.eos_id());
     result.loss.push_back(1);
+    result.breaks.push_back(EncodedRow::kNone);
   }
   return result;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,11 @@ namespace sft::engine {
 struct EncodedRow {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss;  // loss[i]: token i is to be predicted; loss[0] is 0
+  // Of plain text alone: how well the text can be cut before token i.
+  enum Break : uint8_t { kNone, kLine, kParagraph };
+  std::vector<uint8_t> breaks;
+
+  int64_t LossTokens() const { return std::accumulate(loss.begin(), loss.end(), int64_t{0}); }
 };
 
 // Rows to tokens. A conversation is rendered whole, encoded whole, and a token carries loss iff its
@@ -30,6 +36,8 @@ class RowEncoder {
 
   // Throws RowError.
   EncodedRow Encode(const Row& row) const;
+  // Whether rows of plain text begin with a token that stands for their start.
+  bool StartsWithBos(const EncodedRow& row) const;
 
  private:
   EncodedRow EncodeForm(const ConversationRow& row) const;

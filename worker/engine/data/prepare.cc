@@ -1,9 +1,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -12,8 +14,11 @@
 #include <system_error>
 #include <thread>
 
+#include "common/base/ids.h"
 #include "common/base/thread_time.h"
-#include "common/data/dataset_check.h"
+#include "common/data/byte_reader.h"
+#include "common/data/row_reader.h"
+#include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/cache_file.h"
@@ -21,6 +26,7 @@
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/data/encode_row.h"
 #include "worker/engine/data/files.h"
+#include "worker/engine/data/long_rows.h"
 #include "worker/engine/data/row.h"
 #include "worker/engine/data/runaway.h"
 
@@ -28,7 +34,7 @@ namespace sft::engine {
 namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
-constexpr int kEncodingVersion = 1;
+constexpr int kEncodingVersion = 2;
 // Rows a thread takes at once.
 constexpr size_t kBlockRows = 64;
 
@@ -53,8 +59,86 @@ std::vector<Line> SplitLines(std::string_view bytes, int64_t max) {
 }
 
 struct Outcome {
-  EncodedRow row;
+  std::vector<EncodedRow> documents;
   std::optional<SkippedRow> skipped;
+  std::optional<data::Form> form;  // nothing: the row is not JSON
+  bool cut = false;
+  int64_t tokens = 0, loss_tokens = 0;  // of a row that was cut, before it was
+};
+
+// A part of the row reader's contract: the container of a file that is mapped as it is.
+bool IsPlainLines(const PrepareOptions& options, std::string_view bytes) {
+  const std::string_view head = bytes.substr(0, 1 << 20);
+  return data::CompressionOf(head) == data::Compression::kNone &&
+         data::ContainerOf(options.Name(), head) == data::Container::kLines;
+}
+
+// The rows of a data file, each as JSON text. Those of JSON Lines are read where they are; what
+// stands otherwise is unpacked to a file without a name in the cache's folder, since rows need not
+// fit into memory.
+class RowSource {
+ public:
+  RowSource(const MappedFile& file, const PrepareOptions& options) {
+    if (IsPlainLines(options, file.bytes())) {
+      bytes_ = file.bytes();
+      lines_ = SplitLines(bytes_, options.max_examples);
+    } else {
+      Unpack(options);
+    }
+    if (lines_.empty()) {
+      throw UserError(fmt::format("{}: the file has no rows; write one JSON object on each line",
+                                  options.Name()));
+    }
+  }
+
+  std::string_view bytes() const { return bytes_; }
+  const std::vector<Line>& lines() const { return lines_; }
+
+ private:
+  void Unpack(const PrepareOptions& options) {
+    struct Place {
+      int64_t line;
+      size_t begin, size;
+    };
+    std::vector<Place> places;
+    ThrowIfNodeError(io::MakeDirs(options.cache_dir.string()));
+    const std::filesystem::path path = options.cache_dir / (RandomId("unpacked") + ".tmp");
+    io::UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!fd.valid()) ThrowIfNodeError(ErrnoStatus(path.string(), errno));
+    size_t size = 0;
+    std::string pending;
+    absl::Status written;
+    const auto flush = [&] {
+      written = io::WriteAll(fd.get(), pending, path.string());
+      pending.clear();
+      return written;
+    };
+    const data::TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
+      places.push_back({line, size, row.size()});
+      pending += row;
+      size += row.size();
+      if (pending.size() > kFlushBytes) SFT_RETURN_IF_ERROR(flush());
+      return options.max_examples == 0 ||
+             static_cast<int64_t>(places.size()) < options.max_examples;
+    };
+    absl::Status read =
+        data::ReadRows(options.data.string(), options.Name(), {.names = &options.names}, take);
+    if (read.ok()) read = flush();
+    if (read.ok()) unpacked_.emplace(MappedFile::Open(path));
+    unlink(path.c_str());
+    ThrowIfNodeError(written);
+    ThrowIfError(Annotate(read, options.Name()));
+    bytes_ = unpacked_->bytes();
+    lines_.reserve(places.size());
+    for (const Place& place : places) {
+      lines_.push_back({place.line, bytes_.substr(place.begin, place.size)});
+    }
+  }
+
+  static constexpr size_t kFlushBytes = 1 << 20;
+  std::optional<MappedFile> unpacked_;
+  std::string_view bytes_;
+  std::vector<Line> lines_;
 };
 
 // Ends the process when one row takes too much processor time: templates and tokenizers can make
@@ -186,14 +270,31 @@ class ParallelEncoder {
         throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
                                                          line.text.size(), data::kMaxRowBytes));
       }
-      outcome.row = encoder_.Encode(ParseRow(line.text));
-      if (outcome.row.tokens.size() > static_cast<size_t>(options_.sequence_length)) {
-        throw RowError(RowProblem::kTooLong,
-                       fmt::format("{} tokens, sequence_length is {}", outcome.row.tokens.size(),
-                                   options_.sequence_length));
+      data::Form form = data::Form::kUnknown;
+      const Row row = [&] {
+        try {
+          return ParseRow(line.text, options_.names, &form);
+        } catch (const RowError& error) {
+          if (error.problem() != RowProblem::kNotJson) outcome.form = form;
+          throw;
+        }
+      }();
+      outcome.form = form;
+      EncodedRow encoded = encoder_.Encode(row);
+      if (encoded.tokens.size() <= static_cast<size_t>(options_.sequence_length)) {
+        outcome.documents.push_back(std::move(encoded));
+      } else {
+        outcome.tokens = static_cast<int64_t>(encoded.tokens.size());
+        outcome.loss_tokens = encoded.LossTokens();
+        outcome.documents = FitLongRow(
+            encoder_, row, std::move(encoded),
+            {options_.on_long_rows, options_.sequence_length,
+             std::min(options_.split_overlap, std::max(options_.sequence_length / 2, 1))});
+        outcome.cut = true;
       }
+      for (EncodedRow& document : outcome.documents) document.breaks = {};
     } catch (const RowError& error) {
-      outcome.row = {};
+      outcome.documents.clear();
       outcome.skipped = SkippedRow{line.number, error.problem(), error.what()};
     }
     return outcome;
@@ -210,6 +311,10 @@ class ParallelEncoder {
   RowWatch& watch_;
 };
 
+bool Refuses(spec::LongRows rule) {
+  return rule == spec::LongRows::kError || rule == spec::LongRows::kSkip;
+}
+
 // Throws when rows have problems that the job does not skip; lists the first of them by line.
 void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options) {
   int64_t refused = 0;
@@ -218,8 +323,13 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
   for (const Outcome& outcome : outcomes) {
     if (!outcome.skipped) continue;
     const bool too_long = outcome.skipped->problem == RowProblem::kTooLong;
-    if ((too_long ? options.on_long_rows : options.on_bad_rows) == spec::BadRows::kSkip) continue;
-    only_long = only_long && too_long;
+    // A long row that the job's rule can make nothing of is a bad one.
+    const bool by_length = too_long && Refuses(options.on_long_rows);
+    if (by_length ? options.on_long_rows == spec::LongRows::kSkip
+                  : options.on_bad_rows == spec::BadRows::kSkip) {
+      continue;
+    }
+    only_long = only_long && by_length;
     if (++refused <= DatasetStats::kReportedRows) {
       list += fmt::format("\n  line {}: {}", outcome.skipped->line, outcome.skipped->reason);
     }
@@ -229,24 +339,48 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     list += fmt::format("\n  and {} more", refused - DatasetStats::kReportedRows);
   }
   const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
-  throw UserError(fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused,
-                              outcomes.size(), list),
-                  "bad_rows",
-                  fmt::format("correct these rows, or leave them out with {} = \"skip\"{}", key,
-                              only_long ? ", or raise hyperparameters.sequence_length" : ""));
+  throw UserError(
+      fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused, outcomes.size(),
+                  list),
+      "bad_rows",
+      fmt::format("correct these rows, or leave them out with {} = \"skip\"{}", key,
+                  only_long ? ", cut them (data.on_long_rows = \"truncate_right\", "
+                              "\"split\", ...), or raise hyperparameters.sequence_length"
+                            : ""));
 }
 
-CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines) {
+// What of a row that was cut is in none of its documents.
+void CountCut(const Outcome& outcome, const LongRowRule& rule, DatasetStats& stats) {
+  int64_t tokens = 0, loss = 0;
+  for (const EncodedRow& document : outcome.documents) {
+    tokens += static_cast<int64_t>(document.tokens.size());
+    loss += document.LossTokens();
+  }
+  ++stats.cut;
+  stats.cut_loss_tokens += outcome.loss_tokens - loss;
+  // Pieces share tokens, or repeat what stands before a conversation: none is lost.
+  if (rule.rule != spec::LongRows::kSplit) stats.cut_tokens += outcome.tokens - tokens;
+}
+
+CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines,
+                      const PrepareOptions& options) {
   CacheContents contents;
   contents.stats.rows = static_cast<int64_t>(outcomes.size());
   size_t tokens = 0;
-  for (const Outcome& outcome : outcomes) tokens += outcome.row.tokens.size();
+  for (const Outcome& outcome : outcomes) {
+    for (const EncodedRow& document : outcome.documents) tokens += document.tokens.size();
+  }
   contents.tokens.reserve(tokens);  // to grow by doubling would take three times as much
   contents.loss.reserve(tokens);
   for (size_t i = 0; i < outcomes.size(); ++i) {
     Outcome outcome = std::move(outcomes[i]);
+    if (outcome.form) ++contents.stats.forms[static_cast<size_t>(*outcome.form)];
     if (!outcome.skipped) {
-      contents.Add(outcome.row.tokens, outcome.row.loss, lines[i].number);
+      ++contents.stats.used;
+      if (outcome.cut) CountCut(outcome, {.rule = options.on_long_rows}, contents.stats);
+      for (const EncodedRow& document : outcome.documents) {
+        contents.Add(document.tokens, document.loss, lines[i].number);
+      }
       continue;
     }
     ++contents.stats.skipped[static_cast<size_t>(outcome.skipped->problem)];
@@ -257,12 +391,26 @@ CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& li
   return contents;
 }
 
+// Everything of the options that the rows depend on, but for the data.
+std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
+  std::string text = fmt::format(
+      "{}", static_cast<int>(data::ContainerOf(options.Name(), bytes.substr(0, 1 << 20))));
+  for (const auto* names : {&options.names.columns, &options.names.roles}) {
+    for (const auto& [theirs, ours] : *names) {
+      text += fmt::format(" {}:{} {}", theirs.size(), theirs, ours);
+    }
+    text += " |";
+  }
+  return text;
+}
+
 std::string CacheKey(const ChatTokenizer& tokenizer, const PrepareOptions& options,
-                     std::string_view data) {
+                     std::string_view bytes) {
   return io::Sha256Hex(fmt::format(
-      "{} {} {} {} {} {} {} {}", kEncodingVersion, io::Sha256Hex(data), tokenizer.digest(),
+      "{} {} {} {} {} {} {} {} {} {}", kEncodingVersion, io::Sha256Hex(bytes), tokenizer.digest(),
       options.sequence_length, options.max_examples, static_cast<int>(options.loss_on),
-      static_cast<int>(options.on_bad_rows), static_cast<int>(options.on_long_rows)));
+      static_cast<int>(options.on_bad_rows), static_cast<int>(options.on_long_rows),
+      options.split_overlap, NamesText(options, bytes)));
 }
 
 // Nothing when there is no whole cache file of this key.
@@ -277,15 +425,17 @@ std::shared_ptr<const Dataset> OpenCached(const std::filesystem::path& file, std
   }
 }
 
-PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path data,
+PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
                         std::filesystem::path cache_dir) {
   PrepareOptions options;
-  options.data = std::move(data);
+  options.data = std::move(file);
   options.cache_dir = std::move(cache_dir);
   options.sequence_length = spec.hyperparameters.sequence_length;
   options.loss_on = spec.data.loss_on;
   options.on_bad_rows = spec.data.on_bad_rows;
   options.on_long_rows = spec.data.on_long_rows;
+  options.split_overlap = spec.data.split_overlap;
+  options.names = data::NamesOf(spec.data.columns, spec.data.roles);
   return options;
 }
 
@@ -304,8 +454,8 @@ PrepareOptions PrepareOptions::ForValidation(const spec::JobSpec& spec, std::fil
 }
 
 PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options) {
-  const MappedFile data = MappedFile::Open(options.data, options.stamp);
-  const std::string key = CacheKey(tokenizer, options, data.bytes());
+  const MappedFile file_bytes = MappedFile::Open(options.data, options.stamp);
+  const std::string key = CacheKey(tokenizer, options, file_bytes.bytes());
   const std::filesystem::path file = options.cache_dir / (key + ".rows");
   if (std::shared_ptr<const Dataset> cached = OpenCached(file, key)) {
     // sft-worker removes what was not used for long: the time of change is that of the last use.
@@ -313,22 +463,20 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
     (void)utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     return {.file = file, .dataset = std::move(cached), .from_cache = true};
   }
-  const std::vector<Line> lines = SplitLines(data.bytes(), options.max_examples);
-  if (lines.empty()) {
-    throw UserError(fmt::format("{}: the file has no rows; write one JSON object on each line",
-                                options.Name()));
-  }
+  const RowSource source(file_bytes, options);
+  const std::vector<Line>& lines = source.lines();
   RowWatch watch(options.row_limit);
   std::optional<RowEncoder> encoder;
   {
     const RowWatch::Thread watched(watch);  // it tries the template
-    encoder.emplace(tokenizer, options.loss_on, options.sequence_length);
+    encoder.emplace(tokenizer, options.loss_on,
+                    Refuses(options.on_long_rows) ? options.sequence_length : 0);
   }
   std::vector<Outcome> outcomes =
-      ParallelEncoder(*encoder, options, lines, static_cast<int64_t>(data.bytes().size()), watch)
+      ParallelEncoder(*encoder, options, lines, static_cast<int64_t>(source.bytes().size()), watch)
           .Run();
   RefuseRows(outcomes, options);
-  const CacheContents contents = Collect(std::move(outcomes), lines);
+  const CacheContents contents = Collect(std::move(outcomes), lines, options);
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
     throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}", options.Name(),

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+#include <vector>
 
 #include "common/base/json.h"
+#include "worker/engine/data/row_convert.h"
 
 namespace sft::engine {
 namespace {
@@ -85,18 +88,38 @@ void ParseToolArguments(Json& message, const std::string& where) {
   }
 }
 
-// OpenAI's per-message weight: 0 keeps an assistant turn out of the loss.
+// OpenAI's per-message weight: 0 keeps an assistant turn out of the loss. Others write it as
+// "train": false.
 bool TakeWeight(Json& message, const std::string& where) {
-  const auto found = message.find("weight");
-  if (found == message.end()) return true;
-  const Json weight = *found;
-  message.erase("weight");
-  if (weight.is_null() || weight == 1) return true;
-  if (weight == 0) return false;
-  BadForm(fmt::format("{}.weight is {}; it may be 0 or 1", where, DumpJson(weight)));
+  bool trained = true;
+  for (const char* key : {"weight", "train"}) {
+    const auto found = message.find(key);
+    if (found == message.end()) continue;
+    const Json value = *found;
+    message.erase(key);
+    if (value.is_null()) continue;
+    const bool is_weight = key == std::string_view("weight");
+    if (is_weight ? value != 0 && value != 1 : !value.is_boolean()) {
+      BadForm(fmt::format("{}.{} is {}; it may be {}", where, key, DumpJson(value),
+                          is_weight ? "0 or 1" : "true or false"));
+    }
+    trained = trained && (is_weight ? value == 1 : value.get<bool>());
+  }
+  return trained;
 }
 
-void AddMessages(const Json& list, const char* key, bool trained, ConversationRow& row) {
+// What would change the answer and is not read.
+void RefuseForeignKeys(const Json& message, const std::string& where) {
+  for (const auto& [key, instead] : {std::pair("function_call", "tool_calls"),
+                                     std::pair("train_detail", "whole turns: train")}) {
+    const auto found = message.find(key);
+    if (found == message.end() || found->is_null()) continue;
+    BadForm(fmt::format("{}.{} is not read; write it as {}", where, key, instead));
+  }
+}
+
+void AddMessages(const Json& list, const char* key, bool trained, const data::RowNames& names,
+                 ConversationRow& row) {
   if (!list.is_array()) BadForm(fmt::format("{} is not a list of messages", key));
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}[{}]", key, i);
@@ -104,11 +127,13 @@ void AddMessages(const Json& list, const char* key, bool trained, ConversationRo
     if (!message.is_object()) BadForm(fmt::format("{} is not an object", where));
     const auto role = message.find("role");
     if (role == message.end() || !role->is_string()) BadForm(fmt::format("{} has no role", where));
-    const auto name = role->get<std::string>();
+    const std::string name = RoleOf(role->get<std::string>(), names);
+    *role = name;
     if (std::ranges::find(kRoles, name) == kRoles.end()) {
-      BadForm(fmt::format("{} has the role \"{}\"; roles are {}", where, name,
-                          fmt::join(kRoles, ", ")));
+      BadForm(fmt::format("{} has the role \"{}\"; roles are {}; name others with data.roles",
+                          where, name, fmt::join(kRoles, ", ")));
     }
+    RefuseForeignKeys(message, where);
     const bool has_calls = message.contains("tool_calls") && !message["tool_calls"].is_null();
     if ((!message.contains("content") || message["content"].is_null()) && !has_calls) {
       BadForm(fmt::format("{} has no content", where));
@@ -123,9 +148,15 @@ void AddMessages(const Json& list, const char* key, bool trained, ConversationRo
 }
 
 void AddExtras(const Json& object, ConversationRow& row) {
-  if (const auto tools = object.find("tools"); tools != object.end() && !tools->is_null()) {
-    if (!tools->is_array()) BadForm("tools is not a list");
-    if (!tools->empty()) row.tools = *tools;
+  if (const auto found = object.find("tools"); found != object.end() && !found->is_null()) {
+    Json tools = *found;
+    // Tables hold lists as text.
+    if (tools.is_string()) {
+      const auto text = tools.get<std::string>();
+      tools = text.empty() ? Json::array() : ParseOrderedJson(text);
+    }
+    if (!tools.is_array()) BadForm("tools is not a list");
+    if (!tools.empty()) row.tools = std::move(tools);
   }
   const auto variables = object.find("chat_template_kwargs");
   if (variables != object.end() && !variables->is_null()) {
@@ -146,36 +177,103 @@ std::string StringAt(const Json& object, const char* key) {
   return value.get<std::string>();
 }
 
-}  // namespace
+// Rows speak of pictures by a word in their text; without them it is nonsense.
+void RefuseMedia(const Json& object) {
+  for (const char* key : {"image", "images", "video", "videos", "audio", "audios"}) {
+    const auto found = object.find(key);
+    if (found == object.end() || found->is_null() || found->empty()) continue;
+    if (found->is_string() && found->get_ref<const std::string&>().empty()) continue;
+    BadForm(fmt::format("it has \"{}\"; only text can be trained", key));
+  }
+}
 
-Row ParseRow(std::string_view line) {
-  const Json object = ParseObject(line);
-  if (object.contains("messages")) {
+ConversationRow Conversation(const Json& object, const char* key, const data::RowNames& names) {
+  ConversationRow row{.messages = Json::array()};
+  AddMessages(object.at(key), key, /*trained=*/true, names, row);
+  AddExtras(object, row);
+  return row;
+}
+
+Row PromptAndCompletion(const Json& object, const data::RowNames& names) {
+  const auto has = [&object](const char* key) {
+    return object.contains(key) && !object.at(key).is_null();
+  };
+  const char* const answer = object.contains("completion") ? "completion"
+                             : has("response")             ? "response"
+                                                           : "answer";
+  if (object.at("prompt").is_array() && object.at(answer).is_array()) {
     ConversationRow row{.messages = Json::array()};
-    AddMessages(object.at("messages"), "messages", /*trained=*/true, row);
+    AddMessages(object.at("prompt"), "prompt", /*trained=*/false, names, row);
+    AddMessages(object.at(answer), answer, /*trained=*/true, names, row);
     AddExtras(object, row);
     return row;
   }
-  if (object.contains("prompt") && object.contains("completion")) {
-    if (object.at("prompt").is_array() && object.at("completion").is_array()) {
-      ConversationRow row{.messages = Json::array()};
-      AddMessages(object.at("prompt"), "prompt", /*trained=*/false, row);
-      AddMessages(object.at("completion"), "completion", /*trained=*/true, row);
-      AddExtras(object, row);
+  CompletionRow row{StringAt(object, "prompt"), StringAt(object, answer)};
+  if (row.completion.empty()) {
+    throw RowError(RowProblem::kNoAnswer, fmt::format("the {} is empty", answer));
+  }
+  return row;
+}
+
+// Puts the columns under the names that the forms have for them.
+void Rename(Json& object, const data::RowNames& names) {
+  std::vector<std::pair<std::string, Json>> values;
+  for (const auto& [theirs, ours] : names.columns) {
+    if (const auto found = object.find(theirs); found != object.end()) {
+      values.emplace_back(ours, std::move(*found));
+      object.erase(found);
+    }
+  }
+  for (const auto& [theirs, ours] : names.columns) object.erase(ours);
+  for (auto& [name, value] : values) object[name] = std::move(value);
+}
+
+Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
+  switch (form) {
+    case data::Form::kMessages:
+      if (object.contains("messages")) return Conversation(object, "messages", names);
+      return Conversation(ShareGptMessages(object, names), "messages", names);
+    case data::Form::kShareGpt:
+    case data::Form::kMixed:
+      return Conversation(ShareGptMessages(object, names), "messages", names);
+    case data::Form::kAlpaca:
+      return Conversation(AlpacaMessages(object), "messages", names);
+    case data::Form::kQuestion:
+      return Conversation(QuestionMessages(object), "messages", names);
+    case data::Form::kCompletion:
+      return PromptAndCompletion(object, names);
+    case data::Form::kText: {
+      TextRow row{StringAt(object, "text")};
+      if (row.text.empty()) throw RowError(RowProblem::kNoAnswer, "the text is empty");
       return row;
     }
-    CompletionRow row{StringAt(object, "prompt"), StringAt(object, "completion")};
-    if (row.completion.empty()) throw RowError(RowProblem::kNoAnswer, "the completion is empty");
-    return row;
+    case data::Form::kPromptOnly:
+      throw RowError(RowProblem::kNoAnswer, "a prompt without a completion");
+    default:
+      break;
   }
-  if (object.contains("text")) {
-    TextRow row{StringAt(object, "text")};
-    if (row.text.empty()) throw RowError(RowProblem::kNoAnswer, "the text is empty");
-    return row;
+  if (const std::string_view refusal = data::FormRefusal(form); !refusal.empty()) {
+    BadForm(std::string(refusal));
   }
-  if (object.contains("prompt"))
-    throw RowError(RowProblem::kNoAnswer, "a prompt without a completion");
-  BadForm("no \"messages\", no \"prompt\" with \"completion\" and no \"text\"");
+  BadForm(
+      "no \"messages\", no \"conversations\", no \"prompt\" with \"completion\", no "
+      "\"instruction\" with \"output\", no \"question\" with \"answer\" and no \"text\"");
+}
+
+}  // namespace
+
+Row ParseRow(std::string_view line, const data::RowNames& names, data::Form* form) {
+  Json object = ParseObject(line);
+  const data::Form found = data::ShapeOf(line, names).form;
+  if (form != nullptr) *form = found;
+  Rename(object, names);
+  for (const auto& [capitals, name] :
+       {std::pair("INSTRUCTION", "instruction"), std::pair("RESPONSE", "response")}) {
+    const auto column = object.find(capitals);
+    if (column != object.end()) object[name] = Json(*column);
+  }
+  RefuseMedia(object);
+  return RowOf(found, object, names);
 }
 
 }  // namespace sft::engine

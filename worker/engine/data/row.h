@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/data/row_form.h"
 #include "worker/engine/data/dataset.h"
 
 namespace sft::engine {
@@ -46,7 +47,11 @@ struct TextRow {
 
 using Row = std::variant<ConversationRow, CompletionRow, TextRow>;
 
-// One line of a JSONL file. Throws RowError.
-Row ParseRow(std::string_view line);
+// The role that a file's name of it stands for: human is user, gpt is assistant, ...
+std::string RoleOf(const std::string& theirs, const data::RowNames& names);
+
+// A row of a data file, as JSON; `form` (may be null) is set to what it was taken for. Throws
+// RowError.
+Row ParseRow(std::string_view line, const data::RowNames& names = {}, data::Form* form = nullptr);
 
 }  // namespace sft::engine

@@ -8,10 +8,10 @@
 namespace sft::data {
 namespace {
 
-absl::StatusOr<DatasetCheck> Check(const std::string& text) {
+absl::StatusOr<DatasetCheck> Check(const std::string& text, std::string_view name = "") {
   const std::string dir = io::MakeTempDir("dataset-test").value();
   EXPECT_TRUE(io::WriteFileAtomic(dir + "/rows", text).ok());
-  auto rows = CheckDataset(dir + "/rows");
+  auto rows = CheckDataset(dir + "/rows", name);
   EXPECT_TRUE(io::RemoveAll(dir).ok());
   return rows;
 }
@@ -32,7 +32,12 @@ TEST(DatasetCheckTest, AcceptsToolCallsWithoutContentAndLineEndsOfWindows) {
 TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"text\":\"a\"}\nnot json\n", "line 2: not JSON"},
-      {"[1]\n", "line 1: a JSON array"},
+      {"[1]\n", "line 1: a JSON number"},
+      {"[{\"text\":\"a\"},\n[]]\n", "line 2: a JSON array"},
+      {"{\"text\":\"a\"}\n[]\n", "line 2: a JSON array"},
+      {"{\"text\":\"\\ud83d\"}\n", "line 1: not JSON"},
+      {"{\"text\":NaN}\n", "line 1: not JSON"},
+      {"[]", "empty"},
       {"{\"text\":\"\xff\"}\n", "line 1: not JSON"},
       {"", "empty"},
       {"\n\n", "empty"}};
@@ -46,7 +51,9 @@ TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
 TEST(DatasetCheckTest, ObjectsOfUnknownFormAreCountedAndTheFirstIsNamed) {
   const std::pair<std::string, const char*> cases[] = {
       {"{\"text\":\"a\"}\n\n{\"texts\":\"a\"}\n{}\n", "line 3: none of the row forms"},
-      {"{\"text\":\"a\"}\n{\"prompt\":\"a\"}\n{}\n", "line 2: \"prompt\" and \"completion\""},
+      {"{\"text\":\"a\"}\n{\"prompt\":\"a\"}\n{}\n", "line 2: a prompt without an answer"},
+      {"{\"text\":\"a\"}\n{\"prompt\":\"a\",\"completion\":null}\n{}\n",
+       "line 2: \"prompt\" and \"completion\""},
       {"{\"text\":\"a\"}\n{\"messages\":[]}\n{}\n", "line 2: \"messages\""},
       {"{\"text\":\"a\"}\n{\"text\":\"a\",\"x\":" + std::string(100, '[') + std::string(100, ']') +
            "}\n{}\n",
@@ -60,6 +67,16 @@ TEST(DatasetCheckTest, ObjectsOfUnknownFormAreCountedAndTheFirstIsNamed) {
     EXPECT_EQ(found->first_odd_row, 2) << text;
     EXPECT_EQ(found->first_odd.find(expected), 0u) << found->first_odd;
   }
+}
+
+TEST(DatasetCheckTest, FormsAreCountedOverWholeFiles) {
+  const auto found = Check(R"([{"conversations":[{"from":"human","value":"a"}]}, {"text":"a"},
+{"prompt":"a","chosen":"b","rejected":"c"}, {"text":"b"}])");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(FormsText(found->forms), "1 ShareGPT, 2 text, 1 preference pairs");
+  EXPECT_EQ(found->odd_rows, 1);
+  EXPECT_EQ(found->first_odd.find("line 2: a preference pair"), 0U) << found->first_odd;
+  EXPECT_EQ(FormsText(Check("question,answer\na,b\n", "a.csv")->forms), "1 question + answer");
 }
 
 TEST(DatasetCheckTest, PromptAndCompletionMayBothBeMessages) {

@@ -44,6 +44,31 @@ TEST(ResolveTest, EveryValueSaysWhereItComesFrom) {
   EXPECT_EQ(TextOf(r, "hyperparameters.learning_rate"), "0.0001");
 }
 
+TEST(ResolveTest, NamesOfColumnsAndRolesAreChecked) {
+  const Resolution good = ResolveText(
+      Minimal("[data]\ncolumns = [\"prompt=ask\", \"completion=a=b\"]\n"
+              "roles = [\"user=customer\", \"user=guest\"]\non_long_rows = \"split\"\n"));
+  ASSERT_TRUE(good.ok()) << Describe(good.problems);
+  EXPECT_EQ(good.spec.data.columns, (std::vector<std::string>{"prompt=ask", "completion=a=b"}));
+  EXPECT_EQ(good.spec.data.on_long_rows, LongRows::kSplit);
+  EXPECT_EQ(good.spec.data.split_overlap, 64);
+  const std::pair<const char*, const char*> cases[] = {
+      {"columns = [\"ask\"]", "\"ask\" is not NAME=THEIRS with a name of messages"},
+      {"columns = [\"prompt=\"]", "\"prompt=\" is not NAME=THEIRS"},
+      {"columns = [\"question2=ask\"]", "\"question2=ask\" is not"},
+      {"columns = [\"prompt=a\", \"prompt=b\"]", "gives a name for the second time"},
+      {"roles = [\"human=customer\"]", "a name of system, developer, user, assistant, tool"},
+      {"roles = [\"user=a\", \"assistant=a\"]", "gives a name for the second time"},
+      {"on_long_rows = \"truncate\"", "truncate_right"},
+      {"split_overlap = 0", "from 1"},
+  };
+  for (const auto& [text, problem] : cases) {
+    const Resolution r = ResolveText(Minimal(std::string("[data]\n") + text + "\n"));
+    EXPECT_NE(Describe(r.problems).find(problem), std::string::npos)
+        << text << ": " << Describe(r.problems);
+  }
+}
+
 TEST(ResolveTest, AllProblemsAreReportedAtOnceInLineOrder) {
   const Resolution r = ResolveText(
       "[job]\nmodle = \"m\"\n[compute]\ngpu_type = \"H100\"\ngpu_count = 0\n[hyperparameters]\n"

@@ -70,7 +70,8 @@ TEST_F(IntakeTest, ABadDataSetIsRefusedAtTheEndOfItsUpload) {
   const absl::Status status = Upload("[1]\n");
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_EQ(Message(status),
-            "line 1: a JSON array, not an object; a data set is JSON Lines, one object a line")
+            "line 1: a JSON number, not an object; a data set is JSON Lines, one object a line, or "
+            "one JSON array of objects")
       << "the sender names the file";
   EXPECT_FALSE(blobs_->Find(io::Sha256Hex("[1]\n"))->complete);
 }
@@ -97,6 +98,8 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
   EXPECT_TRUE(problems("[data]\nmax_examples = 1\n", rows).empty())
       << "it is not among those taken";
   EXPECT_TRUE(problems("[data]\non_bad_rows = \"skip\"\n", rows).empty());
+  EXPECT_TRUE(problems("[data]\ncolumns = [\"text=foo\"]\n", rows).empty())
+      << "the rows were looked at under other names";
   ASSERT_TRUE(Upload("{}\n").ok());
   ASSERT_EQ(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n").size(), 1u);
   EXPECT_NE(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n")[0].find("none of its 1 rows"),

@@ -94,7 +94,7 @@ TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
   options.on_bad_rows = spec::BadRows::kSkip;
   EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
               ThrowsMessage<UserError>(AllOf(HasSubstr("1 of 4 rows"), HasSubstr("line 3:"))));
-  options.on_long_rows = spec::BadRows::kSkip;
+  options.on_long_rows = spec::LongRows::kSkip;
   const DatasetStats& stats = PrepareDataset(tokenizer_, options).dataset->stats();
   EXPECT_EQ(stats.rows, 4);
   EXPECT_EQ(stats.used, 1);
@@ -103,6 +103,91 @@ TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
   ASSERT_EQ(stats.skipped_rows.size(), 3U);
   EXPECT_EQ(stats.skipped_rows[1].line, 3);
   EXPECT_EQ(stats.skipped_rows[1].problem, RowProblem::kTooLong);
+}
+
+TEST_F(PrepareTest, RowsStandInFilesOfSeveralKinds) {
+  const std::string array =
+      "[" + QuestionRow("a", "b") + ",\n" + R"({"question": "c", "answer": "d"})" + "]";
+  const std::pair<const char*, std::string> files[] = {
+      {"rows.json", array},
+      {"rows.csv", "question,answer\na,b\n\"c\",d\n"},
+      {"rows.jsonl",
+       R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})"
+       "\n" +
+           QuestionRow("c", "d")},
+  };
+  std::vector<std::vector<int32_t>> tokens;
+  for (const auto& [name, text] : files) {
+    PrepareOptions options = Options(text);
+    options.name = name;
+    const PreparedDataset prepared = PrepareDataset(tokenizer_, options);
+    ASSERT_EQ(prepared.dataset->size(), 2) << name;
+    std::vector<int32_t> both;
+    for (int i = 0; i < 2; ++i) {
+      const Document document = prepared.dataset->Get(i);
+      both.insert(both.end(), document.tokens.begin(), document.tokens.end());
+    }
+    tokens.push_back(std::move(both));
+    // Found again in the cache, where nothing else is left.
+    EXPECT_TRUE(PrepareDataset(tokenizer_, options).from_cache);
+    EXPECT_EQ(FilesInCache(), tokens.size());
+  }
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_EQ(tokens[0], tokens[2]);
+}
+
+TEST_F(PrepareTest, FormsAreCountedAndLinesOfOtherFilesNamed) {
+  PrepareOptions options = Options("[" + QuestionRow("a", "b") + R"(, {"text": "x"},
+    {"prompt": "a", "chosen": "b", "rejected": "c"}, {"text": "y"}])");
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("line 3: a preference pair")));
+  options.on_bad_rows = spec::BadRows::kSkip;
+  const auto dataset = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(data::FormsText(dataset->stats().forms), "1 messages, 2 text, 1 preference pairs");
+  EXPECT_EQ(dataset->Get(2).line, 3);
+  options.max_examples = 1;
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->stats().rows, 1);
+  PrepareOptions broken = Options("[{\"text\": \"a\"},\n");
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, broken); },
+              ThrowsMessage<UserError>(HasSubstr("rows.jsonl: line 2: the file ends inside")));
+}
+
+TEST_F(PrepareTest, LongRowsAreCutAndWhatIsLostIsCounted) {
+  std::string words;
+  for (int i = 0; i < 300; ++i) words += "word" + std::to_string(i) + " ";
+  const std::string rows = QuestionRow("a", "b") + "{\"text\": \"" + words + "\"}\n";
+  PrepareOptions options = Options(rows);
+  options.on_long_rows = spec::LongRows::kSplit;
+  options.sequence_length = 64;
+  options.split_overlap = 1000;  // at most half of a sequence is shared
+  const auto split = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(split->stats().used, 2);
+  EXPECT_EQ(split->stats().cut, 1);
+  EXPECT_GT(split->stats().documents, 5);
+  EXPECT_EQ(split->size(), split->stats().documents);
+  EXPECT_EQ(split->Get(split->size() - 1).line, 2);
+  EXPECT_EQ(split->stats().cut_loss_tokens, 0);
+  EXPECT_EQ(split->stats().longest, 64);
+  options.on_long_rows = spec::LongRows::kTruncateRight;
+  const auto cut = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(cut->size(), 2);
+  EXPECT_EQ(cut->stats().cut, 1);
+  EXPECT_GT(cut->stats().cut_tokens, 0);
+  EXPECT_EQ(cut->stats().cut_loss_tokens + cut->stats().loss_tokens, split->stats().loss_tokens);
+  const auto again = PrepareDataset(tokenizer_, options);
+  EXPECT_TRUE(again.from_cache);
+  EXPECT_EQ(again.dataset->stats().cut_tokens, cut->stats().cut_tokens);
+}
+
+TEST_F(PrepareTest, ARowWithoutLossBehindTheCutIsABadRow) {
+  PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow(std::string(900, 'x'), "b"));
+  options.on_long_rows = spec::LongRows::kTruncateRight;
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(AllOf(HasSubstr("line 2: "), HasSubstr("none with loss"))));
+  options.on_bad_rows = spec::BadRows::kSkip;
+  const auto dataset = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(dataset->stats().skipped[static_cast<int>(RowProblem::kNoAnswer)], 1);
+  EXPECT_EQ(dataset->stats().cut, 0);
 }
 
 TEST_F(PrepareTest, AFileWithoutUsableRowsIsRefused) {

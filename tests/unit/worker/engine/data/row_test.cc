@@ -36,6 +36,26 @@ TEST(RowTest, BadRowsSayWhatIsWrongWithThem) {
       {"\"x\"", "not JSON: a JSON string"},
       {"{\"text\": \"\xff\"}", "not JSON"},
       {"{}", "wrong form: no \"messages\""},
+      {R"({"prompt": "a", "chosen": "b", "rejected": "c"})", "wrong form: a preference pair"},
+      {R"({"prompt": "a", "completion": "b", "label": true})", "wrong form: an answer with a mark"},
+      {R"({"input_ids": [1], "labels": [1]})", "wrong form: \"input_ids\""},
+      {R"({"text": "<image> a", "images": ["a.png"]})", "only text can be trained"},
+      {R"({"conversations": [{"from": "human", "value": "a"}]})",
+       "no answer: no assistant message"},
+      {R"({"conversations": [{"from": "customer", "value": "a"}, {"from": "gpt", "value": "b"}]})",
+       "has the role \"customer\""},
+      {R"({"conversations": [{"from": "function_call", "value": "f 1"}]})", "is a function call"},
+      {R"({"conversations": [{"from": "system", "value": "a"}, {"from": "gpt", "value": "b"}],
+           "system": "c"})",
+       "begins with a system message"},
+      {R"({"instruction": "a", "output": "b", "history": [["q"]]})", "wrong form: history has"},
+      {R"({"instruction": "a", "input": 1, "output": "b"})", "input is a JSON number"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", "train is 1"},
+      {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [],
+           "function_call": {}}]})",
+       "write it as tool_calls"},
+      {R"({"messages": [{"role": "assistant", "content": "a"}], "tools": "{"})",
+       "tools is not a list"},
       {R"({"text": 3})", "wrong form: text is a JSON number"},
       {R"({"text": ""})", "no answer: the text is empty"},
       {R"({"prompt": "a"})", "no answer: a prompt without a completion"},
@@ -84,6 +104,74 @@ TEST(RowTest, ToolArgumentsWrittenAsJsonTextBecomeObjects) {
   EXPECT_EQ(DumpJson(conversation.messages[0]["tool_calls"][0]["function"]["arguments"]),
             R"({"z":1,"a":2})");
   EXPECT_EQ(conversation.tools.size(), 1U);
+}
+
+// The conversation as the template gets it.
+std::string Read(std::string_view line, const data::RowNames& names = {}) {
+  const Row row = ParseRow(line, names);
+  const auto& conversation = std::get<ConversationRow>(row);
+  std::string trained;
+  for (const bool turn : conversation.trained) trained += turn ? '+' : '-';
+  return DumpJson(conversation.messages) + trained;
+}
+
+TEST(RowTest, OtherFormsBecomeTheSameConversation) {
+  const std::string expected =
+      R"([{"role":"system","content":"Be brief."},{"role":"user","content":"2+2?"},)"
+      R"({"role":"assistant","content":"4"}]--+)";
+  const char* const rows[] = {
+      R"({"conversations":[{"from":"human","value":"2+2?"},{"from":"gpt","value":"4"}],
+          "system":"Be brief."})",
+      R"({"conversation":[{"from":"system","value":"Be brief."},{"from":"user","value":"2+2?"},
+          {"from":"bard","value":"4"}]})",
+      R"({"conversations":[{"role":"system","content":"Be brief."},
+          {"role":"human","content":"2+2?"},{"role":"model","content":"4"}]})",
+      R"({"conversations":[{"role":"system","value":"Be brief."},
+          {"role":"user","value":"2+2?"},{"role":"assistant","content":"4"}]})",
+      R"({"messages":[{"from":"system","value":"Be brief."},{"from":"human","value":"2+2?"},
+          {"from":"chatgpt","value":"4"}]})",
+      R"({"instruction":"2+2?","input":"","output":"4","system":"Be brief."})",
+      R"({"instruction":"2+2?","input":null,"response":"4","system":"Be brief.","history":[]})",
+      R"({"INSTRUCTION":"2+2?","RESPONSE":"4","system":"Be brief."})",
+      R"({"question":"2+2?","answer":"4","system":"Be brief."})",
+      R"({"query":"2+2?","response":"4","system":"Be brief."})",
+  };
+  for (const char* row : rows) EXPECT_EQ(Read(row), expected) << row;
+}
+
+TEST(RowTest, HistoryInputAndCallsAreTurns) {
+  EXPECT_EQ(Read(R"({"instruction":"Add","input":"2 2","output":"4","history":[["q","a"]],
+                     "system":""})"),
+            R"([{"role":"user","content":"q"},{"role":"assistant","content":"a"},)"
+            R"({"role":"user","content":"Add\n2 2"},{"role":"assistant","content":"4"}]-+-+)");
+  EXPECT_EQ(Read(R"({"conversations":[{"from":"human","value":"a"},
+      {"from":"function_call","value":"{\"name\":\"f\",\"arguments\":{\"z\":1}}"},
+      {"from":"observation","value":"7"},{"from":"gpt","value":"b","train":false}]})"),
+            R"([{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":)"
+            R"([{"type":"function","function":{"name":"f","arguments":{"z":1}}}]},)"
+            R"({"role":"tool","content":"7"},{"role":"assistant","content":"b"}]-+--)");
+}
+
+TEST(RowTest, ColumnsAndRolesOfOtherNamesAreTakenAsTheJobSays) {
+  const data::RowNames names =
+      data::NamesOf({"messages=chat"}, {"user=customer", "assistant=agent"});
+  EXPECT_EQ(Read(R"({"chat":[{"from":"customer","value":"a"},{"from":"agent","value":"b"}],
+                     "messages":"the id of the chat"})",
+                 names),
+            R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}]-+)");
+  const Row row = ParseRow(R"({"ask":"a","reply":"b","prompt":1})",
+                           data::NamesOf({"prompt=ask", "completion=reply"}, {}));
+  EXPECT_EQ(std::get<CompletionRow>(row).prompt, "a");
+  EXPECT_EQ(std::get<CompletionRow>(row).completion, "b");
+}
+
+TEST(RowTest, ToolsWrittenAsTextAreRead) {
+  const Row row = ParseRow(R"({"messages":[{"role":"assistant","content":"a"}],
+                               "tools":"[{\"x\":1}]"})");
+  EXPECT_EQ(DumpJson(std::get<ConversationRow>(row).tools), R"([{"x":1}])");
+  EXPECT_TRUE(std::get<ConversationRow>(
+                  ParseRow(R"({"messages":[{"role":"assistant","content":"a"}],"tools":""})"))
+                  .tools.is_null());
 }
 
 }  // namespace

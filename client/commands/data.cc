@@ -1,0 +1,147 @@
+#include <absl/strings/str_split.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <vector>
+
+#include "client/commands/commands.h"
+#include "client/output/text.h"
+#include "common/base/env.h"
+#include "common/base/json.h"
+#include "common/data/dataset_check.h"
+
+namespace sft::client {
+namespace {
+
+struct DataCheckOptions {
+  std::string file, model, columns, roles, chat_template;
+  int64_t sequence_length = 2048, batch = 8;
+};
+
+ExitCode FailHere(Connection& connection, ExitCode code, const std::string& message) {
+  connection.console().err << "sftctl: " << Lines(message) << "\n";
+  return code;
+}
+
+// Of the file alone: what `submit` looks at.
+ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, bool json) {
+  const std::vector<std::string> columns = absl::StrSplit(options.columns, ',', absl::SkipEmpty());
+  const absl::StatusOr<data::DatasetCheck> found =
+      data::CheckDataset(options.file, options.file, data::NamesOf(columns, {}));
+  if (!found.ok()) {
+    return FailHere(connection, kUsage,
+                    fmt::format("{}: {}", options.file, Message(found.status())));
+  }
+  if (json) {
+    nlohmann::ordered_json forms = nlohmann::ordered_json::object();
+    for (int i = 0; i < data::kForms; ++i) {
+      const int64_t count = found->forms[static_cast<size_t>(i)];
+      if (count > 0) forms[std::string(data::FormName(static_cast<data::Form>(i)))] = count;
+    }
+    connection.console().out << DumpJson(nlohmann::ordered_json{{"file", options.file},
+                                                                {"rows", found->rows},
+                                                                {"forms", std::move(forms)},
+                                                                {"odd_rows", found->odd_rows},
+                                                                {"first_odd", found->first_odd}},
+                                         2)
+                             << "\n";
+  } else {
+    connection.console().out << fmt::format("{}\n  rows        {}: {}\n", OneLine(options.file),
+                                            found->rows, data::FormsText(found->forms));
+    if (found->odd_rows > 0) {
+      connection.console().out << fmt::format("  odd rows    {}, the first at {}\n",
+                                              found->odd_rows, OneLine(found->first_odd));
+    }
+    connection.console().err << "sftctl: tokens, lengths and what is learnt are shown with --model "
+                                "DIR, a folder with the model's tokenizer\n";
+  }
+  return data::RowsProblem(*found, /*skips=*/false, /*taken=*/0).empty() ? kSucceeded : kUsage;
+}
+
+// sft-data beside this program, else the one that PATH finds.
+std::string DataProgram() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const std::filesystem::path beside = self.parent_path() / "sft-data";
+    if (std::filesystem::exists(beside, error)) return beside.string();
+  }
+  return "sft-data";
+}
+
+// With the model's tokenizer: the code of `sft-rank prepare`, which is not in this program.
+ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bool json) {
+  const std::string program = DataProgram();
+  std::vector<std::string> arguments = {program,
+                                        options.file,
+                                        "--model",
+                                        options.model,
+                                        "--sequence-length",
+                                        std::to_string(options.sequence_length),
+                                        "--batch",
+                                        std::to_string(options.batch)};
+  for (const auto& [flag, value] :
+       {std::pair("--columns", &options.columns), std::pair("--roles", &options.roles),
+        std::pair("--chat-template", &options.chat_template)}) {
+    if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
+  }
+  if (json) arguments.emplace_back("--json");
+  if (connection.console().terminal && !GetEnv("NO_COLOR")) arguments.emplace_back("--color");
+  std::vector<char*> words;
+  for (std::string& argument : arguments) words.push_back(argument.data());
+  words.push_back(nullptr);
+  connection.console().out.flush();
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, program.c_str(), nullptr, nullptr, words.data(), environ);
+  if (failed != 0) {
+    return FailHere(connection, kInternal,
+                    fmt::format("{}; it comes with sftctl and must stand beside it, or in a folder "
+                                "of PATH",
+                                Message(ErrnoStatus(program, failed))));
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return FailHere(connection, kInternal, "sft-data was lost");
+  }
+  if (!WIFEXITED(status)) return FailHere(connection, kInternal, "sft-data was killed");
+  constexpr int kBadData = 64;  // docs/verdicts.md: the user's
+  const int code = WEXITSTATUS(status);
+  return code == 0 ? kSucceeded : code == kBadData || code == 2 ? kUsage : kInternal;
+}
+
+}  // namespace
+
+void AddData(Command& app, Session& session) {
+  Command* data = app.AddCommand("data", "Look at training data before a job",
+                                 "sftctl data check train.jsonl --model ~/models/Qwen/Qwen3-8B");
+  data->RequireCommand();
+  Command* check = data->AddCommand(
+      "check",
+      "Say what a file's rows are: forms, bad rows by line, and, with a model's tokenizer, tokens, "
+      "rows that are too long, padding against packing, and three rows with what is learnt marked",
+      "sftctl data check train.jsonl --model ~/models/Qwen/Qwen3-8B --sequence-length 4096");
+  auto options = std::make_shared<DataCheckOptions>();
+  check->AddOption("FILE", options->file, "File with rows (docs/data.md)")->Required();
+  check->AddOption("--model", options->model, "Folder of this machine with the model's tokenizer");
+  check->AddOption("--sequence-length", options->sequence_length, "Tokens of a sequence")
+      ->ShowDefault();
+  check->AddOption("--batch", options->batch, "Rows of a batch, over all GPUs")->ShowDefault();
+  check->AddOption("--columns", options->columns, "As data.columns: prompt=ask,completion=reply");
+  check->AddOption("--roles", options->roles, "As data.roles: user=customer");
+  check->AddOption("--chat-template", options->chat_template, "As data.chat_template");
+  AddJsonFlag(check, session);
+  check->Check([options] {
+    const bool fits = options->sequence_length >= 1 && options->batch >= 1;
+    return fits ? "" : "--sequence-length and --batch must be at least 1";
+  });
+  check->RunHere([&session, options](Connection& connection) {
+    return options->model.empty() ? CheckForms(connection, *options, session.json)
+                                  : CheckTokens(connection, *options, session.json);
+  });
+}
+
+}  // namespace sft::client

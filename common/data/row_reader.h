@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+#include "common/data/row_form.h"
+
+namespace sft::data {
+
+// The longest row accepted.
+inline constexpr int64_t kMaxRowBytes = 16 << 20;
+
+// How rows stand in a file.
+enum class Container {
+  kLines,  // JSON Lines: an object a line
+  kJson,   // one JSON array of objects, or an object that holds it as data, train, rows or examples
+  kCsv,    // a header and a row a record (RFC 4180); the delimiter is the header's
+  kTsv,
+  kText,  // the file is one document
+};
+
+// By the ending of the name for .csv, .tsv, .txt and .md (behind it may stand one of .gz, .zst,
+// .bz2 and .xz), else by `head`, the first bytes of the (unpacked) file.
+Container ContainerOf(std::string_view name, std::string_view head);
+
+// How ReadRows looks at a file.
+struct ReadOptions {
+  const RowNames* names = nullptr;  // which columns of a table hold lists; null: the usual names
+  int64_t max_row_bytes = kMaxRowBytes;
+};
+
+// Takes the text of a row, JSON as a rule, and the line of the file on which it begins, from 1. The
+// text is valid during the call. Returns false when it needs no more rows.
+using TakeRow = std::function<absl::StatusOr<bool>(int64_t line, std::string_view row)>;
+
+// Reads the rows of a file from first to last; blank lines are none. `name` is what the file's
+// owner calls it. INVALID_ARGUMENT, with the line where there is one, for what is not of its
+// container's form; errors of `take` are passed on.
+absl::Status ReadRows(const std::string& path, std::string_view name, const ReadOptions& options,
+                      const TakeRow& take);
+
+}  // namespace sft::data

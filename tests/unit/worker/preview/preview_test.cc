@@ -1,0 +1,87 @@
+#include "worker/preview/preview.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+#include "tests/unit/worker/engine/data/model_folder.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::preview {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
+  const auto options = ParseOptions({"rows.jsonl", "--model", "m", "--columns", "prompt=a,text=b",
+                                     "--sequence-length", "4096", "--json"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->file, "rows.jsonl");
+  EXPECT_EQ(options->columns, (std::vector<std::string>{"prompt=a", "text=b"}));
+  EXPECT_EQ(options->sequence_length, 4096);
+  EXPECT_TRUE(options->json);
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{}, "no FILE"},
+      {{"rows.jsonl"}, "--model DIR is missing"},
+      {{"a", "b", "--model", "m"}, "unknown argument \"b\""},
+      {{"a", "--modle", "m"}, "unknown argument \"--modle\""},
+      {{"a", "--model"}, "--model needs a value"},
+      {{"a", "--model", "m", "--batch", "0"}, "--batch takes a whole number"},
+      {{"a", "--model", "m", "--batch", "1x"}, "not \"1x\""},
+  };
+  for (const auto& [args, problem] : cases) {
+    EXPECT_THAT(std::string(Message(ParseOptions(args).status())), HasSubstr(problem));
+  }
+}
+
+class PreviewTest : public ::testing::Test {
+ protected:
+  Options Of(const std::string& rows) const {
+    Options options;
+    options.file = folder_.Write("rows.json", rows);
+    options.model = folder_.path();
+    options.sequence_length = 64;
+    options.batch = 2;
+    return options;
+  }
+  const engine::ModelFolder folder_{"chatml_tools", "<s>", "<|im_end|>"};
+};
+
+TEST_F(PreviewTest, WhatAJobWouldFindIsSaidInWordsAndInJson) {
+  std::string words;
+  for (int i = 0; i < 200; ++i) words += "word ";
+  Options options = Of(R"([{"conversations": [{"from": "human", "value": "2+2?"},
+                                              {"from": "gpt", "value": "It is 4."}]},
+    {"text": ")" + words +
+                       R"("},
+    {"prompt": "a", "chosen": "b", "rejected": "c"}])");
+  const std::string text = Preview(options);
+  EXPECT_THAT(text, HasSubstr("2 of 3 can be used: 1 ShareGPT, 1 text, 1 preference pairs"));
+  EXPECT_THAT(text, HasSubstr("line 4: wrong form: a preference pair"));
+  EXPECT_THAT(text, HasSubstr("1 rows (50.0 %), too long for sequence_length"));
+  EXPECT_THAT(text, HasSubstr(">>It is 4.<|im_end|><<"));
+  options.color = true;
+  EXPECT_THAT(Preview(options), HasSubstr("\x1b[32mIt is 4.<|im_end|>\x1b[0m"));
+  options.json = true;
+  const nlohmann::json json = ParseJson(Preview(options));
+  EXPECT_EQ(json.at("used"), 2);
+  EXPECT_EQ(json.at("forms").at("ShareGPT"), 1);
+  EXPECT_EQ(json.at("first_bad_rows").at(0).at("line"), 4);
+  EXPECT_EQ(json.at("samples").size(), 2U);
+}
+
+TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {
+  EXPECT_THAT([&] { Preview(Of("[]")); },
+              ThrowsMessage<engine::UserError>(HasSubstr("the file has no rows")));
+  EXPECT_THAT([&] { Preview(Of("[{}]")); },
+              ThrowsMessage<engine::UserError>(HasSubstr("none of its 1 rows can be used")));
+  Options options = Of(R"([{"text": "a"}])");
+  options.model = "/nowhere";
+  EXPECT_THROW(Preview(options), engine::UserError);
+}
+
+}  // namespace
+}  // namespace sft::preview

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "worker/engine/data/row.h"
+
+namespace sft::engine {
+
+// A row in one of the forms whose messages are written otherwise than the template reads them, as
+// {"messages": [...]} with what stands beside them. Throws RowError.
+nlohmann::ordered_json ShareGptMessages(const nlohmann::ordered_json& row,
+                                        const data::RowNames& names);
+nlohmann::ordered_json AlpacaMessages(const nlohmann::ordered_json& row);
+nlohmann::ordered_json QuestionMessages(const nlohmann::ordered_json& row);
+
+}  // namespace sft::engine

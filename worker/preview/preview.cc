@@ -1,0 +1,264 @@
+#include "worker/preview/preview.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+#include "common/base/utf8.h"
+#include "common/io/file.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/data_report.h"
+#include "worker/engine/data/files.h"
+
+namespace sft::preview {
+namespace {
+
+// Rows are measured whole, however long they are.
+constexpr int kAnyLength = 1 << 30;
+constexpr int64_t kSamples = 3;
+constexpr size_t kSampleBytes = 1500;
+// Problems of rows that are listed with their lines.
+constexpr size_t kShownRows = 5;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    absl::StatusOr<std::string> path = io::MakeTempDir("sft-data");
+    engine::ThrowIfNodeError(path.status());
+    path_ = *std::move(path);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::vector<std::string> Items(std::string_view text) {
+  std::vector<std::string> items;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    if (comma > 0) items.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return items;
+}
+
+absl::Status ParseCount(const std::string& flag, const std::string& text, int64_t* value) {
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, *value);
+  if (error == std::errc() && stopped == end && *value >= 1 && *value <= (1 << 24)) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      fmt::format("{} takes a whole number from 1 to {}, not \"{}\"", flag, 1 << 24, text));
+}
+
+double Share(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+struct Sample {
+  int64_t line;
+  int64_t tokens;
+  std::string text;
+};
+
+// The first, the middle and the last row.
+std::vector<Sample> SamplesOf(const engine::Dataset& dataset, const engine::Tokenizer& tokenizer,
+                              std::string_view begin, std::string_view end) {
+  std::vector<Sample> samples;
+  const int64_t count = std::min(kSamples, dataset.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t index = count == 1 ? 0 : i * (dataset.size() - 1) / (count - 1);
+    const engine::Document document = dataset.Get(index);
+    samples.push_back({document.line, static_cast<int64_t>(document.tokens.size()),
+                       engine::MarkedText(document, tokenizer, begin, end)});
+  }
+  return samples;
+}
+
+std::string Json(const Options& options, const engine::DatasetStats& stats,
+                 const engine::DataReport& report, const std::vector<Sample>& samples) {
+  nlohmann::ordered_json forms = nlohmann::ordered_json::object();
+  for (int i = 0; i < data::kForms; ++i) {
+    if (stats.forms[static_cast<size_t>(i)] == 0) continue;
+    forms[std::string(data::FormName(static_cast<data::Form>(i)))] =
+        stats.forms[static_cast<size_t>(i)];
+  }
+  nlohmann::ordered_json bad = nlohmann::ordered_json::array();
+  for (const engine::SkippedRow& row : stats.skipped_rows) {
+    bad.push_back({{"line", row.line},
+                   {"problem", engine::RowProblemName(row.problem)},
+                   {"reason", row.reason}});
+  }
+  nlohmann::ordered_json longer = nlohmann::ordered_json::array();
+  for (const engine::LongerRows& rows : report.longer) {
+    longer.push_back({{"tokens", rows.limit}, {"rows", rows.rows}});
+  }
+  nlohmann::ordered_json shown = nlohmann::ordered_json::array();
+  for (const Sample& sample : samples) {
+    shown.push_back({{"line", sample.line}, {"tokens", sample.tokens}, {"text", sample.text}});
+  }
+  const nlohmann::ordered_json result = {{"file", options.file},
+                                         {"rows", stats.rows},
+                                         {"used", stats.used},
+                                         {"forms", std::move(forms)},
+                                         {"bad_rows", stats.skipped_total()},
+                                         {"first_bad_rows", std::move(bad)},
+                                         {"tokens", stats.tokens},
+                                         {"loss_tokens", stats.loss_tokens},
+                                         {"shortest", report.shortest},
+                                         {"median", report.median},
+                                         {"p90", report.p90},
+                                         {"p99", report.p99},
+                                         {"longest", report.longest},
+                                         {"longer", std::move(longer)},
+                                         {"sequence_length", options.sequence_length},
+                                         {"batch", options.batch},
+                                         {"padded_share", report.padded_share},
+                                         {"packed_share", report.packed_share},
+                                         {"steps", report.steps},
+                                         {"packed_steps", report.packed_steps},
+                                         {"samples", std::move(shown)}};
+  return DumpJson(result, 2) + "\n";
+}
+
+std::string RowsText(const engine::DatasetStats& stats) {
+  std::string text = fmt::format("  rows        {} of {} can be used: {}\n", stats.used, stats.rows,
+                                 data::FormsText(stats.forms));
+  if (stats.skipped_total() == 0) return text;
+  text += fmt::format("  bad rows    {} (data.on_bad_rows)\n", stats.skipped_total());
+  const size_t shown = std::min(stats.skipped_rows.size(), kShownRows);
+  for (size_t i = 0; i < shown; ++i) {
+    const engine::SkippedRow& row = stats.skipped_rows[i];
+    text += fmt::format("    line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem),
+                        row.reason);
+  }
+  if (stats.skipped_total() > static_cast<int64_t>(shown)) {
+    text += fmt::format("    and {} more\n", stats.skipped_total() - static_cast<int64_t>(shown));
+  }
+  return text;
+}
+
+std::string Text(const Options& options, const engine::DatasetStats& stats,
+                 const engine::DataReport& report, const std::vector<Sample>& samples) {
+  std::string text = options.file + "\n" + RowsText(stats);
+  text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
+                      100 * Share(stats.loss_tokens, stats.tokens));
+  text += fmt::format("  of a row    {} to {}; median {}, 90 % up to {}, 99 % up to {}\n",
+                      report.shortest, report.longest, report.median, report.p90, report.p99);
+  for (const engine::LongerRows& rows : report.longer) {
+    const bool ours = rows.limit == options.sequence_length;
+    if (rows.rows == 0 && !ours) continue;
+    text += fmt::format("  over {:<7}{} rows ({:.1f} %){}\n", rows.limit, rows.rows,
+                        100 * Share(rows.rows, stats.used),
+                        ours ? ", too long for sequence_length (data.on_long_rows)" : "");
+  }
+  text += fmt::format(
+      "  an epoch    {} steps of {} rows, {:.1f} % of a batch filled up; packed {} steps, {:.1f} "
+      "%\n",
+      report.steps, options.batch, 100 * report.padded_share, report.packed_steps,
+      100 * report.packed_share);
+  text += options.color ? "\nWhat is learnt is green.\n" : "\nWhat is learnt stands in >> <<.\n";
+  for (const Sample& sample : samples) {
+    const bool cut = sample.text.size() > kSampleBytes;
+    text += fmt::format("\nline {}, {} tokens:\n{}{}{}\n", sample.line, sample.tokens,
+                        ToUtf8(sample.text.substr(0, kSampleBytes)), cut ? " ..." : "",
+                        options.color ? "\x1b[0m" : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string HelpText() {
+  return R"(sft-data: what a data set is to a model, before a job
+
+  sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
+           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--color] [--json]
+
+Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
+long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
+model's tokenizer and chat template alone. Started by `sftctl data check`.
+
+Example:
+  sft-data train.jsonl --model models/SmolLM2-135M-Instruct --sequence-length 4096
+
+Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the disk failed.
+)";
+}
+
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
+  Options options;
+  std::string columns, roles, length, batch;
+  const std::pair<std::string_view, std::string*> flags[] = {
+      {"--model", &options.model},    {"--chat-template", &options.chat_template},
+      {"--columns", &columns},        {"--roles", &roles},
+      {"--sequence-length", &length}, {"--batch", &batch}};
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (arg == "--help" || arg == "-h") {
+      options.help = true;
+      return options;
+    }
+    if (arg == "--version") {
+      options.version = true;
+      return options;
+    }
+    if (arg == "--json" || arg == "--color") {
+      (arg == "--json" ? options.json : options.color) = true;
+      continue;
+    }
+    const auto* const flag = std::ranges::find(flags, std::string_view(arg),
+                                               &std::pair<std::string_view, std::string*>::first);
+    if (flag != std::end(flags)) {
+      if (++i == args.size()) return InvalidArgument(fmt::format("{} needs a value", arg));
+      *flag->second = args[i];
+    } else if (arg.starts_with("--") || !options.file.empty()) {
+      return InvalidArgument(fmt::format("unknown argument \"{}\"", arg));
+    } else {
+      options.file = arg;
+    }
+  }
+  if (options.file.empty()) return InvalidArgument("no FILE given");
+  if (options.model.empty()) return InvalidArgument("--model DIR is missing");
+  options.columns = Items(columns);
+  options.roles = Items(roles);
+  if (!length.empty()) {
+    SFT_RETURN_IF_ERROR(ParseCount("--sequence-length", length, &options.sequence_length));
+  }
+  if (!batch.empty()) SFT_RETURN_IF_ERROR(ParseCount("--batch", batch, &options.batch));
+  return options;
+}
+
+std::string Preview(const Options& options) {
+  const TemporaryFolder folder;
+  const auto tokenizer = engine::ChatTokenizer::Open(options.model, options.chat_template);
+  engine::PrepareOptions prepare;
+  prepare.data = options.file;
+  prepare.cache_dir = folder.path();
+  prepare.sequence_length = kAnyLength;
+  prepare.on_bad_rows = spec::BadRows::kSkip;
+  prepare.names = data::NamesOf(options.columns, options.roles);
+  const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);
+  const engine::Dataset& dataset = *prepared.dataset;
+  const engine::DataReport report =
+      engine::ReportOn(dataset, options.sequence_length, options.batch);
+  const bool color = options.color && !options.json;
+  const std::vector<Sample> samples = SamplesOf(
+      dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<");
+  return options.json ? Json(options, dataset.stats(), report, samples)
+                      : Text(options, dataset.stats(), report, samples);
+}
+
+}  // namespace sft::preview
