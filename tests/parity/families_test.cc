@@ -15,7 +15,7 @@
 #include "tests/parity/golden_case.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/checkpoint/adapter.h"
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 #include "worker/engine/train/delivery.h"
 
 // Every family against transformers and peft: logits, loss and the gradient of every parameter.

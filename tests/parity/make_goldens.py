@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import families
+import generation
 import int8_goldens
 import nf4_goldens
 import schedules
@@ -30,7 +31,7 @@ import variants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
-PARTS = ["families", "variants", "stored", "nf4", "int8", "schedules", "series"]
+PARTS = ["families", "generation", "variants", "stored", "nf4", "int8", "schedules", "series"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps). Norms of gradients
 # part first: between two machines full fine-tuning's losses were 7.2e-5 apart at step 14 and its norms,
@@ -127,6 +128,8 @@ def main():
         schedules.make(out / "schedules")
     if "families" in parts:
         families.make(out / "families")
+    if "generation" in parts:
+        generation.make(out / "generation", GOLDENS)
     if "variants" in parts:
         variants.make(out / "variants", GOLDENS)
     if "stored" in parts:

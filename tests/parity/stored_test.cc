@@ -9,7 +9,7 @@
 #include "tests/parity/golden_case.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/checkpoint/adapter.h"
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"

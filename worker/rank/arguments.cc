@@ -20,6 +20,13 @@ absl::Status ParseInt(std::string_view flag, std::string_view text, int minimum,
       fmt::format("{} takes a whole number of at least {}, not \"{}\"", flag, minimum, text));
 }
 
+absl::Status ParseNumber(std::string_view flag, const std::string& text, double* value) {
+  if (text.empty()) return absl::OkStatus();
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  if (error == std::errc() && end == text.data() + text.size()) return absl::OkStatus();
+  return InvalidArgument(fmt::format("{} takes a number, not \"{}\"", flag, text));
+}
+
 absl::Status ParseFlags(const std::vector<std::string>& args, const Flags& flags, bool* json) {
   for (size_t i = 1; i < args.size(); ++i) {
     std::string name = args[i];
@@ -80,24 +87,71 @@ absl::Status CheckDevice(const std::string& device) {
   return InvalidArgument(fmt::format("--device is \"cpu\" or \"cuda:0\", not \"{}\"", device));
 }
 
+// Values of numbers, as text.
+struct GenerateNumbers {
+  std::string tokens, batch, rank, ranks, top_k, seed;
+  std::string temperature, top_p, min_p, repetition_penalty;
+};
+
+absl::Status ParseGenerateNumbers(const GenerateNumbers& text, Arguments& result) {
+  const auto whole = [](std::string_view flag, const std::string& value, int least, int* to) {
+    return value.empty() ? absl::OkStatus() : ParseInt(flag, value, least, to);
+  };
+  SFT_RETURN_IF_ERROR(whole("--max-new-tokens", text.tokens, 1, &result.max_new_tokens));
+  SFT_RETURN_IF_ERROR(whole("--batch", text.batch, 1, &result.most_requests));
+  SFT_RETURN_IF_ERROR(whole("--rank", text.rank, 0, &result.rank));
+  SFT_RETURN_IF_ERROR(whole("--ranks", text.ranks, 1, &result.ranks));
+  SFT_RETURN_IF_ERROR(whole("--top-k", text.top_k, 0, &result.top_k));
+  SFT_RETURN_IF_ERROR(whole("--seed", text.seed, 0, &result.seed));
+  SFT_RETURN_IF_ERROR(ParseNumber("--temperature", text.temperature, &result.temperature));
+  SFT_RETURN_IF_ERROR(ParseNumber("--top-p", text.top_p, &result.top_p));
+  SFT_RETURN_IF_ERROR(ParseNumber("--min-p", text.min_p, &result.min_p));
+  return ParseNumber("--repetition-penalty", text.repetition_penalty, &result.repetition_penalty);
+}
+
+absl::Status CheckShare(const Arguments& arguments) {
+  const int rank = arguments.rank < 0 ? 0 : arguments.rank;
+  if (rank >= arguments.ranks) {
+    return InvalidArgument(fmt::format("--rank {} is not one of {} (--ranks): they count from 0",
+                                       rank, arguments.ranks));
+  }
+  if (arguments.ranks > 1 && (arguments.out.empty() || arguments.rank < 0)) {
+    return InvalidArgument("--ranks needs --rank N, and --out FILE that all of them share");
+  }
+  if (!arguments.out.empty() && arguments.prompts.empty()) {
+    return InvalidArgument("--out is for the answers to --prompts FILE");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Arguments> ParseGenerate(const std::vector<std::string>& args) {
   Arguments result{.command = Command::kGenerate};
-  std::string tokens;
+  GenerateNumbers numbers;
   SFT_RETURN_IF_ERROR(ParseFlags(args,
                                  {{"--model", &result.model},
                                   {"--adapter", &result.adapter},
                                   {"--prompt", &result.prompt},
                                   {"--prompts", &result.prompts},
-                                  {"--max-new-tokens", &tokens},
+                                  {"--out", &result.out},
+                                  {"--stop", &result.stop},
+                                  {"--rank", &numbers.rank},
+                                  {"--ranks", &numbers.ranks},
+                                  {"--batch", &numbers.batch},
+                                  {"--max-new-tokens", &numbers.tokens},
+                                  {"--temperature", &numbers.temperature},
+                                  {"--top-k", &numbers.top_k},
+                                  {"--top-p", &numbers.top_p},
+                                  {"--min-p", &numbers.min_p},
+                                  {"--repetition-penalty", &numbers.repetition_penalty},
+                                  {"--seed", &numbers.seed},
                                   {"--device", &result.device}},
                                  &result.json));
   SFT_RETURN_IF_ERROR(Require("generate", "--model DIR", result.model));
   if (result.prompt.empty() == result.prompts.empty()) {
     return InvalidArgument("\"sft-rank generate\" needs either --prompt TEXT or --prompts FILE");
   }
-  if (!tokens.empty()) {
-    SFT_RETURN_IF_ERROR(ParseInt("--max-new-tokens", tokens, 1, &result.max_new_tokens));
-  }
+  SFT_RETURN_IF_ERROR(ParseGenerateNumbers(numbers, result));
+  SFT_RETURN_IF_ERROR(CheckShare(result));
   SFT_RETURN_IF_ERROR(CheckDevice(result.device));
   return result;
 }
@@ -129,11 +183,19 @@ std::string HelpText() {
                                             --rank the variable RANK says which
                     [--profile TRACE]       write a Chrome trace of step 4
   sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
-                    [--max-new-tokens N] [--device cpu|cuda:0] [--json]
-                                            answer prompts through the model's chat template,
-                                            always with the likeliest token; --prompts holds one
-                                            prompt a line, --json prints one object
-                                            a prompt: prompt, answer, tokens, ended
+                    [--max-new-tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P]
+                    [--repetition-penalty X] [--seed N] [--stop TEXT] [--batch N]
+                    [--out FILE [--rank N --ranks N]] [--device cpu|cuda:0] [--json]
+                                            answer prompts through the model's chat template, with
+                                            the likeliest token unless --temperature is above 0.
+                                            --prompts holds one prompt a line: text, or JSON with
+                                            "messages" or "prompt". --batch are answered at once,
+                                            which changes no answer. --json prints one object a
+                                            prompt: prompt, answer, tokens, ended. --out gets each
+                                            row of --prompts with answer, finish_reason,
+                                            prompt_tokens and answer_tokens, in their order; a run
+                                            that was killed goes on where it was, and --ranks
+                                            processes that share the prompts make the same file
   sft-rank logits   --model DIR [--adapter DIR] --tokens FILE --out FILE [--device cpu|cuda:0]
                                             compute logits, to compare with another program: FILE of
                                             --tokens is safetensors with input_ids, int64

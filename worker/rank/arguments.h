@@ -12,8 +12,9 @@ enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kLogits };
 // A parsed command line; members of other commands keep their defaults.
 struct Arguments {
   Command command = Command::kHelp;
-  std::string launch;   // train, prepare: the launch file
-  int rank = -1;        // train: global rank; -1: the variable RANK says it
+  std::string launch;  // train, prepare: the launch file
+  // train: global rank; -1: the variable RANK says it. generate: which of `ranks`; -1: the first.
+  int rank = -1;
   std::string profile;  // train: file for the trace of a step; empty: none
   // generate, logits:
   std::string model;
@@ -24,8 +25,15 @@ struct Arguments {
   std::string prompts;  // file with one prompt a line
   int max_new_tokens = 256;
   bool json = false;
-  // logits, safetensors files:
+  int most_requests = 32;  // answered at once
+  int ranks = 1;           // processes that share the prompts; `rank` is this one
+  double temperature = 0.0, top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0;
+  int top_k = 0;
+  int seed = 0;
+  std::string stop;  // text that ends an answer; empty: none
+  // logits, safetensors file:
   std::string tokens;
+  // generate: file for the answers, empty: standard output; logits: safetensors file.
   std::string out;
 };
 

@@ -10,7 +10,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 #include "worker/rank/device.h"
 
 namespace sft::rank {

@@ -63,6 +63,20 @@ Tensor Activated(const Tensor& gate, plan::ActivationKind kind) {
   return kind == plan::ActivationKind::kSilu ? at::silu(gate) : at::gelu(gate, "tanh");
 }
 
+// Calls part(first, count) for all rows of `width` elements, a few at a time. LibTorch's vector
+// code and the scalar code at its ends differ in the last bit; calls this small it does not divide,
+// so that an element's bits depend on its place in the row alone. `dense`: it would run through
+// rows as one where that is no multiple of its vectors.
+template <typename Part>
+void ByRows(int64_t rows, int64_t width, bool dense, const Part& part) {
+  constexpr int64_t kUndivided = 32768, kVectors = 64;
+  const bool joined = dense && width % kVectors != 0;
+  const int64_t most = joined || width == 0 ? 1 : std::max<int64_t>(1, kUndivided / width);
+  at::parallel_for(0, (rows + most - 1) / most, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) part(i * most, std::min(most, rows - i * most));
+  });
+}
+
 Tensor ActivatedBackward(const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
   return kind == plan::ActivationKind::kSilu ? at::silu_backward(dy, x)
                                              : at::gelu_backward(dy, x, "tanh");
@@ -124,8 +138,11 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
 
 void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
-  const auto [gate, up] = Halves(gate_up);
-  at::mul_out(out, Activated(gate, kind), up);
+  const Tensor gate = Halves(gate_up).first, up = Halves(gate_up).second;
+  ByRows(out.size(0), out.size(1), /*dense=*/false, [&](int64_t first, int64_t count) {
+    Tensor rows = out.narrow(0, first, count);
+    at::mul_out(rows, Activated(gate.narrow(0, first, count), kind), up.narrow(0, first, count));
+  });
   Fp8QuantizeToo(fp8, out, "Glu");
 }
 
@@ -143,7 +160,9 @@ void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
 
 void Activate(Tensor& out, const Tensor& x, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckRows(out, x.size(0), x.size(1), x, "Activate");
-  out.copy_(Activated(x, kind));
+  ByRows(x.size(0), x.size(1), x.is_contiguous(), [&](int64_t first, int64_t count) {
+    out.narrow(0, first, count).copy_(Activated(x.narrow(0, first, count), kind));
+  });
   Fp8QuantizeToo(fp8, out, "Activate");
 }
 

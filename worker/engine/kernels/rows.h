@@ -120,6 +120,49 @@ inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
   CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);
 }
 
+// Checks the arguments of RowProduct.
+inline void CheckRowProduct(const at::Tensor& out, const at::Tensor& a, const at::Tensor& weight,
+                            const at::Tensor& addend) {
+  TORCH_CHECK(a.dim() == 2 && weight.dim() == 2, "RowProduct: a is ", a.sizes(), ", weight is ",
+              weight.sizes());
+  TORCH_CHECK(a.scalar_type() == at::kFloat || a.scalar_type() == at::kBFloat16,
+              "RowProduct: a must be fp32 or bf16");
+  CheckRows(a, a.size(0), a.size(1), a, "RowProduct: a");
+  CheckRows(weight, weight.size(0), a.size(1), a, "RowProduct: weight");
+  TORCH_CHECK(out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat,
+              "RowProduct: out is ", out.scalar_type(), " of ", a.scalar_type());
+  CheckRows(out, a.size(0), weight.size(0), out, "RowProduct: out");
+  if (addend.defined()) CheckRows(addend, a.size(0), weight.size(0), out, "RowProduct: addend");
+}
+
+// Checks the arguments of PagedAttention; what tables and places hold is not read.
+inline void CheckPagedAttention(const at::Tensor& out, const at::Tensor& q,
+                                const at::Tensor& k_pages, const at::Tensor& v_pages,
+                                const at::Tensor& tables, const at::Tensor& places) {
+  constexpr const char* kName = "PagedAttention";
+  TORCH_CHECK(q.dim() == 3 && k_pages.dim() == 4, kName, ": q is ", q.sizes(), ", k_pages are ",
+              k_pages.sizes());
+  TORCH_CHECK(q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16, kName,
+              ": q must be fp32 or bf16");
+  CheckHeads(q, q.size(0), q.size(2), q, kName);
+  CheckHeads(out, q.size(0), q.size(2), q, kName);
+  TORCH_CHECK(out.size(1) == q.size(1) && k_pages.size(2) > 0 && q.size(1) % k_pages.size(2) == 0 &&
+                  k_pages.size(3) == q.size(2),
+              kName, ": q ", q.sizes(), ", out ", out.sizes(), ", k_pages ", k_pages.sizes());
+  for (const at::Tensor* pages : {&k_pages, &v_pages}) {
+    TORCH_CHECK(pages->sizes() == k_pages.sizes() && pages->is_contiguous() &&
+                    pages->scalar_type() == q.scalar_type() && pages->device() == q.device(),
+                kName, ": pages must be dense, of one shape, of the type and device of q");
+  }
+  TORCH_CHECK(tables.dim() == 2 && tables.is_contiguous() && tables.scalar_type() == at::kInt &&
+                  tables.device() == q.device(),
+              kName, ": tables must be int32 [requests, pages], dense, beside q");
+  TORCH_CHECK(places.dim() == 2 && places.size(0) == q.size(0) && places.size(1) == 2 &&
+                  places.is_contiguous() && places.scalar_type() == at::kLong &&
+                  places.device() == q.device(),
+              kName, ": places must be int64 [", q.size(0), ", 2], dense, beside q");
+}
+
 // The places of PlaceFactors' members in the matrix, checked.
 struct FactorPlaces {
   int64_t rows = 0;     // N

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/diff.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
@@ -74,10 +75,10 @@ std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
   return links;
 }
 
-Tensor Decoder::InputsOfLayers(const Tensor& tokens, const Tensor& embedded) {
+Tensor Decoder::InputsOfLayers(const Tensor& tokens, const Tensor& embedded, bool by_row) {
   if (!layer_inputs_) return {};
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
-  return layer_inputs_.Forward(tokens, embedded, Pass{unit.weights(), {}, nullptr});
+  return layer_inputs_.Forward(tokens, embedded, Pass{unit.weights(), {}, nullptr, by_row});
 }
 
 bool Decoder::depends_on_length() const {
@@ -87,7 +88,6 @@ bool Decoder::depends_on_length() const {
 
 std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions,
                                               const Tensor& cu_seqlens) const {
-  std::vector<RopeTables> tables;
   Tensor lengths;  // of each token's document
   for (const Rope& rope : ropes_) {
     if (rope.depends_on_length() && !lengths.defined()) {
@@ -96,8 +96,14 @@ std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions,
       const Tensor document = at::bucketize(tokens, ends, /*out_int32=*/false, /*right=*/true);
       lengths = cu_seqlens.to(at::kLong).diff().index_select(0, document);
     }
-    tables.push_back(rope.Tables(positions, lengths));
   }
+  return RopeTablesAt(positions, lengths);
+}
+
+std::vector<RopeTables> Decoder::RopeTablesAt(const Tensor& positions,
+                                              const Tensor& lengths) const {
+  std::vector<RopeTables> tables;
+  for (const Rope& rope : ropes_) tables.push_back(rope.Tables(positions, lengths));
   return tables;
 }
 
@@ -141,7 +147,7 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
   Tensor x = EmbedNoisy(batch, dropout);
-  context.links->inputs = InputsOfLayers(batch.tokens, x);
+  context.links->inputs = InputsOfLayers(batch.tokens, x, /*by_row=*/false);
   if (DropsEmbedding(dropout)) {
     x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
   }
@@ -176,6 +182,26 @@ Tensor Decoder::Head(const Tensor& x) {
   const Tensor normed = FinalNorm(x, head.weights()).normed;
   Tensor logits = at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
   head_loss_.Finish(logits);
+  return logits;
+}
+
+Tensor Decoder::HeadByRow(const Tensor& x) {
+  // Elementwise operations of so few elements are not divided (kernels/elementwise_cpu.cc).
+  constexpr int64_t kUndivided = 32768;
+  AcquiredUnit head(source_, layout_, layout_.head_unit());
+  AcquiredUnit embedding(source_, layout_,
+                         config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
+  const Tensor normed = FinalNorm(x, head.weights()).normed;
+  const Tensor& weight = HeadWeight(head.weights(), embedding.weights());
+  Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options());
+  ops::RowProduct(logits, normed, weight, {}, 1.0);
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    for (int64_t first = 0; first < weight.size(0); first += kUndivided) {
+      const int64_t count = std::min(kUndivided, weight.size(0) - first);
+      Tensor part = logits.narrow(0, row, 1).narrow(1, first, count);
+      head_loss_.Finish(part);
+    }
+  }
   return logits;
 }
 

@@ -60,11 +60,14 @@ class Decoder {
   // ops::Documents has it, read only where depends_on_length().
   std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions,
                                        const at::Tensor& cu_seqlens) const;
+  // The same, where `lengths`, int64 [T], are those of each token's document.
+  std::vector<RopeTables> RopeTablesAt(const at::Tensor& positions,
+                                       const at::Tensor& lengths) const;
   // What goes between the blocks of a micro-batch, with nothing in it yet.
   std::shared_ptr<LayerLinks> MakeLinks() const;
   // LayerLinks::inputs of tokens int64 [N] and what Embed makes of them; undefined where layers
-  // have none.
-  at::Tensor InputsOfLayers(const at::Tensor& tokens, const at::Tensor& embedded);
+  // have none. `by_row`: as Pass has it.
+  at::Tensor InputsOfLayers(const at::Tensor& tokens, const at::Tensor& embedded, bool by_row);
   WeightSource& source() { return source_; }
   const ModelLayout& layout() const { return layout_; }
   const LoraScaling& lora() const { return options_.lora; }
@@ -72,6 +75,8 @@ class Decoder {
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions);
   // Final norm and head of x [N, H] -> [N, V].
   at::Tensor Head(const at::Tensor& x);
+  // The same, where the bits of a row do not depend on the rows beside it.
+  at::Tensor HeadByRow(const at::Tensor& x);
 
  private:
   at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,

@@ -43,7 +43,11 @@ LayerInputs LayerInputs::Bind(const ModelConfig& config, const UnitInfo& embeddi
 Tensor LayerInputs::Project(const Tensor& embedded, const Pass& pass) const {
   const Tensor& weight = pass.weights[projection];
   Tensor projected = at::empty({embedded.size(0), weight.size(0)}, embedded.options());
-  ops::Gemm(projected, embedded, weight.t(), projection_scale, 0.0);
+  if (pass.by_row) {
+    ops::RowProduct(projected, embedded, weight, {}, projection_scale);
+  } else {
+    ops::Gemm(projected, embedded, weight.t(), projection_scale, 0.0);
+  }
   return projected.view({-1, size});
 }
 

@@ -20,6 +20,11 @@ struct Pass {
   LoraScaling lora;
   // Null: no dropout (validation, generation).
   const DropoutKey* dropout = nullptr;
+  // Forward only, for generation: the bits of a row do not depend on the rows beside it.
+  bool by_row = false;
+  // [T, 1] of the activations' type: 1 in rows that the adapters act on, 0 in those that see the
+  // base alone. Undefined: they act on all.
+  at::Tensor adapter_rows = {};
 
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <utility>
@@ -30,6 +31,18 @@ Tensor Joined(const std::vector<Tensor>& parts) {
     rows += part.size(0);
   }
   return parts[0].as_strided({rows, parts[0].size(1)}, {parts[0].size(1), 1});
+}
+
+// out = scale * a weight^T + addend
+void AddProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
+                double scale, const Pass& pass) {
+  if (pass.by_row) {
+    ops::RowProduct(out, a, weight, addend, scale);
+  } else if (addend.defined() && !addend.is_same(out)) {
+    ops::GemmAdd(out, a, weight.t(), addend, {});
+  } else {
+    ops::Gemm(out, a, weight.t(), scale, addend.defined() ? 1.0 : 0.0);
+  }
 }
 
 Activation Quantised(Activation x) {
@@ -150,7 +163,7 @@ Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
     if (member.rank > 0) firsts.push_back(pass.weights[member.lora_a]);
   }
   if (const Tensor joined = Joined(firsts); joined.defined() && !pass.drops()) {
-    ops::Gemm(xa, x, joined.t(), 1.0, 0.0);
+    AddProduct(xa, x, joined, {}, 1.0, pass);
     return xa;
   }
   for (size_t i = 0; i < info_.members.size(); ++i) {
@@ -159,7 +172,7 @@ Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
     const Tensor dropped =
         pass.drops() ? Dropout(x, pass.lora.dropout, *pass.dropout, first_module_ + i) : x;
     Tensor part = xa.narrow(1, member.first_rank, member.rank);
-    ops::Gemm(part, dropped, pass.weights[member.lora_a].t(), 1.0, 0.0);
+    AddProduct(part, dropped, pass.weights[member.lora_a], {}, 1.0, pass);
   }
   return xa;
 }
@@ -168,8 +181,8 @@ void Projection::AddSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass)
   for (const Member& member : info_.members) {
     if (member.rank == 0) continue;
     Tensor part = y.narrow(1, member.first_row, member.rows);
-    ops::Gemm(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b].t(),
-              pass.lora.scale, 1.0);
+    AddProduct(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b],
+               part, pass.lora.scale, pass);
   }
 }
 
@@ -184,13 +197,15 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
 
 Tensor Projection::BiasOfProduct(const Pass& pass) const {
   const Member& first = info_.members[0];
-  const bool apart = info_.members.size() > 1 || first.bias < 0 || info_.dora || Fp8(pass);
+  const bool apart =
+      info_.members.size() > 1 || first.bias < 0 || info_.dora || pass.by_row || Fp8(pass);
   return apart ? Tensor() : pass.weights[first.bias];
 }
 
 Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tensor& addend) const {
   Tensor xa;
   if (info_.rank > 0) xa = FirstFactorProduct(x.rows, pass);
+  if (xa.defined() && pass.adapter_rows.defined()) xa.mul_(pass.adapter_rows);
   const bool joins = JoinsForward(pass);
   const Tensor bias = BiasOfProduct(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
@@ -198,8 +213,7 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
     Fp8Product(y, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
-    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], info_.dora ? Tensor() : addend,
-                 bias);
+    PlainProduct(y, x.rows, joins, info_.dora ? Tensor() : addend, bias, pass);
   }
   if (info_.dora) {
     if (!joins && !pass.drops()) AddSecondFactors(y, xa, pass);
@@ -228,7 +242,8 @@ Projection::Dropped Projection::DroppedOutputs(size_t index, const Tensor& x, co
 void Projection::ApplyGains(Tensor& y, const Tensor& x, const Tensor& xa, const Pass& pass) const {
   const Tensor& gain = GainsOf(pass).gain;
   if (!pass.drops()) {
-    y.mul_(gain);
+    const Tensor& acted_on = pass.adapter_rows;
+    y.mul_(acted_on.defined() ? at::where(acted_on.ne(0), gain, at::Scalar(1.0)) : gain);
     return;
   }
   for (size_t i = 0; i < info_.members.size(); ++i) {
@@ -248,7 +263,7 @@ Tensor Projection::OutputAgain(const Tensor& x, const Tensor& xa, const Pass& pa
     Tensor spare = SpareColumns(x, info_.rank);
     if (spare.data_ptr() != xa.data_ptr()) spare.copy_(xa);
   }
-  PlainProduct(z, x, joins, pass.weights.matrices[matrix_], {}, {});
+  PlainProduct(z, x, joins, {}, {}, pass);
   if (!joins) AddSecondFactors(z, xa, pass);
   return z;
 }
@@ -307,14 +322,15 @@ void Projection::InputGradientWithGains(const Tensor& dy, const Tensor& scaled, 
   }
 }
 
-void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& matrix,
-                              const Tensor& addend, const Tensor& bias) const {
+void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& addend,
+                              const Tensor& bias, const Pass& pass) const {
   const Tensor a = joins ? Widened(x, info_.rank) : x;
-  const Tensor b = matrix.narrow(0, 0, info_.rows).narrow(1, 0, a.size(1)).t();
-  if (addend.defined() || bias.defined()) {
-    ops::GemmAdd(y, a, b, addend, bias);
+  const Tensor weight =
+      pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, 0, a.size(1));
+  if (bias.defined()) {
+    ops::GemmAdd(y, a, weight.t(), addend, bias);
   } else {
-    ops::Gemm(y, a, b, 1.0, 0.0);
+    AddProduct(y, a, weight, addend, 1.0, pass);
   }
 }
 

@@ -144,8 +144,8 @@ class Projection {
   bool JoinsForward(const Pass& pass) const;
   bool JoinsBackward(const Pass& pass) const;
   // y = x W^T (+ addend) (+ bias), the spare columns of x included where the adapters join.
-  void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& matrix,
-                    const at::Tensor& addend, const at::Tensor& bias) const;
+  void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& addend,
+                    const at::Tensor& bias, const Pass& pass) const;
   // The bias of all of y, which its product adds; undefined: AddBiases does.
   at::Tensor BiasOfProduct(const Pass& pass) const;
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;

@@ -28,6 +28,22 @@ TEST(ArgumentsTest, ReadsEachCommand) {
   EXPECT_EQ(generate->prompt, "--what?");
   EXPECT_EQ(generate->max_new_tokens, 7);
   EXPECT_EQ(generate->device, "cuda:1");
+  const auto share =
+      ParseArguments({"generate", "--model=m", "--prompts=p", "--out=o", "--rank=1", "--ranks=4",
+                      "--temperature=0.7", "--top-k=20", "--top-p=0.9", "--min-p=0.05",
+                      "--repetition-penalty=1.1", "--seed=9", "--stop=END", "--batch=8"});
+  ASSERT_TRUE(share.ok()) << Message(share.status());
+  EXPECT_EQ(share->rank, 1);
+  EXPECT_EQ(share->ranks, 4);
+  EXPECT_EQ(share->out, "o");
+  EXPECT_EQ(share->temperature, 0.7);
+  EXPECT_EQ(share->top_k, 20);
+  EXPECT_EQ(share->top_p, 0.9);
+  EXPECT_EQ(share->min_p, 0.05);
+  EXPECT_EQ(share->repetition_penalty, 1.1);
+  EXPECT_EQ(share->seed, 9);
+  EXPECT_EQ(share->stop, "END");
+  EXPECT_EQ(share->most_requests, 8);
   const auto logits = ParseArguments({"logits", "--model=m", "--tokens", "t", "--out", "o"});
   ASSERT_TRUE(logits.ok()) << Message(logits.status());
   EXPECT_EQ(logits->command, Command::kLogits);
@@ -55,6 +71,16 @@ TEST(ArgumentsTest, SaysWhatIsWrong) {
               HasSubstr("not \"gpu\""));
   EXPECT_THAT(Problem({"generate", "--model", "m", "--prompt", "a", "--max-new-tokens", "0"}),
               HasSubstr("at least 1"));
+  const auto with = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--model=m"});
+    return Problem(more);
+  };
+  EXPECT_THAT(with({"--prompts=p", "--temperature=hot"}),
+              HasSubstr("--temperature takes a number, not \"hot\""));
+  EXPECT_THAT(with({"--prompts=p", "--out=o", "--ranks=2", "--rank=2"}),
+              HasSubstr("--rank 2 is not one of 2"));
+  EXPECT_THAT(with({"--prompts=p", "--ranks=2", "--rank=0"}), HasSubstr("--ranks needs"));
+  EXPECT_THAT(with({"--prompt=p", "--out=o"}), HasSubstr("--out is for"));
   EXPECT_THAT(Problem({"logits", "--model", "m", "--out", "o"}), HasSubstr("needs --tokens FILE"));
   EXPECT_THAT(Problem({"logits", "--model", "m", "--tokens", "t"}), HasSubstr("needs --out FILE"));
 }

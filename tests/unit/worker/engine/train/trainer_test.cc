@@ -16,7 +16,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/safetensors.h"
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 
 namespace sft::engine {
 namespace {

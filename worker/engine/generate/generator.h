@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "worker/engine/generate/batch_generator.h"
 #include "worker/engine/model/decoder.h"
 
 namespace sft::engine {
@@ -22,8 +23,8 @@ struct GeneratorOptions {
   at::ScalarType compute = at::ScalarType::Undefined;
 };
 
-// Greedy decoding of one sequence with cached keys and values. The base is held whole, not
-// quantised; an adapter is applied beside it, not merged. Thread-compatible.
+// A model opened to answer prompts. The base is held whole, not quantised; an adapter is applied
+// beside it, not merged. Thread-compatible.
 class Generator {
  public:
   // Throws UserError: model or adapter cannot be used, or do not belong together.
@@ -39,23 +40,19 @@ class Generator {
                                 std::span<const int32_t> stop_ids,
                                 const std::function<bool(int32_t)>& on_token = nullptr);
 
+  // Answers requests together, with this model's weights; it must outlive what it gives.
+  std::unique_ptr<BatchGenerator> MakeBatch(const BatchOptions& options);
+
   // Logits of every token of one document [T, V].
   at::Tensor Logits(std::span<const int32_t> tokens);
 
   const ModelConfig& config() const { return config_; }
 
  private:
-  // Keys and values of the tokens so far, [tokens, key heads, D]; the tail is not yet used.
-  struct LayerCache {
-    at::Tensor k, v;
-  };
-
-  // Runs `tokens` at positions [past, past + n) and returns the logits of the last one [V].
-  at::Tensor Step(std::span<const int32_t> tokens, int64_t past, std::vector<LayerCache>& cache);
-
   GeneratorOptions options_;
   ModelConfig config_;
   ModelLayout layout_;
+  bool optional_adapters_ = true;  // the base's own tensors are all there
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<Decoder> decoder_;
 };

@@ -1,16 +1,10 @@
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -104,23 +98,6 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
   return source;
 }
 
-// One query against the keys before it: q [1, heads, D], k and v [keys, key heads, D].
-Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& k,
-                 const Tensor& v) {
-  const int64_t group = attention.heads / attention.kv_heads;
-  const Tensor rows = q.reshape({attention.kv_heads, group, attention.head_dim});
-  const Tensor scores = at::matmul(rows, k.permute({1, 2, 0})).to(at::kFloat).mul_(attention.scale);
-  const Tensor weights = at::softmax(scores, -1).to(v.scalar_type());
-  return at::matmul(weights, v.permute({1, 0, 2})).reshape({1, -1});
-}
-
-// True if a document of `length` tokens is the longest whose rotations are those of shorter ones.
-bool TurnsAnewAt(const ModelConfig& config, int64_t length) {
-  return std::any_of(config.ropes.begin(), config.ropes.end(), [length](const RopeOptions& rope) {
-    return rope.type == RopeType::kLongRope && rope.original_max_positions == length;
-  });
-}
-
 }  // namespace
 
 Generator::Generator(const GeneratorOptions& options)
@@ -133,6 +110,11 @@ Generator::Generator(const GeneratorOptions& options)
     const Adapter adapter = ReadAdapter(options_.adapter_dir, config_.prefix);
     values = AddFactors(layout_, adapter);
     decoder.lora.scale = adapter.config.Scale();
+    // Tensors of the adapter's that take the place of the base's own.
+    for (const auto& [name, value] : values) {
+      const bool beside = name.find(".lora_") != std::string::npos;
+      if (!beside && !layout_.IsOtherPart(name)) optional_adapters_ = false;
+    }
   }
   source_ = std::make_unique<AdaptedSource>(
       layout_, LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device),
@@ -142,87 +124,23 @@ Generator::Generator(const GeneratorOptions& options)
 
 Generator::~Generator() = default;
 
-Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
-                       std::vector<LayerCache>& cache) {
-  const auto count = static_cast<int64_t>(tokens.size());
-  const auto on_device = at::TensorOptions(options_.device).dtype(at::kLong);
-  const Tensor ids = at::tensor(at::ArrayRef<int32_t>(tokens.data(), tokens.size()), at::kInt)
-                         .to(options_.device, at::kLong);
-  const std::vector<int64_t> lengths = {count};
-  const Tensor cu_seqlens =
-      at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
-  Tensor whole;  // the document so far, where its length counts
-  if (decoder_->depends_on_length()) whole = at::tensor({int64_t{0}, past + count}, on_device);
-  const Tensor positions = at::arange(past, past + count, on_device);
-  const BlockContext context{
-      {cu_seqlens, lengths}, decoder_->RopeTablesOf(positions, whole), decoder_->MakeLinks()};
-  Tensor x = decoder_->Embed(ids, positions);
-  context.links->inputs = decoder_->InputsOfLayers(ids, x);
-  for (size_t layer = 0; layer < decoder_->blocks().size(); ++layer) {
-    const DecoderBlock& block = decoder_->blocks()[layer];
-    AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
-    const Pass pass{unit.weights(), decoder_->lora(), nullptr};
-    LayerCache& kept = cache[block.keys_of];
-    x = block.ForwardWith(x, context, pass, [&](const SelfAttention::Heads& projected) {
-      if (!block.attention.borrows) {
-        kept.k.narrow(0, past, count).copy_(projected.k);
-        kept.v.narrow(0, past, count).copy_(projected.v);
-      }
-      if (past == 0) {
-        Tensor out = at::empty(projected.q.sizes(), projected.q.options());
-        ops::Attention(out, projected.q, kept.k.narrow(0, 0, count), kept.v.narrow(0, 0, count),
-                       context.documents, block.attention.scale, block.attention.window);
-        return out.view({count, -1});
-      }
-      const int64_t window = block.attention.window;
-      const int64_t first = window > 0 ? std::max<int64_t>(0, past + 1 - window) : 0;
-      return AttendOne(block.attention, projected.q, kept.k.narrow(0, first, past + 1 - first),
-                       kept.v.narrow(0, first, past + 1 - first));
-    });
-  }
-  return decoder_->Head(x.narrow(0, count - 1, 1)).view({-1});
+std::unique_ptr<BatchGenerator> Generator::MakeBatch(const BatchOptions& options) {
+  return std::make_unique<BatchGenerator>(config_, *decoder_, options_.device,
+                                          ComputeTypeOf(options_), optional_adapters_, options);
 }
 
 std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int max_tokens,
                                          std::span<const int32_t> stop_ids,
                                          const std::function<bool(int32_t)>& on_token) {
-  const at::NoGradGuard no_grad;
-  if (prompt.empty()) throw UserError("the prompt is empty", "bad_prompt", "give some text");
-  const int64_t capacity = static_cast<int64_t>(prompt.size()) + max_tokens;
-  if (config_.learned_positions > 0 && capacity > config_.learned_positions) {
-    throw UserError(
-        fmt::format("the model has a table of {} positions: a prompt of {} tokens and {} "
-                    "new ones do not fit",
-                    config_.learned_positions, prompt.size(), max_tokens),
-        "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
-  }
-  std::vector<LayerCache> cache;
-  for (const DecoderBlock& block : decoder_->blocks()) {
-    if (block.attention.borrows) {
-      cache.emplace_back();  // that of another layer is read
-      continue;
-    }
-    const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
-    const int64_t heads = block.attention.kv_heads, size = block.attention.head_dim;
-    cache.push_back(
-        {at::empty({capacity, heads, size}, options), at::empty({capacity, heads, size}, options)});
-  }
-  std::vector<int32_t> generated;
-  std::vector<int32_t> all(prompt.begin(), prompt.end());
-  Tensor logits = Step(prompt, 0, cache);
-  while (static_cast<int>(generated.size()) < max_tokens) {
-    const auto token = static_cast<int32_t>(at::argmax(logits).item<int64_t>());
-    if (std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end()) break;
-    generated.push_back(token);
-    if (on_token && !on_token(token)) break;
-    if (static_cast<int>(generated.size()) == max_tokens) break;
-    const auto past = static_cast<int64_t>(all.size());
-    all.push_back(token);
-    // Where longer documents turn at other frequencies, keys that were kept are of the wrong ones.
-    logits = TurnsAnewAt(config_, past) ? Step(all, 0, cache)
-                                        : Step(std::span(&all.back(), 1), past, cache);
-  }
-  return generated;
+  const int64_t tokens = static_cast<int64_t>(prompt.size()) + max_tokens;
+  const std::unique_ptr<BatchGenerator> batch = MakeBatch({.cache_tokens = tokens});
+  batch->Add({.prompt = {prompt.begin(), prompt.end()},
+              .max_new_tokens = max_tokens,
+              .stop_ids = {stop_ids.begin(), stop_ids.end()},
+              .on_token = on_token});
+  std::vector<GenerationAnswer> answers;
+  while (answers.empty()) answers = batch->Step();
+  return answers.front().tokens;
 }
 
 Tensor Generator::Logits(std::span<const int32_t> tokens) {

@@ -1,4 +1,4 @@
-#include "worker/engine/eval/generator.h"
+#include "worker/engine/generate/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""A thousand prompts through `sft-rank generate`: any number of processes, killed at any time, make one
+file."""
+
+import json
+import pathlib
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+
+import harness
+from families_test import GOLDENS, write_tokenizer
+
+ROWS, NEW_TOKENS = 1000, 8
+KILLS = 5
+
+
+def write_prompts(path):
+    source = random.Random(5)
+    with open(path, "w") as out:
+        for number in range(ROWS):
+            text = "".join(chr(source.randrange(33, 127)) for _ in range(source.randrange(1, 40)))
+            out.write(json.dumps({"id": f"row {number}", "prompt": text}) + "\n")
+
+
+def whole_lines(folder):
+    return sum(part.read_bytes().count(b"\n") for part in folder.glob("part-*"))
+
+
+class GenerateTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sft-generate-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.model = self.folder / "model"
+        shutil.copytree(GOLDENS / "families/qwen2_sliding_untied", self.model)
+        write_tokenizer(self.model)
+        self.prompts = self.folder / "prompts.jsonl"
+        write_prompts(self.prompts)
+
+    def command(self, out, *more):
+        return [str(harness.BUILD / "bin/sft-rank"), "generate", "--model", str(self.model),
+                "--adapter", str(self.model / "adapter"), "--prompts", str(self.prompts), "--out", str(out),
+                "--max-new-tokens", str(NEW_TOKENS), "--temperature", "0.9", "--seed", "3", *more]
+
+    def answers(self, name, ranks):
+        out = self.folder / name
+        processes = [subprocess.Popen(self.command(out, "--ranks", str(ranks), "--rank", str(rank)))
+                     for rank in range(ranks)]
+        self.assertEqual([process.wait() for process in processes], [0] * ranks)
+        return out.read_text()
+
+    def test_any_number_of_generating_processes_makes_the_same_file(self):
+        whole = self.answers("one.jsonl", 1)
+        rows = [json.loads(line) for line in whole.splitlines()]
+        self.assertEqual([row["id"] for row in rows], [f"row {number}" for number in range(ROWS)])
+        self.assertGreater(len({row["answer"] for row in rows}), ROWS // 2)
+        for row in rows:
+            self.assertIn(row["finish_reason"], ("stop", "length"))
+            self.assertLessEqual(row["answer_tokens"], NEW_TOKENS)
+            self.assertEqual(row["prompt_tokens"], len(row["prompt"]))
+        self.assertEqual(self.answers("two.jsonl", 2), whole)
+        self.assertEqual(self.answers("four.jsonl", 4), whole)
+        # One prompt after the other, and so in other batches.
+        out = self.folder / "single.jsonl"
+        subprocess.run(self.command(out, "--batch", "1"), check=True)
+        self.assertEqual(out.read_text(), whole)
+
+    def test_a_killed_generating_process_repeats_and_loses_no_line(self):
+        whole = self.answers("whole.jsonl", 1)
+        out = self.folder / "killed.jsonl"
+        parts = self.folder / "killed.jsonl.parts"
+        kills = 0
+        for kill in range(KILLS):
+            process = subprocess.Popen(self.command(out))
+            aim = (kill + 1) * ROWS // (KILLS + 2)
+            while process.poll() is None and whole_lines(parts) < aim:
+                time.sleep(0.002)
+            if process.poll() is None:
+                kills += 1
+            process.kill()
+            process.wait()
+        self.assertEqual(kills, KILLS, "it was done before it could be killed")
+        self.assertFalse(out.exists())
+        subprocess.run(self.command(out), check=True)
+        self.assertEqual(out.read_text(), whole)
+
+    def test_a_bad_prompt_is_named_before_anything_is_answered(self):
+        lines = self.prompts.read_text().splitlines()
+        for line, text in ((7, '{"prompt": 3}'), (9, '{"answer": "", "prompt": "a"}'), (11, '{"prompt": "a"')):
+            bad = self.folder / "bad.jsonl"
+            bad.write_text("\n".join(lines[:line - 1] + [text] + lines[line:]) + "\n")
+            out = self.folder / "bad_out.jsonl"
+            command = self.command(out)
+            command[command.index(str(self.prompts))] = str(bad)
+            ended = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual(ended.returncode, 64, ended.stderr)
+            self.assertIn(f"{bad}:{line}: ", ended.stderr)
+            self.assertFalse(out.exists() or pathlib.Path(f"{out}.parts").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

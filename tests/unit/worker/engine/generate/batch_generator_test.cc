@@ -1,0 +1,241 @@
+#include "worker/engine/generate/batch_generator.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/unit/worker/engine/checkpoint/temp_dir.h"
+#include "tests/unit/worker/engine/model/tiny_model.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/generate/generator.h"
+
+namespace sft::engine {
+namespace {
+
+using ::testing::HasSubstr;
+using Ids = std::vector<int32_t>;
+
+// A prompt of `length` tokens that differs from request to request.
+Ids Prompt(int length, int seed) {
+  Ids prompt;
+  for (int i = 0; i < length; ++i) prompt.push_back((seed * 31 + i * i * 7 + 5) % kTinyVocabulary);
+  return prompt;
+}
+
+// Seven that have nothing in common: lengths, sampling, adapter or not.
+std::vector<GenerationRequest> Seven() {
+  std::vector<GenerationRequest> requests;
+  const int lengths[] = {1, 40, 5, 17, 16, 3, 23};
+  for (int i = 0; i < 7; ++i) {
+    GenerationRequest request;
+    request.prompt = Prompt(lengths[i], i);
+    request.max_new_tokens = 6 + 5 * i;
+    request.adapter = i % 3 != 0;
+    request.log_probabilities = true;
+    if (i % 2 == 1) {
+      request.sampling = {.temperature = 0.8, .top_k = 20, .top_p = 0.95, .seed = 100u + i};
+    }
+    if (i == 4) request.sampling.repetition_penalty = 1.2;
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+class BatchGeneratorTest : public testing::Test {
+ protected:
+  BatchGeneratorTest() {
+    WriteTinyModel(dir_ / "model");
+    AdapterConfig config;
+    config.r = 2;
+    config.alpha = 4;
+    config.target_modules = {"q_proj"};
+    const auto noise = [](std::vector<int64_t> shape, uint64_t seed) {
+      return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
+    };
+    const std::vector<LoraPair> pairs{
+        {"model.layers.0.self_attn.q_proj", noise({2, 32}, 1), noise({32, 2}, 2)}};
+    WriteAdapter({.target = dir_ / "adapter"}, config, pairs, {});
+  }
+
+  Generator Open(const char* adapter = "adapter") const {
+    return Generator({.model_dir = dir_ / "model",
+                      .adapter_dir = *adapter == 0 ? std::filesystem::path() : dir_ / adapter});
+  }
+
+  // All of them together.
+  static std::vector<GenerationAnswer> Answers(Generator& generator,
+                                               const std::vector<GenerationRequest>& requests,
+                                               const BatchOptions& options = {}) {
+    const auto batch = generator.MakeBatch(options);
+    for (const GenerationRequest& request : requests) batch->Add(request);
+    return Finish(*batch, requests.size());
+  }
+
+  static std::vector<GenerationAnswer> Finish(BatchGenerator& batch, size_t count) {
+    std::vector<GenerationAnswer> answers(count);
+    while (!batch.idle()) Take(batch.Step(), answers);
+    return answers;
+  }
+
+  static void Take(std::vector<GenerationAnswer> from, std::vector<GenerationAnswer>& to) {
+    for (GenerationAnswer& answer : from) to[static_cast<size_t>(answer.request)] = answer;
+  }
+
+  static void ExpectSame(const std::vector<GenerationAnswer>& answers,
+                         const std::vector<GenerationAnswer>& expected) {
+    ASSERT_EQ(answers.size(), expected.size());
+    for (size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_FALSE(expected[i].tokens.empty());
+      EXPECT_EQ(answers[i].tokens, expected[i].tokens) << "request " << i;
+      EXPECT_EQ(answers[i].log_probabilities, expected[i].log_probabilities) << "request " << i;
+    }
+  }
+
+  static std::vector<GenerationAnswer> OneByOne(Generator& generator) {
+    std::vector<GenerationAnswer> alone;
+    for (const GenerationRequest& request : Seven()) {
+      alone.push_back(Answers(generator, {request})[0]);
+    }
+    return alone;
+  }
+
+  std::string Refusal(const GenerationRequest& request, const BatchOptions& options = {}) const {
+    Generator generator = Open();
+    try {
+      generator.MakeBatch(options)->Add(request);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(BatchGeneratorTest, SevenTogetherHaveTheBitsOfEachAlone) {
+  Generator generator = Open();
+  ExpectSame(Answers(generator, Seven()), OneByOne(generator));
+}
+
+TEST_F(BatchGeneratorTest, RequestsThatJoinAndLeaveChangeNothing) {
+  Generator generator = Open();
+  const std::vector<GenerationAnswer> alone = OneByOne(generator);
+  const auto batch = generator.MakeBatch({.most_requests = 3, .step_tokens = 7});
+  std::vector<GenerationAnswer> answers(7);
+  for (const GenerationRequest& request : Seven()) {
+    batch->Add(request);
+    for (int i = 0; i < 4; ++i) Take(batch->Step(), answers);
+  }
+  while (!batch->idle()) Take(batch->Step(), answers);
+  ExpectSame(answers, alone);
+}
+
+TEST_F(BatchGeneratorTest, TheNumberOfThreadsChangesNothing) {
+  Generator generator = Open();
+  const int threads = at::get_num_threads();
+  const std::vector<GenerationAnswer> many = Answers(generator, Seven());
+  at::set_num_threads(1);
+  const std::vector<GenerationAnswer> one = Answers(generator, Seven());
+  at::set_num_threads(threads);
+  ExpectSame(many, one);
+}
+
+// Pages are few enough that requests wait for those of others, and get them in another order.
+TEST_F(BatchGeneratorTest, PagesUsedAgainChangeNothing) {
+  Generator generator = Open();
+  ExpectSame(Answers(generator, Seven(), {.cache_tokens = 96}), OneByOne(generator));
+}
+
+TEST_F(BatchGeneratorTest, WithoutTheAdapterTheBaseAnswersBitForBit) {
+  Generator adapted = Open(), base = Open("");
+  std::vector<GenerationRequest> requests = Seven();
+  for (GenerationRequest& request : requests) request.adapter = false;
+  const std::vector<GenerationAnswer> off = Answers(adapted, requests);
+  ExpectSame(off, Answers(base, requests));
+  for (GenerationRequest& request : requests) request.adapter = true;
+  EXPECT_NE(Answers(adapted, requests)[1].log_probabilities, off[1].log_probabilities);
+}
+
+TEST_F(BatchGeneratorTest, ASeedMakesTheSameAnswerAndAnotherSeedAnother) {
+  Generator generator = Open();
+  GenerationRequest request;
+  request.prompt = Prompt(5, 1);
+  request.max_new_tokens = 30;
+  request.sampling = {.temperature = 1.0, .seed = 7};
+  GenerationRequest other = request;
+  other.sampling.seed = 8;
+  const auto answers = Answers(generator, {request, other, request});
+  EXPECT_EQ(answers[0].tokens, answers[2].tokens);
+  EXPECT_NE(answers[0].tokens, answers[1].tokens);
+}
+
+TEST_F(BatchGeneratorTest, AStopStringEndsTheAnswerWhereItBegins) {
+  Generator generator = Open();
+  GenerationRequest request;
+  request.prompt = Prompt(5, 1);
+  request.max_new_tokens = 30;
+  request.sampling = {.temperature = 1.0, .seed = 7};
+  const Ids whole = Answers(generator, {request})[0].tokens;
+  request.decode = [](std::span<const int32_t> tokens) {
+    std::string text;
+    for (const int32_t token : tokens) text += fmt::format("<{}>", token);
+    return text;
+  };
+  // Begins within one token and ends within the next but one: it overhangs at both sides.
+  const std::string text = request.decode(whole);
+  const std::string stop = request.decode(std::span(whole).subspan(10, 3));
+  request.stop_strings = {"no such text", stop.substr(1, stop.size() - 2)};
+  const GenerationAnswer answer = Answers(generator, {request})[0];
+  EXPECT_EQ(answer.reason, EndReason::kStopString);
+  EXPECT_EQ(answer.tokens, Ids(whole.begin(), whole.begin() + 13));
+  EXPECT_EQ(answer.text_bytes, text.find(request.stop_strings[1]));
+}
+
+TEST_F(BatchGeneratorTest, EndsForEachReason) {
+  Generator generator = Open();
+  GenerationRequest request;
+  request.prompt = Prompt(5, 1);
+  request.max_new_tokens = 9;
+  request.sampling = {.temperature = 1.0, .seed = 7};
+  const Ids whole = Answers(generator, {request})[0].tokens;
+  std::vector<GenerationRequest> requests(3, request);
+  requests[1].stop_ids = {whole[4]};
+  int heard = 0;
+  requests[2].on_token = [&heard](int32_t) { return ++heard < 3; };
+  const auto answers = Answers(generator, requests);
+  EXPECT_EQ(answers[0].reason, EndReason::kLength);
+  EXPECT_EQ(answers[1].reason, EndReason::kStopToken);
+  EXPECT_LT(answers[1].tokens.size(), 5u);
+  EXPECT_EQ(answers[2].reason, EndReason::kListener);
+  EXPECT_EQ(answers[2].tokens.size(), 3u);
+}
+
+TEST_F(BatchGeneratorTest, WhatCannotBeAnsweredIsRefusedByName) {
+  GenerationRequest good;
+  good.prompt = {1, 2, 3};
+  EXPECT_EQ(Refusal(good), "accepted");
+  const auto with = [&](const auto& change) {
+    GenerationRequest request = good;
+    change(request);
+    return request;
+  };
+  EXPECT_THAT(Refusal(with([](auto& r) { r.prompt.clear(); })), HasSubstr("prompt is empty"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.prompt = {kTinyVocabulary}; })), HasSubstr("token 96"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.max_new_tokens = 0; })), HasSubstr("max_new_tokens"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.stop_strings = {""}; })), HasSubstr("stop string"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.sampling.top_p = 0.0; })), HasSubstr("top_p is 0"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.sampling.temperature = -1.0; })),
+              HasSubstr("temperature is -1"));
+  EXPECT_THAT(Refusal(good, {.cache_tokens = 100}), HasSubstr("do not fit into keys and values"));
+}
+
+}  // namespace
+}  // namespace sft::engine

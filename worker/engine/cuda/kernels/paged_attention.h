@@ -1,0 +1,31 @@
+// Launcher of attention to keys and values in pages; see launch.h for what all launchers keep to.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "worker/engine/cuda/kernels/launch.h"
+
+namespace sft::engine::cuda {
+
+// Largest head that the kernel takes.
+inline constexpr int kMostPagedHead = 512;
+
+// Sizes of PagedAttention (worker/engine/kernels/operations.def).
+struct PagedShape {
+  int64_t tokens = 0;
+  int32_t heads = 0, kv_heads = 0;
+  int32_t size = 0;  // of a head, at most kMostPagedHead
+  int32_t page = 0;  // tokens of a page
+  int64_t table_width = 0;
+  int64_t window = 0;
+  float scale = 0.0f;
+};
+
+// Rows of q and out are tokens.
+cudaError_t LaunchPagedAttention(ElementType type, const PagedShape& shape, ConstRows q,
+                                 const void* k_pages, const void* v_pages, const int32_t* tables,
+                                 const int64_t* places, MutableRows out, cudaStream_t stream);
+
+}  // namespace sft::engine::cuda

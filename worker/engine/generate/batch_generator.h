@@ -1,0 +1,126 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/engine/generate/pages.h"
+#include "worker/engine/generate/position_tables.h"
+#include "worker/engine/generate/sampling.h"
+#include "worker/engine/model/decoder.h"
+
+namespace sft::engine {
+
+// A prompt, and how it is to be answered.
+struct GenerationRequest {
+  std::vector<int32_t> prompt;  // not empty
+  int64_t max_new_tokens = 256;
+  SamplingOptions sampling;
+  std::vector<int32_t> stop_ids;  // any of them ends the answer and is not part of it
+  // Any of them in the answer's text ends it; `decode` makes the text of tokens.
+  std::vector<std::string> stop_strings;
+  std::function<std::string(std::span<const int32_t>)> decode;
+  bool adapter = true;             // false: the base model answers
+  bool log_probabilities = false;  // of the answer's tokens, before penalties and temperature
+  // Optional; sees each token as it is made, and ends the answer by returning false.
+  std::function<bool(int32_t)> on_token;
+};
+
+enum class EndReason { kStopToken, kStopString, kLength, kListener };
+
+// What a request got.
+struct GenerationAnswer {
+  int64_t request = 0;  // what Add returned
+  std::vector<int32_t> tokens;
+  EndReason reason = EndReason::kLength;
+  size_t text_bytes = 0;  // with kStopString: of the answer's text, up to the stop string
+  std::vector<double> log_probabilities;
+};
+
+// Limits of a BatchGenerator.
+struct BatchOptions {
+  int64_t cache_tokens = 32768;  // whose keys and values are kept at once, of all requests
+  int64_t most_requests = 64;    // that are answered at once
+  int64_t step_tokens = 512;     // of a forward: a longer prompt takes several
+};
+
+// Answers many requests at once with the weights of a decoder. Each Step is one forward over the
+// next token of every answer under way, and over pieces of the prompts that came last; requests
+// join when there is room and leave when they are done. Keys and values lie in pages.
+//
+// The bits of an answer depend on its request alone, not on what is answered beside it, on the
+// size of steps and pages, or on the number of threads: every operation treats a token by itself
+// (Pass::by_row, ops::PagedAttention), and each request draws from its own numbers (UniformOf).
+//
+// A request keeps room for its longest answer from the start, so none is ever put back.
+// Thread-compatible; not while the decoder does something else.
+class BatchGenerator {
+ public:
+  // Borrows `decoder`. `optional_adapters`: the base's own weights are all there, so that requests
+  // may do without the adapters.
+  BatchGenerator(const ModelConfig& config, Decoder& decoder, at::Device device,
+                 at::ScalarType compute, bool optional_adapters, const BatchOptions& options);
+
+  // Puts a request behind those that wait, and returns its number, from 0. Throws UserError where
+  // it can never be answered.
+  int64_t Add(GenerationRequest request);
+
+  // One forward. Returns the answers that were finished in it.
+  std::vector<GenerationAnswer> Step();
+
+  // True when all requests were answered.
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+
+ private:
+  struct Running {
+    int64_t number = 0;
+    GenerationRequest request;
+    std::vector<int32_t> tokens;  // prompt and answer
+    std::vector<int32_t> pages;
+    int64_t cached = 0;  // tokens whose keys and values are kept
+    bool is_long = false;
+    GenerationAnswer answer;
+
+    int64_t missing() const { return static_cast<int64_t>(tokens.size()) - cached; }
+  };
+  // Tokens of one request in a forward.
+  struct Piece {
+    size_t running = 0;
+    int64_t count = 0;
+  };
+  // What a forward reads.
+  struct StepInputs {
+    at::Tensor tokens, positions, slots, tables, places, is_long, adapter_rows;
+    std::vector<int64_t> last_rows;  // of the pieces that reach their request's last token
+  };
+
+  void Admit();
+  std::vector<Piece> PlanStep() const;
+  StepInputs MakeInputs(const std::vector<Piece>& pieces) const;
+  at::Tensor Forward(const StepInputs& inputs);
+  at::Tensor RunBlock(size_t layer, const at::Tensor& x, const BlockContext& context,
+                      const StepInputs& inputs);
+  // Adds the next token to a request; true if that ended its answer.
+  bool Accept(Running& running, std::span<float> logits);
+  bool EndsWithString(Running& running) const;
+
+  ModelConfig config_;
+  Decoder& decoder_;
+  at::TensorOptions options_;  // of activations
+  bool optional_adapters_ = true;
+  BatchOptions limits_;
+  PageTable pages_;
+  std::vector<LayerPages> layers_;  // empty where a layer reads those of another
+  PositionTables tables_;
+  std::deque<Running> waiting_;
+  std::vector<Running> running_;
+  int64_t added_ = 0;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,132 @@
+#include "worker/rank/answer_part.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sft::rank {
+namespace {
+
+constexpr int64_t kRowsToSync = 64;
+constexpr size_t kChunk = size_t{1} << 20;
+
+// Calls `use` with the file's bytes, in pieces.
+template <typename Use>
+absl::Status ForEachPiece(const std::string& path, const Use& use) {
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  std::string piece(kChunk, '\0');
+  int64_t offset = 0;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const size_t size,
+                         io::ReadAt(fd.get(), offset, piece.data(), piece.size(), path));
+    if (size == 0) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(use(std::string_view(piece.data(), size)));
+    offset += static_cast<int64_t>(size);
+  }
+}
+
+struct WholeLines {
+  int64_t lines = 0, bytes = 0;
+};
+
+absl::StatusOr<WholeLines> CountLines(const std::string& path) {
+  WholeLines whole;
+  int64_t read = 0;
+  SFT_RETURN_IF_ERROR(ForEachPiece(path, [&](std::string_view piece) {
+    whole.lines += std::count(piece.begin(), piece.end(), '\n');
+    const size_t last = piece.rfind('\n');
+    if (last != std::string_view::npos) whole.bytes = read + static_cast<int64_t>(last) + 1;
+    read += static_cast<int64_t>(piece.size());
+    return absl::OkStatus();
+  }));
+  return whole;
+}
+
+}  // namespace
+
+std::string AnswerPart::PathOf(int rank) const {
+  return fmt::format("{}/part-{:05}-of-{:05}.jsonl", Folder(), rank, share_.ranks);
+}
+
+absl::StatusOr<AnswerPart> AnswerPart::Open(const std::string& out, const RowShare& share,
+                                            const std::string& run) {
+  AnswerPart part(out, share);
+  const std::string note = part.Folder() + "/run";
+  std::string of_parts;
+  if (io::Exists(note)) {
+    SFT_ASSIGN_OR_RETURN(of_parts, io::ReadFile(note));
+    if (of_parts != run) {
+      return AlreadyExists(
+          fmt::format("{} holds answers of another run (other prompts, model, options or number "
+                      "of processes): remove it, or give another --out",
+                      part.Folder()));
+    }
+  }
+  if (io::Exists(out)) {
+    if (of_parts == run) {
+      part.answered_ = share.size();
+      return part;
+    }
+    return AlreadyExists(
+        fmt::format("{} is there already: move it away, or give another --out", out));
+  }
+  SFT_RETURN_IF_ERROR(io::MakeDirs(part.Folder()));
+  if (of_parts.empty()) SFT_RETURN_IF_ERROR(io::WriteFileAtomic(note, run));
+  SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(part.PathOf(share.rank)));
+  SFT_ASSIGN_OR_RETURN(const WholeLines whole, CountLines(file.path()));
+  if (whole.lines > share.size()) {
+    return DataLoss(fmt::format("{} holds {} lines, but this process has {} rows: remove {}",
+                                file.path(), whole.lines, share.size(), part.Folder()));
+  }
+  SFT_RETURN_IF_ERROR(file.Truncate(whole.bytes));
+  part.answered_ = whole.lines;
+  part.file_.emplace(std::move(file));
+  return part;
+}
+
+absl::Status AnswerPart::Append(std::string_view line) {
+  SFT_RETURN_IF_ERROR(file_->Append(std::string(line) + "\n"));
+  ++answered_;
+  return answered_ % kRowsToSync == 0 ? file_->Sync() : absl::OkStatus();
+}
+
+absl::StatusOr<bool> AnswerPart::AllAnswered() const {
+  for (int rank = 0; rank < share_.ranks; ++rank) {
+    if (!io::Exists(PathOf(rank))) return false;
+    SFT_ASSIGN_OR_RETURN(const WholeLines whole, CountLines(PathOf(rank)));
+    if (whole.lines < RowShare{rank, share_.ranks, share_.rows}.size()) return false;
+  }
+  return true;
+}
+
+absl::Status AnswerPart::Join() const {
+  const std::string joined = fmt::format("{}/joined-{}", Folder(), share_.rank);
+  SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(joined));
+  SFT_RETURN_IF_ERROR(file.Truncate(0));
+  for (int rank = 0; rank < share_.ranks; ++rank) {
+    SFT_RETURN_IF_ERROR(
+        ForEachPiece(PathOf(rank), [&](std::string_view piece) { return file.Append(piece); }));
+  }
+  SFT_RETURN_IF_ERROR(file.Sync());
+  SFT_RETURN_IF_ERROR(io::RenameDurably(joined, out_));
+  // The note stays: it tells a process that starts again that its work is done.
+  for (int rank = 0; rank < share_.ranks; ++rank) {
+    SFT_RETURN_IF_ERROR(io::RemoveAll(PathOf(rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> AnswerPart::Finish() {
+  if (!file_) return true;
+  SFT_RETURN_IF_ERROR(file_->Sync());
+  absl::StatusOr<bool> all = AllAnswered();
+  if (all.ok() && *all) {
+    const absl::Status status = Join();
+    if (!status.ok()) all = status;
+  }
+  // Of two that finish at once one may find the other's parts removed: the file is there then.
+  if ((!all.ok() || !*all) && io::Exists(out_)) return true;
+  return all;
+}
+
+}  // namespace sft::rank

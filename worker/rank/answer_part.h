@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/base/status.h"
+#include "common/io/file.h"
+
+namespace sft::rank {
+
+// Which rows of a file of prompts one of several processes answers: an equal run of them, in order.
+struct RowShare {
+  int rank = 0, ranks = 1;
+  int64_t rows = 0;  // of the whole file
+
+  int64_t begin() const { return rows * rank / ranks; }
+  int64_t end() const { return rows * (rank + 1) / ranks; }
+  int64_t size() const { return end() - begin(); }
+};
+
+// The answers of one process on their way into a file that several make together, a line each in
+// the order of the prompts. Until all are there they lie in the folder OUT.parts, a file for each
+// process; whoever finishes last joins them. Processes share nothing else, may be killed at any
+// time, and then go on behind the last whole line. Not thread-safe.
+class AnswerPart {
+ public:
+  // `run` names what is asked, of whom and how; ALREADY_EXISTS where `out` or its parts belong to
+  // another run.
+  static absl::StatusOr<AnswerPart> Open(const std::string& out, const RowShare& share,
+                                         const std::string& run);
+
+  // Rows of this share that have their answers.
+  int64_t answered() const { return answered_; }
+
+  // The answer of the next row, without a newline. Durable every few rows.
+  absl::Status Append(std::string_view line);
+  // When all rows are answered: makes them durable and, if no other process has any left, joins the
+  // parts into `out`. True if that is there now.
+  absl::StatusOr<bool> Finish();
+
+ private:
+  AnswerPart(std::string out, const RowShare& share) : out_(std::move(out)), share_(share) {}
+
+  std::string Folder() const { return out_ + ".parts"; }
+  std::string PathOf(int rank) const;
+  absl::StatusOr<bool> AllAnswered() const;
+  absl::Status Join() const;
+
+  std::string out_;
+  RowShare share_;
+  int64_t answered_ = 0;
+  std::optional<io::AppendFile> file_;  // none: all is joined
+};
+
+}  // namespace sft::rank
