@@ -44,15 +44,16 @@ EOS = [7, 11]
 
 
 def answer(model, prompt, new_tokens, **options):
-    """The greedy continuation up to the first token that does not lead clearly, and the model's own
-    logarithms of its tokens' probabilities."""
+    """The greedy continuation up to the first token that does not lead clearly or that a multimodal model
+    takes for the place of an image, and the model's own logarithms of its tokens' probabilities."""
+    image = getattr(model.config, "image_token_id", None)
     out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new_tokens,
                          min_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True, output_scores=True, **options)
     tokens, logs = out.sequences[0, len(prompt):].tolist(), []
     for token, scores, logits in zip(tokens, out.scores, out.logits):
         best = scores[0].float().topk(2).values
-        if best[0] - best[1] < LEAST_LEAD:
+        if best[0] - best[1] < LEAST_LEAD or token == image:
             break
         logs.append(round(torch.log_softmax(logits[0].float(), dim=-1)[token].item(), 5))
     return {"tokens": tokens[:len(logs)], "log_probabilities": logs}
@@ -66,11 +67,14 @@ def greedy(name, folder):
     text = model.config.get_text_config()
     new_tokens = min(NEW_TOKENS, text.max_position_embeddings - max(PROMPTS)) if text.model_type == "gpt2" else NEW_TOKENS
     prompts = [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in PROMPTS]
-    case = {"prompts": prompts, "plain": [answer(model, p, new_tokens) for p in prompts],
+    # transformers caches keys as they were rotated; past the length at which longrope changes its
+    # frequencies, the tokens before it would have those of a short text.
+    options = {"use_cache": "longrope" not in name}
+    case = {"prompts": prompts, "plain": [answer(model, p, new_tokens, **options) for p in prompts],
             # Tied heads like to say the same again.
-            "unrepeated": [answer(model, p, new_tokens, no_repeat_ngram_size=1) for p in prompts]}
+            "unrepeated": [answer(model, p, new_tokens, no_repeat_ngram_size=1, **options) for p in prompts]}
     wrapped = peft.PeftModel.from_pretrained(model, folder / "adapter").eval()
-    case["adapted"] = [answer(wrapped, p, new_tokens) for p in prompts]
+    case["adapted"] = [answer(wrapped, p, new_tokens, **options) for p in prompts]
     return case
 
 

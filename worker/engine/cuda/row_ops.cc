@@ -139,18 +139,12 @@ void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::Activ
   CheckRows(dx, x.size(0), x.size(1), x, "ActivateBackward: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "ActivateBackward: dy");
   const ElementType type = TypeOf(x, "ActivateBackward");
-  const RowsShape shape = {x.size(0), x.size(1)};
-  if (sums.defined()) {
-    SumThrough(sums, dx, "ActivateBackward", [&](float* partials, cudaStream_t stream) {
-      return LaunchActivateBackwardSums(type, shape, kind, Read(dy), Read(x), Write(dx), partials,
-                                        sums.mutable_data_ptr<float>(), stream);
-    });
-    return;
+  if (x.numel() > 0) {
+    const LaunchScope scope(x);
+    C10_CUDA_CHECK(LaunchActivateBackward(type, {x.size(0), x.size(1)}, kind, Read(dy), Read(x),
+                                          Write(dx), scope.stream()));
   }
-  if (x.numel() == 0) return;
-  const LaunchScope scope(x);
-  C10_CUDA_CHECK(
-      LaunchActivateBackward(type, shape, kind, Read(dy), Read(x), Write(dx), scope.stream()));
+  if (sums.defined()) ColumnSums(sums, dx);
 }
 
 void ColumnSums(Tensor& sums, const Tensor& x) {

@@ -34,6 +34,11 @@ constexpr size_t kNamesShown = 8;
 constexpr double kRoundingFp32 = 1e-3;
 constexpr double kRounding16Bits = 0.1;
 
+// Of a document alone in 16 bits, where its products and its attention are other kernels: 0.075 was
+// seen of 16 tokens and 0.13 of 256 in 62 layers of random weights. A document whose positions do
+// not begin anew has other logits altogether.
+constexpr double kAlone16Bits = 0.5;
+
 double RoundingOf(const Tensor& logits) {
   return logits.scalar_type() == at::kFloat ? kRoundingFp32 : kRounding16Bits;
 }
@@ -145,7 +150,7 @@ double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe) {
   }
   const double difference =
       DifferenceOf(logits(Pack({second}), TokensOf(0, second.size())), packed);
-  if (!(difference <= RoundingOf(packed))) {
+  if (!(difference <= (packed.scalar_type() == at::kFloat ? kRoundingFp32 : kAlone16Bits))) {
     fail(
         fmt::format("the second of two has logits that differ by {:.2g} of the largest from those "
                     "it has alone",

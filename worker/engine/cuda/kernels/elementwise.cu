@@ -186,41 +186,6 @@ __global__ void __launch_bounds__(kThreads)
   Store(dx + row * dx_stride + c, xs);
 }
 
-// The gradient of act(x) as above, which is stored, and added up as it was rounded. dx may be x: a
-// thread reads its elements before it writes them.
-template <typename Gate, typename T>
-struct ActivateBackwardTerms {
-  using Type = T;
-  static constexpr int kSums = 1;
-  const T* dy;
-  int64_t dy_stride;
-  const T* x;
-  int64_t x_stride;
-  T* dx;
-  int64_t dx_stride;
-
-  template <int N>
-  struct Held {
-    Packed<T, N> x, dy;
-  };
-  template <int N>
-  __device__ __forceinline__ Held<N> Read(int64_t row, int64_t c) const {
-    return {LoadPacked<T, N>(x + row * x_stride + c, true),
-            LoadPacked<T, N>(dy + row * dy_stride + c, true)};
-  }
-  template <int N>
-  __device__ __forceinline__ void Add(const Held<N>& held, int64_t row, int64_t c,
-                                      float (&sums)[1][N]) const {
-    float dxs[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      dxs[i] = Rounded<T>(Gate::Backward(held.dy[i], held.x[i], 1.0f).gate);
-      sums[0][i] += dxs[i];
-    }
-    Store(dx + row * dx_stride + c, dxs);
-  }
-};
-
 template <typename T>
 struct ColumnTerms {
   using Type = T;
@@ -406,22 +371,6 @@ cudaError_t LaunchColumnSumsOf(ElementType type, RowsShape shape, ConstRows x, f
     return LaunchColumnSums(shape, wide, terms, partials, sums, stream);
   };
   return type == ElementType::kFloat32 ? run(float()) : run(__nv_bfloat16());
-}
-
-cudaError_t LaunchActivateBackwardSums(ElementType type, RowsShape shape, plan::ActivationKind kind,
-                                       ConstRows dy, ConstRows x, MutableRows dx, float* partials,
-                                       float* sums, cudaStream_t stream) {
-  const auto run = [&]<typename T, typename Gate>(T, Gate) {
-    const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(dy.data, dy.stride) &&
-                      RowsAreWide<T>(dx.data, dx.stride) && shape.width % kWide<T> == 0;
-    const ActivateBackwardTerms<Gate, T> terms{static_cast<const T*>(dy.data), dy.stride,
-                                               static_cast<const T*>(x.data),  x.stride,
-                                               static_cast<T*>(dx.data),       dx.stride};
-    return LaunchColumnSums(shape, wide, terms, partials, sums, stream);
-  };
-  return WithGate(kind, [&](auto gate) {
-    return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
-  });
 }
 
 cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,

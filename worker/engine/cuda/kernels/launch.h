@@ -182,10 +182,6 @@ cudaError_t LaunchActivate(ElementType type, RowsShape shape, plan::ActivationKi
                            ConstRows x, MutableRows out, cudaStream_t stream);
 cudaError_t LaunchActivateBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                    ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream);
-// The same, and the sums of dx's columns through `partials`.
-cudaError_t LaunchActivateBackwardSums(ElementType type, RowsShape shape, plan::ActivationKind kind,
-                                       ConstRows dy, ConstRows x, MutableRows dx, float* partials,
-                                       float* sums, cudaStream_t stream);
 cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                               ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                               cudaStream_t stream);
