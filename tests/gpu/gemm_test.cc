@@ -100,7 +100,9 @@ TEST_F(GemmTest, ABiasOfTheProductIsRoundedOnceAndRepeats) {
           ops::Gemm(apart, x, w.t(), 1.0, 0.0);
         }
         ops::AddBias(apart, bias);
-        EXPECT_LT(RelativeError(y, exact), 2e-3) << rows << " " << inputs << " " << outputs;
+        // A bias added in a pass of its own is rounded after the product was.
+        EXPECT_LT(RelativeError(y, exact), first == 0 ? 2e-3 : 3e-3)
+            << rows << " " << inputs << " " << outputs;
         EXPECT_LE(RelativeError(y, exact), RelativeError(apart, exact) * 1.001)
             << rows << " " << inputs << " " << outputs << " adds " << adds;
       }

@@ -119,8 +119,8 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
 
 // Full fine-tuning at a constant 1e-3 is compared for 8 steps: from step 9 on the reference does
 // not agree with itself when only its rounding changes (2e-4 then, 4e-3 at step 11; figures in
-// README.md). The 20 steps reach the same rate after a warm-up, with clipping and decay; of them the
-// reference's losses on two machines are 7e-5 apart, and the engine is between or beside them.
+// README.md). The 20 steps reach the same rate after a warm-up, with clipping and decay; the losses
+// of the reference on two machines are 7e-5 apart there.
 INSTANTIATE_TEST_SUITE_P(SmolLm2, SeriesTest,
                          testing::Values(Series{"lora", 20, 1e-4}, Series{"fft", 20, 2e-4},
                                          Series{"fft_constant", 8, 1e-4}, Series{"qlora", 20, 1e-3},
