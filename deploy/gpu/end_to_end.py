@@ -136,7 +136,7 @@ def logits_with(service, args, adapter):
     tokens, out = service.work / "tokens.safetensors", service.work / "logits.safetensors"
     write_safetensors(tokens, "input_ids", [3 + i % 256 for i in range(PROBE_TOKENS)])
     command = [service.bin / "sft-rank", "logits", "--model", service.work / "models" / args.model, "--tokens", tokens,
-               "--out", out, "--device", "cpu" if args.cpu else "cuda"]
+               "--out", out, "--device", "cpu" if args.cpu else "cuda:0"]
     done = subprocess.run(command + (["--adapter", adapter] if adapter else []), capture_output=True, text=True,
                           env=rank_environment(), check=False)
     if done.returncode:

@@ -44,16 +44,15 @@ EOS = [7, 11]
 
 
 def answer(model, prompt, new_tokens, **options):
-    """The greedy continuation up to the first token that does not lead clearly or that a multimodal model
-    takes for the place of an image, and the model's own logarithms of its tokens' probabilities."""
-    image = getattr(model.config, "image_token_id", None)
+    """The greedy continuation up to the first token that does not lead clearly, and the model's own
+    logarithms of its tokens' probabilities."""
     out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new_tokens,
                          min_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True, output_scores=True, **options)
     tokens, logs = out.sequences[0, len(prompt):].tolist(), []
     for token, scores, logits in zip(tokens, out.scores, out.logits):
         best = scores[0].float().topk(2).values
-        if best[0] - best[1] < LEAST_LEAD or token == image:
+        if best[0] - best[1] < LEAST_LEAD:
             break
         logs.append(round(torch.log_softmax(logits[0].float(), dim=-1)[token].item(), 5))
     return {"tokens": tokens[:len(logs)], "log_probabilities": logs}
@@ -62,6 +61,10 @@ def answer(model, prompt, new_tokens, **options):
 def greedy(name, folder):
     model = families.auto_class(name).from_pretrained(folder, dtype=torch.float32,
                                                       attn_implementation="eager").eval()
+    # Here all tokens are text, those too that stand for an image elsewhere.
+    for key in ("image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"):
+        if getattr(model.config, key, None) is not None:
+            setattr(model.config, key, -1)
     generator = families.seeded(f"{name} prompts")
     vocabulary = model.get_input_embeddings().num_embeddings
     text = model.config.get_text_config()
