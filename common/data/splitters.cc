@@ -89,7 +89,7 @@ class JsonSplitter : public Splitter {
     const bool in_row = rows_depth_ > 0 && depth_ >= rows_depth_;
     if (in_string_) {
       if (in_row) SFT_RETURN_IF_ERROR(Keep(c));
-      if (!in_row && depth_ == 1) name_ += c;
+      if (!in_row && depth_ == 1 && name_.size() < kLongestName) name_ += c;
       in_string_ = escaped_ || c != '"';
       escaped_ = !escaped_ && c == '\\';
       return true;
@@ -167,13 +167,15 @@ class JsonSplitter : public Splitter {
     return more;
   }
 
+  static constexpr size_t kLongestName = 64;  // names of lists are shorter
+
   const int64_t max_;
   const TakeRow& take_;
   int64_t line_ = 1, row_line_ = 1;
   int depth_ = 0;
   int rows_depth_ = 0;  // depth of the array of rows; 0: not in it
   bool begun_ = false, in_string_ = false, escaped_ = false, after_comma_ = false;
-  std::string name_;  // the last key or text of the outer object
+  std::string name_;  // the start of the last key or text of the outer object
   std::string list_;  // the member that held the rows
   std::string row_;
 };
@@ -183,6 +185,10 @@ constexpr std::string_view kListColumns[] = {"messages", "conversations", "conve
                                              "videos",   "audios",        "segments"};
 // Columns that a form can do without: an empty cell is none.
 constexpr std::string_view kOptionalColumns[] = {"system", "input", "history", "tools"};
+
+// A row repeats the names of all columns: what a table of long names and short cells may grow to.
+constexpr size_t kMostColumns = 1000;
+constexpr int64_t kMostGrowth = 100, kFreeGrowth = int64_t{64} << 20;
 
 class TableSplitter : public Splitter {
  public:
@@ -198,6 +204,7 @@ class TableSplitter : public Splitter {
       delimiter_ = DelimiterOf(std::string_view(text).substr(0, end));
       return Feed(text);
     }
+    read_ += static_cast<int64_t>(bytes.size());
     for (const char c : bytes) {
       SFT_ASSIGN_OR_RETURN(const bool more, Put(c));
       if (!more) return false;
@@ -238,13 +245,14 @@ class TableSplitter : public Splitter {
   }
 
   absl::StatusOr<bool> Put(char c) {
+    SFT_RETURN_IF_ERROR(SizeIsFine(++size_).status());
     if (state_ == State::kQuoted) {
       if (c == '"') {
         state_ = State::kClosed;
-        return true;
+      } else {
+        field_ += c;
       }
-      field_ += c;
-      return SizeIsFine(++size_);
+      return true;
     }
     if (state_ == State::kClosed && c == '"') {  // a doubled quote is one
       field_ += c;
@@ -252,6 +260,10 @@ class TableSplitter : public Splitter {
       return true;
     }
     if (c == delimiter_) {
+      if (fields_.size() + 1 >= kMostColumns) {
+        return InvalidArgument(
+            fmt::format("line {}: more than {} columns", row_line_, kMostColumns));
+      }
       EndField();
       return true;
     }
@@ -269,7 +281,7 @@ class TableSplitter : public Splitter {
     if (state_ == State::kClosed) return true;
     state_ = State::kPlain;
     field_ += c;
-    return SizeIsFine(++size_);
+    return true;
   }
 
   void EndField() {
@@ -334,7 +346,15 @@ class TableSplitter : public Splitter {
       nlohmann::ordered_json parsed = ParseOrderedJson(fields[i]);
       if (!parsed.is_discarded()) row[columns_[i]] = std::move(parsed);
     }
-    return take_(line, DumpJson(row));
+    const std::string text = DumpJson(row);
+    made_ += static_cast<int64_t>(text.size());
+    if (made_ > kMostGrowth * read_ + kFreeGrowth) {
+      return InvalidArgument(
+          fmt::format("line {}: with the names of their columns the rows are more than {} times as "
+                      "long as the file; give the columns shorter names",
+                      line, kMostGrowth));
+    }
+    return take_(line, text);
   }
 
   char delimiter_;
@@ -343,8 +363,9 @@ class TableSplitter : public Splitter {
   const TakeRow& take_;
   std::string header_;  // until the delimiter is known
   State state_ = State::kStart;
-  bool quoted_ = false;  // the row has a quoted field
-  size_t size_ = 0;      // bytes of the row
+  bool quoted_ = false;          // the row has a quoted field
+  size_t size_ = 0;              // bytes of the row
+  int64_t read_ = 0, made_ = 0;  // bytes of the file, and of rows
   std::string field_;
   std::vector<std::string> fields_, columns_;
   int64_t line_ = 1, row_line_ = 1;

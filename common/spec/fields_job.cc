@@ -287,7 +287,9 @@ constexpr Field kJobTable[] = {
             "of a text, between its start and its end (truncate_middle); or train on all of it in "
             "pieces (split: whole turns of a conversation, windows of a text). All is counted. A "
             "row that would lose every token with loss is one of on_bad_rows.",
-     .choices = "error|skip|truncate_right|truncate_left|truncate_middle|split"},
+     .choices = "error|skip|truncate_right|truncate_left|truncate_middle|split",
+     .newer_choices = "truncate_right|truncate_left|truncate_middle|split",
+     .newer_since = 2},
     {.key = "data.split_overlap",
      .type = Type::kInt,
      .def = "64",

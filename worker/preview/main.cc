@@ -32,7 +32,9 @@ int Main(int argc, char** argv) {
   if (options->help) return Show(HelpText());
   if (options->version) return Show(fmt::format("sft-data {}\n", kVersion));
   try {
-    return Show(Preview(*options));
+    const Found found = Preview(*options);
+    const int shown = Show(found.text);
+    return shown == kOk && found.refused ? kUser : shown;
   } catch (const engine::UserError& error) {
     return Fail(kUser, error.what(), error.advice());
   } catch (const engine::InfrastructureError& error) {

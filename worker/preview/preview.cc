@@ -241,7 +241,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   return options;
 }
 
-std::string Preview(const Options& options) {
+Found Preview(const Options& options) {
   const TemporaryFolder folder;
   const auto tokenizer = engine::ChatTokenizer::Open(options.model, options.chat_template);
   engine::PrepareOptions prepare;
@@ -257,8 +257,9 @@ std::string Preview(const Options& options) {
   const bool color = options.color && !options.json;
   const std::vector<Sample> samples = SamplesOf(
       dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<");
-  return options.json ? Json(options, dataset.stats(), report, samples)
-                      : Text(options, dataset.stats(), report, samples);
+  return {options.json ? Json(options, dataset.stats(), report, samples)
+                       : Text(options, dataset.stats(), report, samples),
+          dataset.stats().skipped_total() > 0 || report.longest > options.sequence_length};
 }
 
 }  // namespace sft::preview

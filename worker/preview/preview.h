@@ -26,8 +26,15 @@ std::string HelpText();
 // `args` without the program's name. InvalidArgument names the flag and what would be right.
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args);
 
-// Reads the rows as a job would, with the code of `sft-rank prepare`, and says what it found, in
-// words or as a JSON object. Throws engine errors.
-std::string Preview(const Options& options);
+// What a data set is to a model.
+struct Found {
+  std::string text;  // words, or a JSON object
+  // A job that leaves data.on_bad_rows and data.on_long_rows at "error" would be refused.
+  bool refused = false;
+};
+
+// Reads the rows as a job would, with the code of `sft-rank prepare`, and says what it found.
+// Throws engine errors.
+Found Preview(const Options& options);
 
 }  // namespace sft::preview

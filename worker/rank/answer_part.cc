@@ -1,6 +1,7 @@
 #include "worker/rank/answer_part.h"
 
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
 
@@ -73,6 +74,11 @@ absl::StatusOr<AnswerPart> AnswerPart::Open(const std::string& out, const RowSha
   SFT_RETURN_IF_ERROR(io::MakeDirs(part.Folder()));
   if (of_parts.empty()) SFT_RETURN_IF_ERROR(io::WriteFileAtomic(note, run));
   SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(part.PathOf(share.rank)));
+  SFT_ASSIGN_OR_RETURN(part.lock_, io::OpenForRead(file.path()));
+  if (flock(part.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Unavailable(
+        fmt::format("another process writes {}: wait until it has ended", file.path()));
+  }
   SFT_ASSIGN_OR_RETURN(const WholeLines whole, CountLines(file.path()));
   if (whole.lines > share.size()) {
     return DataLoss(fmt::format("{} holds {} lines, but this process has {} rows: remove {}",
@@ -94,7 +100,12 @@ absl::StatusOr<bool> AnswerPart::AllAnswered() const {
   for (int rank = 0; rank < share_.ranks; ++rank) {
     if (!io::Exists(PathOf(rank))) return false;
     SFT_ASSIGN_OR_RETURN(const WholeLines whole, CountLines(PathOf(rank)));
-    if (whole.lines < RowShare{rank, share_.ranks, share_.rows}.size()) return false;
+    const int64_t rows = RowShare{rank, share_.ranks, share_.rows}.size();
+    if (whole.lines > rows) {
+      return DataLoss(fmt::format("{} holds {} lines for {} rows: remove {}", PathOf(rank),
+                                  whole.lines, rows, Folder()));
+    }
+    if (whole.lines < rows) return false;
   }
   return true;
 }

@@ -53,6 +53,7 @@ class AnswerPart {
   RowShare share_;
   int64_t answered_ = 0;
   std::optional<io::AppendFile> file_;  // none: all is joined
+  io::UniqueFd lock_;                   // on the part, while this process writes it
 };
 
 }  // namespace sft::rank

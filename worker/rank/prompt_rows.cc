@@ -89,6 +89,7 @@ std::vector<PromptRow> ReadPromptRows(const std::string& path) {
   int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
+    if (number == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
     if (line.ends_with('\r')) line.pop_back();
     const size_t first = line.find_first_not_of(" \t");
     if (first == std::string::npos) continue;

@@ -194,6 +194,12 @@ ConversationRow Conversation(const Json& object, const char* key, const data::Ro
   return row;
 }
 
+// A column beside the messages or the prompt.
+bool HasSystem(const Json& object) {
+  const auto found = object.find("system");
+  return found != object.end() && !found->is_null() && *found != "";
+}
+
 Row PromptAndCompletion(const Json& object, const data::RowNames& names) {
   const auto has = [&object](const char* key) {
     return object.contains(key) && !object.at(key).is_null();
@@ -201,6 +207,11 @@ Row PromptAndCompletion(const Json& object, const data::RowNames& names) {
   const char* const answer = object.contains("completion") ? "completion"
                              : has("response")             ? "response"
                                                            : "answer";
+  if (HasSystem(object)) {
+    BadForm(
+        "a \"system\" beside a prompt is not read; write it into the prompt, or the row as "
+        "\"messages\"");
+  }
   if (object.at("prompt").is_array() && object.at(answer).is_array()) {
     ConversationRow row{.messages = Json::array()};
     AddMessages(object.at("prompt"), "prompt", /*trained=*/false, names, row);
@@ -231,7 +242,9 @@ void Rename(Json& object, const data::RowNames& names) {
 Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
   switch (form) {
     case data::Form::kMessages:
-      if (object.contains("messages")) return Conversation(object, "messages", names);
+      if (object.contains("messages") && !object.at("messages").is_null() && !HasSystem(object)) {
+        return Conversation(object, "messages", names);
+      }
       return Conversation(ShareGptMessages(object, names), "messages", names);
     case data::Form::kShareGpt:
     case data::Form::kMixed:

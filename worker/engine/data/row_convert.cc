@@ -29,6 +29,12 @@ std::string TextAt(const Json& row, const char* key, bool optional = false) {
   return found->get<std::string>();
 }
 
+std::string AnswerAt(const Json& row, const char* key) {
+  std::string answer = TextAt(row, key);
+  if (answer.empty()) throw RowError(RowProblem::kNoAnswer, fmt::format("the {} is empty", key));
+  return answer;
+}
+
 Json Message(const char* role, std::string content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
@@ -88,7 +94,9 @@ Json OfShareGpt(const Json& entry, const std::string& where, const data::RowName
   } else {
     message["content"] = std::move(value);
   }
-  for (const char* extra : {"weight", "train", "thinking", "reasoning_content", "name"}) {
+  // The last three are refused, or read, as those of a message are.
+  for (const char* extra : {"weight", "train", "thinking", "reasoning_content", "name",
+                            "train_detail", "function_call", "tool_calls"}) {
     if (const auto found = entry.find(extra); found != entry.end()) message[extra] = *found;
   }
   return message;
@@ -150,14 +158,14 @@ Json AlpacaMessages(const Json& row) {
   const std::string input = TextAt(row, "input", /*optional=*/true);
   if (!input.empty()) question += "\n" + input;
   messages.push_back(Message("user", std::move(question)));
-  messages.push_back(Message("assistant", TextAt(row, Present(row, "output", "response"))));
+  messages.push_back(Message("assistant", AnswerAt(row, Present(row, "output", "response"))));
   return WithMessages(row, std::move(messages));
 }
 
 Json QuestionMessages(const Json& row) {
   Json messages = Json::array();
   messages.push_back(Message("user", TextAt(row, Present(row, "question", "query"))));
-  messages.push_back(Message("assistant", TextAt(row, Present(row, "answer", "response"))));
+  messages.push_back(Message("assistant", AnswerAt(row, Present(row, "answer", "response"))));
   return WithMessages(row, std::move(messages));
 }
 

@@ -27,7 +27,8 @@ namespace {
 constexpr size_t kProbeTokens = 16;  // of a short document; of a long one, those compared
 // Of the first of two long documents; the second is a little shorter, so that they are no dense
 // batch for cuDNN, which the second alone is.
-constexpr int64_t kLongProbeTokens = kShortestForCudnn + 16;
+constexpr int64_t kShorterBy = 16;
+constexpr int64_t kLongProbeTokens = kShortestForCudnn + kShorterBy;
 constexpr size_t kNamesShown = 8;
 
 // Differences that products of another size or type explain, as parts of the largest logit.
@@ -119,7 +120,8 @@ std::optional<ProbeDocuments> MakeLongProbe(const Dataset& rows) {
   ProbeDocuments probe;
   for (const int64_t row : {int64_t{0}, std::min<int64_t>(1, rows.size() - 1)}) {
     const std::span<const int32_t> tokens = rows.Get(row).tokens;
-    const int64_t length = std::min(longest, probe.empty() ? kLongProbeTokens : kShortestForCudnn);
+    const int64_t length = probe.empty() ? std::min(longest, kLongProbeTokens)
+                                         : static_cast<int64_t>(probe.front().size()) - kShorterBy;
     std::vector<int32_t>& document = probe.emplace_back();
     for (int64_t i = 0; i < length; ++i) document.push_back(tokens[i % tokens.size()]);
   }

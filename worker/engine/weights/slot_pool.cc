@@ -30,13 +30,14 @@ SlotPool::Slot& SlotPool::Take(int unit, int64_t elements, const at::TensorOptio
     return slot.buffer.defined() && slot.buffer.numel() >= elements &&
            slot.buffer.numel() <= kMostSpare * elements;
   };
-  // The smaller, the rather it is taken: where none fits, an unused slot, then the one of the next
-  // size, which grows.
+  // First a slot of this size, then one that was never used, so that blocks do not move into the
+  // embedding's; then one that fits, then the one of the next size, which grows.
   const auto order = [&](const Slot& slot) {
-    const bool fitting = fits(slot);
-    const int64_t distance =
-        fitting || !slot.buffer.defined() ? 0 : std::abs(slot.buffer.numel() - elements);
-    return std::tuple(!fitting, distance, slot.last_use);
+    if (!slot.buffer.defined()) return std::tuple(1, int64_t{0}, slot.last_use);
+    const int64_t distance = std::abs(slot.buffer.numel() - elements);
+    if (distance == 0) return std::tuple(0, int64_t{0}, slot.last_use);
+    return fits(slot) ? std::tuple(2, int64_t{0}, slot.last_use)
+                      : std::tuple(3, distance, slot.last_use);
   };
   Slot* best = nullptr;
   for (Slot& slot : slots_) {

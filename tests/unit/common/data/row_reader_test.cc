@@ -23,6 +23,12 @@ std::string Rows(std::string_view name, std::string_view text, const RowNames& n
   return status.ok() ? found : "error: " + std::string(Message(status));
 }
 
+std::string Repeated(std::string_view text, int times) {
+  std::string result;
+  for (int i = 0; i < times; ++i) result += text;
+  return result;
+}
+
 TEST(RowReaderTest, JsonLinesKeepTheirLines) {
   EXPECT_EQ(Rows("a.jsonl", "\xef\xbb\xbf{\"a\":1}\r\n\n {\"b\":2}"), "1:{\"a\":1}|3: {\"b\":2}");
   EXPECT_EQ(Rows("", "{}\n{}\n"), "1:{}|2:{}");
@@ -61,6 +67,10 @@ TEST(RowReaderTest, JsonThatIsNotWholeIsRefusedByLine) {
   }
   EXPECT_NE(Rows("a.json", "[{},\n\"" + std::string(4 << 20, 'x') + "\"]").find("line 2: longer"),
             std::string::npos);
+  // Long keys and texts beside the list are passed over.
+  const std::string text(1 << 20, 'x');
+  EXPECT_EQ(Rows("a.json", "{\n\"rows" + text + "\":[1],\"a\":\"" + text + "\",\"rows\":[{}]}"),
+            "2:{}");
 }
 
 TEST(RowReaderTest, TablesBecomeObjects) {
@@ -86,6 +96,10 @@ TEST(RowReaderTest, TablesThatAreNotWholeAreRefusedByLine) {
       {"a,b\n\"x\"y,2\n", "line 2: text follows the closing quote"},
       {"a,b\n1,\xff\n", "line 2: not UTF-8"},
       {"a,b\n1," + std::string(4 << 20, 'x'), "line 2: longer than"},
+      {"a,b\n1,\"" + std::string(4 << 20, '"'), "line 2: longer than"},
+      {"a,b\n" + std::string(4 << 20, ','), "line 2: more than 1000 columns"},
+      {std::string(1000, ',') + "\n", "line 1: more than 1000 columns"},
+      {std::string(1 << 20, 'a') + ",b\n" + Repeated("1,2\n", 200), "times as long as the file"},
   };
   for (const auto& [text, problem] : cases) {
     EXPECT_NE(Rows("a.csv", text).find(problem), std::string::npos) << Rows("a.csv", text);

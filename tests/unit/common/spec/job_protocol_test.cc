@@ -38,6 +38,9 @@ TEST(JobProtocolTest, AValueThatAnOlderWorkerDoesNotKnowNamesItsKey) {
   const ProtocolNeed need = NeedOfText("[train]\nlr_scheduler = \"inverse_sqrt\"\n");
   EXPECT_EQ(need.protocol, 2);
   EXPECT_THAT(need.keys, ElementsAre("hyperparameters.lr_scheduler"));
+  EXPECT_EQ(NeedOfText("[data]\non_long_rows = \"skip\"\n").protocol, 1);
+  EXPECT_THAT(NeedOfText("[data]\non_long_rows = \"split\"\n").keys,
+              ElementsAre("data.on_long_rows"));
   EXPECT_THAT(NeedOfText("[train]\nwarmup_steps = 10\n").keys,
               ElementsAre("hyperparameters.warmup_steps"));
 }

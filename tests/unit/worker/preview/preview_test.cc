@@ -58,15 +58,17 @@ TEST_F(PreviewTest, WhatAJobWouldFindIsSaidInWordsAndInJson) {
     {"text": ")" + words +
                        R"("},
     {"prompt": "a", "chosen": "b", "rejected": "c"}])");
-  const std::string text = Preview(options);
+  const Found found = Preview(options);
+  EXPECT_TRUE(found.refused);
+  const std::string& text = found.text;
   EXPECT_THAT(text, HasSubstr("2 of 3 can be used: 1 ShareGPT, 1 text, 1 preference pairs"));
   EXPECT_THAT(text, HasSubstr("line 4: wrong form: a preference pair"));
   EXPECT_THAT(text, HasSubstr("1 rows (50.0 %), too long for sequence_length"));
   EXPECT_THAT(text, HasSubstr(">>It is 4.<|im_end|><<"));
   options.color = true;
-  EXPECT_THAT(Preview(options), HasSubstr("\x1b[32mIt is 4.<|im_end|>\x1b[0m"));
+  EXPECT_THAT(Preview(options).text, HasSubstr("\x1b[32mIt is 4.<|im_end|>\x1b[0m"));
   options.json = true;
-  const nlohmann::json json = ParseJson(Preview(options));
+  const nlohmann::json json = ParseJson(Preview(options).text);
   EXPECT_EQ(json.at("used"), 2);
   EXPECT_EQ(json.at("forms").at("ShareGPT"), 1);
   EXPECT_EQ(json.at("first_bad_rows").at(0).at("line"), 4);
@@ -74,6 +76,8 @@ TEST_F(PreviewTest, WhatAJobWouldFindIsSaidInWordsAndInJson) {
 }
 
 TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {
+  EXPECT_FALSE(Preview(Of(R"([{"text": "a"}])")).refused);
+  EXPECT_TRUE(Preview(Of(R"([{"text": "a"}, {}])")).refused);
   EXPECT_THAT([&] { Preview(Of("[]")); },
               ThrowsMessage<engine::UserError>(HasSubstr("the file has no rows")));
   EXPECT_THAT([&] { Preview(Of("[{}]")); },

@@ -80,6 +80,15 @@ TEST_F(AnswerPartTest, AKilledProcessGoesOnBehindItsLastWholeLine) {
   EXPECT_EQ(*io::ReadFile(Out()), Whole());
 }
 
+TEST_F(AnswerPartTest, TwoProcessesDoNotWriteOnePart) {
+  {
+    const auto first = Open(0, 2);
+    EXPECT_THAT(std::string(Message(Open(0, 2).status())), HasSubstr("another process writes"));
+    EXPECT_TRUE(Open(1, 2).ok());
+  }
+  EXPECT_TRUE(Open(0, 2).ok());
+}
+
 TEST_F(AnswerPartTest, AProcessThatStartsAgainAfterTheEndHasNothingToDo) {
   EXPECT_TRUE(Work(0, 1, kRows));
   EXPECT_EQ(Open(0, 1)->answered(), kRows);

@@ -390,5 +390,17 @@ TEST(SlotPoolTest, BlocksOfDifferentSizesLeaveTheEmbeddingWhereItIs) {
   EXPECT_NE(pool.Find(0), nullptr);
 }
 
+// An embedding of one and a half blocks and an untied head of its size.
+TEST(SlotPoolTest, BlocksStayOutOfAnEmbeddingThatTheyWouldFit) {
+  SlotPool pool;
+  const auto options = at::TensorOptions(at::kFloat);
+  for (int unit = 0; unit < 6; ++unit) {
+    const int64_t elements = unit == 0 || unit == 5 ? 150 : 100;
+    pool.Pin(pool.Take(unit, elements, options));
+    if (unit > 0) pool.Unpin(unit - 1);
+  }
+  EXPECT_EQ(pool.Bytes(), 4 * (150 + 100 + 100));
+}
+
 }  // namespace
 }  // namespace sft::engine
