@@ -43,7 +43,8 @@ class Follower {
         pause = std::chrono::milliseconds(200);
         told = false;
       }
-      if (!IsOutage(status) || !last_ || now - lost > kOutageLimit) {
+      const bool reached = last_ || options_.reached;
+      if (!IsOutage(status) || !reached || now - lost > kOutageLimit) {
         if (!status.ok()) return connection_.Describe(status);
         return Internal(
             fmt::format("the server ended the watch of {}, which has not ended", name_));

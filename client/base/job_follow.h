@@ -14,6 +14,8 @@ namespace sft::client {
 struct FollowOptions {
   bool metrics = false;                         // also deliver each training step
   std::optional<std::chrono::seconds> timeout;  // stop waiting after this time
+  // The server was there a moment ago: an outage is waited for from the start.
+  bool reached = false;
   // Called after each change: true ends the watch before the job has ended.
   std::function<bool()> enough;
 };

@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
+#include "client/commands/commands.h"
 #include "client/output/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
@@ -101,7 +101,8 @@ ExitCode Logs(Connection& connection, const LogOptions& options) {
   FollowHandlers handlers;
   handlers.on_job = [](const v1::Job&) {};
   handlers.on_metric = [](const v1::Metric&) {};
-  const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, {}, handlers);
+  const absl::StatusOr<v1::Job> job =
+      FollowJob(connection, options.job, {.reached = true}, handlers);
   if (!job.ok()) {
     return Interrupt::Raised() ? Detached(connection, again) : Fail(connection, job.status());
   }

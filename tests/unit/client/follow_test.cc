@@ -105,6 +105,17 @@ TEST(FollowTest, ALostServerIsWaitedFor) {
   EXPECT_THAT(run.err, HasSubstr("lost the server"));
 }
 
+TEST(FollowTest, AServerLostBetweenTheLogsEndAndTheJobsIsWaitedFor) {
+  FakeServer server;
+  server.log = "line\n";
+  server.log_reads = {{.end = 5, .end_of_file = true}};
+  server.watches = {{.jobs = {}, .status = {grpc::StatusCode::UNAVAILABLE, "refused"}},
+                    {.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"logs", "job-a", "--follow"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("lost the server"));
+}
+
 TEST(FollowTest, AServerThatStaysAwayEndsTheWait) {
   FakeServer server;
   const grpc::Status lost(grpc::StatusCode::UNAVAILABLE, "gone");
