@@ -27,7 +27,7 @@ ExitCode FailHere(Connection& connection, ExitCode code, const std::string& mess
   return code;
 }
 
-// Of the file alone: what `submit` looks at.
+// Checks the file alone, as `submit` does.
 ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, bool json) {
   const std::vector<std::string> columns = absl::StrSplit(options.columns, ',', absl::SkipEmpty());
   const absl::StatusOr<data::DatasetCheck> found =

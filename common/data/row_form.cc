@@ -118,7 +118,7 @@ class ShapeReader : public nlohmann::json_sax<json> {
   void EndEntry(bool is_object);
   bool Has(Column column) const { return columns_[column] > Kind::kNull; }
   bool Is(Column column, Kind kind) const { return columns_[column] == kind; }
-  // Of a row that holds what belongs to no one answer; kUnknown: it does not.
+  // The form of a row that is not for supervised fine-tuning; kUnknown for any other.
   Form NotForTuning() const;
   Form FormOfRow() const;
   const List& Messages() const;

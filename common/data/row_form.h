@@ -46,7 +46,7 @@ struct RowNames {
   std::string_view Column(std::string_view name) const;
 };
 
-// Of pairs "ours=theirs", as the job file has them.
+// Reads pairs "ours=theirs", as the job file has them.
 RowNames NamesOf(const std::vector<std::string>& columns, const std::vector<std::string>& roles);
 
 // A row as far as it is looked at before a job reads it.

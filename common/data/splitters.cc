@@ -58,12 +58,9 @@ class LineSplitter : public Splitter {
   int64_t line_ = 0;
 };
 
-// The elements of one array: the file itself, or a member of the object that it is. Only brackets
-// and strings are looked at; whoever takes an element reads it.
-class JsonSplitter : public Splitter {
+// Takes a file a character at a time.
+class CharacterSplitter : public Splitter {
  public:
-  JsonSplitter(int64_t max, const TakeRow& take) : max_(max), take_(take) {}
-
   absl::StatusOr<bool> Feed(std::string_view bytes) override {
     for (const char c : bytes) {
       SFT_ASSIGN_OR_RETURN(const bool more, Put(c));
@@ -72,6 +69,19 @@ class JsonSplitter : public Splitter {
     }
     return true;
   }
+
+ protected:
+  // The next character; false: no more are needed.
+  virtual absl::StatusOr<bool> Put(char c) = 0;
+
+  int64_t line_ = 1;
+};
+
+// The elements of one array: the file itself, or a member of the object that it is. Only brackets
+// and strings are looked at; whoever takes an element reads it.
+class JsonSplitter : public CharacterSplitter {
+ public:
+  JsonSplitter(int64_t max, const TakeRow& take) : max_(max), take_(take) {}
 
   absl::Status Finish() override {
     if (depth_ > 0 || !begun_) {
@@ -85,7 +95,7 @@ class JsonSplitter : public Splitter {
   }
 
  private:
-  absl::StatusOr<bool> Put(char c) {
+  absl::StatusOr<bool> Put(char c) override {
     const bool in_row = rows_depth_ > 0 && depth_ >= rows_depth_;
     if (in_string_) {
       if (in_row) SFT_RETURN_IF_ERROR(Keep(c));
@@ -171,7 +181,7 @@ class JsonSplitter : public Splitter {
 
   const int64_t max_;
   const TakeRow& take_;
-  int64_t line_ = 1, row_line_ = 1;
+  int64_t row_line_ = 1;
   int depth_ = 0;
   int rows_depth_ = 0;  // depth of the array of rows; 0: not in it
   bool begun_ = false, in_string_ = false, escaped_ = false, after_comma_ = false;
@@ -190,7 +200,7 @@ constexpr std::string_view kOptionalColumns[] = {"system", "input", "history", "
 constexpr size_t kMostColumns = 1000;
 constexpr int64_t kMostGrowth = 100, kFreeGrowth = int64_t{64} << 20;
 
-class TableSplitter : public Splitter {
+class TableSplitter : public CharacterSplitter {
  public:
   TableSplitter(char delimiter, const RowNames& names, int64_t max, const TakeRow& take)
       : delimiter_(delimiter), names_(names), max_(max), take_(take) {}
@@ -205,12 +215,7 @@ class TableSplitter : public Splitter {
       return Feed(text);
     }
     read_ += static_cast<int64_t>(bytes.size());
-    for (const char c : bytes) {
-      SFT_ASSIGN_OR_RETURN(const bool more, Put(c));
-      if (!more) return false;
-      if (c == '\n') ++line_;
-    }
-    return true;
+    return CharacterSplitter::Feed(bytes);
   }
 
   absl::Status Finish() override {
@@ -244,7 +249,7 @@ class TableSplitter : public Splitter {
     return true;
   }
 
-  absl::StatusOr<bool> Put(char c) {
+  absl::StatusOr<bool> Put(char c) override {
     SFT_RETURN_IF_ERROR(SizeIsFine(++size_).status());
     if (state_ == State::kQuoted) {
       if (c == '"') {
@@ -368,7 +373,7 @@ class TableSplitter : public Splitter {
   int64_t read_ = 0, made_ = 0;  // bytes of the file, and of rows
   std::string field_;
   std::vector<std::string> fields_, columns_;
-  int64_t line_ = 1, row_line_ = 1;
+  int64_t row_line_ = 1;
 };
 
 class TextSplitter : public Splitter {

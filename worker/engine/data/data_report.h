@@ -19,9 +19,9 @@ struct DataReport {
   // Tokens of a row.
   int64_t shortest = 0, median = 0, p90 = 0, p99 = 0, longest = 0;
   std::vector<LongerRows> longer;  // over 1k, 2k, ... 32k and over sequence_length
-  // Of batches of `batch` rows as they come, each as long as its longest row: the share of tokens
-  // that fill them up. And of sequences into which short rows are packed. Rows that are too long
-  // count as cut.
+  // Padding's share of the tokens in batches of `batch` rows as they come, each as long as its
+  // longest row, and in sequences into which short rows are packed. Rows that are too long count as
+  // cut.
   double padded_share = 0, packed_share = 0;
   int64_t steps = 0, packed_steps = 0;  // of an epoch of batches of `batch` rows, or sequences
 };

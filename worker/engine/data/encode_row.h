@@ -17,7 +17,7 @@ namespace sft::engine {
 struct EncodedRow {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss;  // loss[i]: token i is to be predicted; loss[0] is 0
-  // Of plain text alone: how well the text can be cut before token i.
+  // For plain text alone: what ends before token i, where it may be cut.
   enum Break : uint8_t { kNone, kLine, kParagraph };
   std::vector<uint8_t> breaks;
 

@@ -349,7 +349,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
                             : ""));
 }
 
-// What of a row that was cut is in none of its documents.
+// Counts the tokens of a cut or split row that are in none of its documents.
 void CountCut(const Outcome& outcome, const LongRowRule& rule, DatasetStats& stats) {
   int64_t tokens = 0, loss = 0;
   for (const EncodedRow& document : outcome.documents) {

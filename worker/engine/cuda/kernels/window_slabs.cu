@@ -14,9 +14,9 @@ __device__ int32_t FirstKey(const WindowSlabs& slabs, int32_t slab) {
   return max(0, slab * slabs.queries - slabs.before);
 }
 
-// Of all slabs of a batch, one.
+// One slab: its first rows in the operands, and how many rows it has.
 struct Placed {
-  int64_t query, key, part;  // rows of their operands
+  int64_t query, key, part;
   int32_t queries, keys;
 };
 
