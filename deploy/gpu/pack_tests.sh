@@ -10,7 +10,7 @@ set -euo pipefail
 build=$1 out=$2
 
 mkdir -p "$out/tests" "$out/lib"
-for file in tests/sft_gpu_test tests/sft_gpu_op_speed tests/sft_gpu_product_table lib/libsft_cuda.so lib/libsft_gpu_probe.so; do
+for file in tests/sft_gpu_test tests/sft_gpu_op_speed tests/sft_gpu_generation_speed tests/sft_gpu_product_table lib/libsft_cuda.so lib/libsft_gpu_probe.so; do
   [ -f "$build/$file" ] || { echo "pack_tests: $build/$file is not built (cmake -DSFT_CUDA=ON)" >&2; exit 1; }
   cp "$build/$file" "$out/$file"
   strip --strip-unneeded "$out/$file"

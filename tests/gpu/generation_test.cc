@@ -12,7 +12,7 @@ class GenerationOpsTest : public GpuTest {};
 
 at::Tensor ProductOf(const at::Tensor& a, const at::Tensor& weight, const at::Tensor& addend) {
   at::Tensor out = at::empty({a.size(0), weight.size(0)}, a.options());
-  ops::RowProduct(out, a, weight, addend, 0.5);
+  ops::RowProduct(out, a, weight, addend, 0.5, 64);
   return out;
 }
 
@@ -48,31 +48,101 @@ TEST_F(GenerationOpsTest, ARowOfAProductHasTheSameBitsWhateverStandsBesideIt) {
   }
 }
 
+// What attention to pages is run on: two requests of 20 pages each, pages in any order.
+struct Paged {
+  at::Tensor k, v, tables;
+  int64_t kv_heads = 0, size = 0;
+
+  Paged(int64_t heads, int64_t head_size, at::ScalarType type) : kv_heads(heads), size(head_size) {
+    constexpr int64_t kPage = 16, kPages = 40;
+    k = Normal({kPages, kPage, heads, head_size}, 1).to(type);
+    v = Normal({kPages, kPage, heads, head_size}, 2).to(type);
+    tables = at::arange(kPages, at::kInt).flip(0).view({2, kPages / 2}).contiguous();
+  }
+  at::Tensor Reference(const at::Tensor& q, const at::Tensor& places, int64_t window) const {
+    at::Tensor out = at::empty(q.sizes(), at::kFloat);
+    ops::PagedAttention(out, q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), tables, places,
+                        Scale(), window, true);
+    return out;
+  }
+  at::Tensor OnGpu(const at::Tensor& q, const at::Tensor& places, int64_t window,
+                   bool pieces) const {
+    at::Tensor out = ToGpu(at::empty_like(q));
+    ops::PagedAttention(out, ToGpu(q), ToGpu(k), ToGpu(v), ToGpu(tables), ToGpu(places), Scale(),
+                        window, pieces);
+    return out;
+  }
+  double Scale() const { return 1.0 / std::sqrt(static_cast<double>(size)); }
+};
+
+at::Tensor PlacesOf(const std::vector<int64_t>& numbers) {
+  return at::tensor(at::ArrayRef<int64_t>(numbers), at::kLong).view({-1, 2});
+}
+
 TEST_F(GenerationOpsTest, PagedAttentionEqualsTheReferenceAndDoesNotSeeItsNeighbours) {
-  constexpr int64_t kPage = 16, kPages = 40;
-  for (const int64_t size : {64, 80, 128, 256, 512}) {
+  const at::Tensor places = PlacesOf({0, 0, 1, 319, 0, 17, 1, 160, 0, 255, 0, 256, 1, 15});
+  for (const int64_t size : {32, 64, 80, 96, 128, 256, 512}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      const at::Tensor k = Normal({kPages, kPage, 2, size}, 1).to(type);
-      const at::Tensor v = Normal({kPages, kPage, 2, size}, 2).to(type);
-      const at::Tensor q = Normal({5, 8, size}, 3).to(type);
-      const at::Tensor tables =
-          at::arange(kPages, at::kInt).flip(0).view({2, kPages / 2}).contiguous();
-      const at::Tensor places =
-          at::tensor({0, 0, 1, 319, 0, 17, 1, 160, 0, 255}, at::kLong).view({5, 2});
-      const double scale = 1.0 / std::sqrt(static_cast<double>(size));
-      for (const int64_t window : {0, 33}) {
-        at::Tensor expected = at::empty(q.sizes(), at::kFloat), out = ToGpu(at::empty_like(q));
-        ops::PagedAttention(expected, q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), tables,
-                            places, scale, window);
-        ops::PagedAttention(out, ToGpu(q), ToGpu(k), ToGpu(v), ToGpu(tables), ToGpu(places), scale,
-                            window);
-        EXPECT_LT(RelativeError(out, expected), type == at::kFloat ? 1e-5 : 5e-3)
-            << size << ", window " << window;
-        at::Tensor alone = at::empty_like(out.narrow(0, 0, 1));
-        ops::PagedAttention(alone, ToGpu(q.narrow(0, 3, 1)), ToGpu(k), ToGpu(v), ToGpu(tables),
-                            ToGpu(places.narrow(0, 3, 1)), scale, window);
-        EXPECT_TRUE(SameBits(alone, out.narrow(0, 3, 1)));
+      for (const int64_t group : {1, 3, 4, 16}) {
+        const Paged paged(2, size, type);
+        const at::Tensor q = Normal({places.size(0), 2 * group, size}, 3).to(type);
+        for (const int64_t window : {0, 33}) {
+          for (const bool pieces : {false, true}) {
+            const at::Tensor out = paged.OnGpu(q, places, window, pieces);
+            EXPECT_LT(RelativeError(out, paged.Reference(q, places, window)),
+                      type == at::kFloat ? 1e-5 : 5e-3)
+                << size << ", window " << window << ", group " << group << ", pieces " << pieces;
+            const at::Tensor alone =
+                paged.OnGpu(q.narrow(0, 3, 1), places.narrow(0, 3, 1).contiguous(), window, pieces);
+            EXPECT_TRUE(SameBits(alone, out.narrow(0, 3, 1)));
+          }
+        }
       }
+    }
+  }
+}
+
+// Tokens of a prompt, however they are cut, beside another's and beside padding.
+TEST_F(GenerationOpsTest, PiecesOfAPromptGiveTheBitsOfTheWhole) {
+  for (const int64_t size : {64, 128, 256}) {
+    const Paged paged(2, size, at::kBFloat16);
+    for (const int64_t group : {1, 4, 7}) {
+      std::vector<int64_t> numbers;
+      for (int64_t i = 0; i < 300; ++i) numbers.insert(numbers.end(), {0, i});
+      for (int64_t i = 100; i < 117; ++i) numbers.insert(numbers.end(), {1, i});
+      for (int64_t i = 0; i < 9; ++i) numbers.insert(numbers.end(), {0, -1});
+      const at::Tensor places = PlacesOf(numbers);
+      const at::Tensor q = Normal({places.size(0), 2 * group, size}, 3).to(at::kBFloat16);
+      for (const int64_t window : {0, 50}) {
+        const at::Tensor whole = paged.OnGpu(q, places, window, true);
+        EXPECT_LT(RelativeError(whole, paged.Reference(q, places, window)), 5e-3) << size;
+        EXPECT_EQ(at::count_nonzero(whole.narrow(0, 317, 9)).item<int64_t>(), 0);
+        for (const int64_t first : {1, 13, 299, 300}) {
+          const int64_t count = std::min<int64_t>(70, 317 - first);
+          const at::Tensor part =
+              paged.OnGpu(q.narrow(0, first, count), places.narrow(0, first, count), window, true);
+          EXPECT_TRUE(SameBits(part, whole.narrow(0, first, count)))
+              << size << ", from " << first << ", group " << group << ", window " << window;
+        }
+      }
+    }
+  }
+}
+
+// A cache with numbers that are none where nothing was written.
+TEST_F(GenerationOpsTest, WhatWasNotWrittenIsNotRead) {
+  for (const int64_t size : {128, 512}) {
+    Paged paged(2, size, at::kBFloat16);
+    const at::Tensor places = PlacesOf({0, 20, 0, 21});
+    const at::Tensor q = Normal({2, 8, size}, 3).to(at::kBFloat16);
+    // Position 21 of request 0 is token 5 of its second page, number 38.
+    for (at::Tensor* kept : {&paged.k, &paged.v}) {
+      kept->narrow(0, 38, 1).narrow(1, 6, 10).fill_(std::nan(""));
+      kept->narrow(0, 0, 38).fill_(std::nan(""));
+    }
+    for (const bool pieces : {false, true}) {
+      EXPECT_TRUE(at::isfinite(paged.OnGpu(q, places, 0, pieces)).all().item<bool>())
+          << size << pieces;
     }
   }
 }

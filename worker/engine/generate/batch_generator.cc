@@ -1,16 +1,14 @@
 #include "worker/engine/generate/batch_generator.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/clone.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "worker/engine/base/error.h"
-#include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 
@@ -18,18 +16,8 @@ using at::Tensor;
 
 namespace {
 
-// The tokens above which documents turn at other frequencies; 0: there are none.
-int64_t LongFrom(const ModelConfig& config) {
-  for (const RopeOptions& rope : config.ropes) {
-    if (rope.type == RopeType::kLongRope) return rope.original_max_positions;
-  }
-  return 0;
-}
-
-template <typename T>
-Tensor OnDevice(const std::vector<T>& values, at::ScalarType type, at::Device device) {
-  return at::tensor(at::ArrayRef<T>(values), type).to(device);
-}
+// Steps of prompts in a row, on a GPU, before answers under way get their next token.
+constexpr int64_t kPromptSteps = 4;
 
 bool Contains(std::span<const int32_t> tokens, int32_t token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
@@ -58,19 +46,26 @@ void CheckRequest(const GenerationRequest& request, int64_t vocabulary) {
   CheckSampling(request.sampling);
 }
 
+// The next token is the likeliest, whatever stands before it.
+bool IsGreedy(const GenerationRequest& request, int64_t answered) {
+  const SamplingOptions& o = request.sampling;
+  return o.temperature == 0.0 && o.repetition_penalty == 1.0 && o.frequency_penalty == 0.0 &&
+         o.presence_penalty == 0.0 && o.no_repeat_ngram == 0 && answered >= o.min_new_tokens &&
+         !request.log_probabilities;
+}
+
 }  // namespace
 
 BatchGenerator::BatchGenerator(const ModelConfig& config, Decoder& decoder, at::Device device,
                                at::ScalarType compute, bool optional_adapters,
                                const BatchOptions& options)
     : config_(config),
-      decoder_(decoder),
-      options_(at::TensorOptions(device).dtype(compute)),
+      device_(device),
       optional_adapters_(optional_adapters),
       limits_(options),
       pages_(PageTable::PagesFor(options.cache_tokens)),
-      layers_(decoder.blocks().size()),
-      tables_(decoder, LongFrom(config), device) {}
+      decoder_(config, decoder, at::TensorOptions(device).dtype(compute), pages_.most(),
+               options.most_requests) {}
 
 int64_t BatchGenerator::Add(GenerationRequest request) {
   CheckRequest(request, config_.vocab);
@@ -98,13 +93,15 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
   Running made;
   made.number = made.answer.request = added_++;
   made.tokens = request.prompt;
-  made.is_long = tables_.IsLong(static_cast<int64_t>(made.tokens.size()));
+  made.prompted = static_cast<int64_t>(made.tokens.size());
+  made.is_long = decoder_.IsLong(made.prompted);
   made.request = std::move(request);
   waiting_.push_back(std::move(made));
   return waiting_.back().number;
 }
 
 void BatchGenerator::Admit() {
+  int64_t longest = 0;
   while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.most_requests) {
     Running& next = waiting_.front();
     const int64_t tokens =
@@ -112,29 +109,30 @@ void BatchGenerator::Admit() {
     const int64_t pages = PageTable::PagesFor(tokens);
     if (!pages_.HasRoom(pages)) break;
     next.pages = pages_.Take(pages);
-    tables_.Reserve(tokens);
+    longest = std::max(longest, tokens);
     running_.push_back(std::move(next));
     waiting_.pop_front();
+    moved_ = true;
   }
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const SelfAttention& attention = decoder_.blocks()[layer].attention;
-    if (attention.borrows) continue;
-    layers_[layer].Reserve(pages_.touched(), pages_.most(),
-                           {attention.kv_heads, attention.head_dim}, options_);
-  }
+  if (longest > 0) decoder_.Reserve(longest, pages_.touched());
+  if (!std::exchange(moved_, false)) return;
+  std::vector<std::span<const int32_t>> tables;
+  for (const Running& running : running_) tables.emplace_back(running.pages);
+  decoder_.SetTables(tables);
 }
 
-// Answers under way first: a long prompt must not hold them up.
-std::vector<BatchGenerator::Piece> BatchGenerator::PlanStep() const {
+std::vector<BatchGenerator::Piece> BatchGenerator::Answers() const {
   std::vector<Piece> pieces;
-  int64_t room = std::max(limits_.step_tokens, static_cast<int64_t>(running_.size()));
   for (size_t i = 0; i < running_.size(); ++i) {
-    if (running_[i].missing() != 1) continue;
-    pieces.push_back({i, 1});
-    --room;
+    if (running_[i].answers()) pieces.push_back({i, 1});
   }
+  return pieces;
+}
+
+std::vector<BatchGenerator::Piece> BatchGenerator::Prompts(int64_t room) const {
+  std::vector<Piece> pieces;
   for (size_t i = 0; i < running_.size() && room > 0; ++i) {
-    if (running_[i].missing() == 1) continue;
+    if (running_[i].answers()) continue;
     const int64_t count = std::min(room, running_[i].missing());
     pieces.push_back({i, count});
     room -= count;
@@ -142,71 +140,65 @@ std::vector<BatchGenerator::Piece> BatchGenerator::PlanStep() const {
   return pieces;
 }
 
-BatchGenerator::StepInputs BatchGenerator::MakeInputs(const std::vector<Piece>& pieces) const {
-  std::vector<int64_t> tokens, positions, slots, places, is_long;
-  std::vector<float> adapted;
-  std::vector<int64_t> last_rows;
-  size_t widest = 1;
-  for (const Piece& piece : pieces) widest = std::max(widest, running_[piece.running].pages.size());
-  std::vector<int32_t> tables;
+void BatchGenerator::AddRows(const Piece& piece, std::vector<PagedRow>& rows) const {
+  const Running& running = running_[piece.running];
+  for (int64_t position = running.cached; position < running.cached + piece.count; ++position) {
+    const int64_t page = running.pages[static_cast<size_t>(position / PageTable::kPageTokens)];
+    rows.push_back({.token = running.tokens[static_cast<size_t>(position)],
+                    .position = position,
+                    .request = static_cast<int64_t>(piece.running),
+                    .slot = page * PageTable::kPageTokens + position % PageTable::kPageTokens,
+                    .is_long = running.is_long,
+                    .adapted = running.request.adapter});
+  }
+}
+
+void BatchGenerator::Run(const std::vector<Piece>& pieces, bool of_prompts,
+                         std::vector<bool>& done) {
+  std::vector<PagedRow> rows;
+  std::vector<int64_t> last;
+  std::vector<Piece> ends;  // that reach their request's last token
+  for (const Piece& piece : pieces) {
+    AddRows(piece, rows);
+    Running& running = running_[piece.running];
+    running.cached += piece.count;
+    if (running.missing() > 0) continue;
+    last.push_back(static_cast<int64_t>(rows.size()) - 1);
+    ends.push_back(piece);
+  }
+  const PagedDecoder::Scores scores =
+      of_prompts ? decoder_.Prompts(rows, last) : decoder_.Tokens(rows);
+  if (!ends.empty()) TakeTokens(ends, scores, done);
+}
+
+void BatchGenerator::TakeTokens(const std::vector<Piece>& pieces,
+                                const PagedDecoder::Scores& scores, std::vector<bool>& done) {
+  const Tensor likeliest = scores.likeliest.cpu();
+  const auto* best = likeliest.const_data_ptr<double>();
   for (size_t row = 0; row < pieces.size(); ++row) {
-    const Running& running = running_[pieces[row].running];
-    tables.insert(tables.end(), running.pages.begin(), running.pages.end());
-    tables.resize((row + 1) * widest, 0);
-    for (int64_t i = 0; i < pieces[row].count; ++i) {
-      const int64_t position = running.cached + i;
-      const int64_t page = running.pages[static_cast<size_t>(position / PageTable::kPageTokens)];
-      tokens.push_back(running.tokens[static_cast<size_t>(position)]);
-      positions.push_back(position);
-      slots.push_back(page * PageTable::kPageTokens + position % PageTable::kPageTokens);
-      places.insert(places.end(), {static_cast<int64_t>(row), position});
-      is_long.push_back(running.is_long ? 1 : 0);
-      adapted.push_back(running.request.adapter ? 1.0f : 0.0f);
+    Running& running = running_[pieces[row].running];
+    const auto answered = static_cast<int64_t>(running.answer.tokens.size());
+    const double logit = best[pieces.size() + row];
+    auto token = static_cast<int32_t>(best[row]);
+    if (!std::isfinite(logit) || !IsGreedy(running.request, answered)) {
+      const Tensor logits = scores.logits[static_cast<int64_t>(row)].to(at::kCPU, at::kFloat);
+      token = Choose(running, logits);
     }
-    if (pieces[row].count == running.missing()) {
-      last_rows.push_back(static_cast<int64_t>(tokens.size()) - 1);
-    }
+    done[pieces[row].running] = Accept(running, token);
   }
-  const at::Device device = options_.device();
-  StepInputs inputs;
-  inputs.tokens = OnDevice(tokens, at::kLong, device);
-  inputs.positions = OnDevice(positions, at::kLong, device);
-  inputs.slots = OnDevice(slots, at::kLong, device);
-  inputs.places = OnDevice(places, at::kLong, device).view({-1, 2});
-  inputs.tables = OnDevice(tables, at::kInt, device).view({-1, static_cast<int64_t>(widest)});
-  inputs.is_long = OnDevice(is_long, at::kLong, device).ne(0);
-  if (std::find(adapted.begin(), adapted.end(), 0.0f) != adapted.end()) {
-    inputs.adapter_rows = OnDevice(adapted, at::kFloat, device).to(options_).view({-1, 1});
-  }
-  inputs.last_rows = std::move(last_rows);
-  return inputs;
 }
 
-Tensor BatchGenerator::RunBlock(size_t layer, const Tensor& x, const BlockContext& context,
-                                const StepInputs& inputs) {
-  const DecoderBlock& block = decoder_.blocks()[layer];
-  AcquiredUnit unit(decoder_.source(), decoder_.layout(), static_cast<int>(layer) + 1);
-  const Pass pass{unit.weights(), decoder_.lora(), nullptr, /*by_row=*/true, inputs.adapter_rows};
-  LayerPages& kept = layers_[static_cast<size_t>(block.keys_of)];
-  return block.ForwardWith(x, context, pass, [&](const SelfAttention::Heads& projected) {
-    if (!block.attention.borrows) kept.Write(inputs.slots, projected.k, projected.v);
-    Tensor out = at::empty(projected.q.sizes(), projected.q.options());
-    ops::PagedAttention(out, projected.q, kept.k, kept.v, inputs.tables, inputs.places,
-                        block.attention.scale, block.attention.window);
-    return out.view({x.size(0), -1});
-  });
-}
-
-Tensor BatchGenerator::Forward(const StepInputs& inputs) {
-  BlockContext context;
-  context.ropes = tables_.At(inputs.positions, inputs.is_long);
-  context.links = decoder_.MakeLinks();
-  Tensor x = decoder_.Embed(inputs.tokens, inputs.positions);
-  context.links->inputs = decoder_.InputsOfLayers(inputs.tokens, x, /*by_row=*/true);
-  for (size_t layer = 0; layer < layers_.size(); ++layer) x = RunBlock(layer, x, context, inputs);
-  if (inputs.last_rows.empty()) return {};
-  const Tensor rows = OnDevice(inputs.last_rows, at::kLong, options_.device());
-  return decoder_.HeadByRow(at::index_select(x, 0, rows)).to(at::kCPU, at::kFloat).contiguous();
+int32_t BatchGenerator::Choose(Running& running, const Tensor& logits) {
+  const GenerationRequest& request = running.request;
+  Tensor changed = request.log_probabilities ? logits.clone() : logits;
+  const int32_t token =
+      NextToken({changed.mutable_data_ptr<float>(), static_cast<size_t>(changed.numel())},
+                request.sampling, {request.prompt, running.answer.tokens}, request.stop_ids);
+  if (request.log_probabilities && !Contains(request.stop_ids, token)) {
+    running.answer.log_probabilities.push_back(LogProbability(
+        {logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, token));
+  }
+  return token;
 }
 
 // At each token only what it adds can complete a string, but its first characters may have come
@@ -221,20 +213,15 @@ bool BatchGenerator::EndsWithString(Running& running) const {
   return first != std::string::npos;
 }
 
-bool BatchGenerator::Accept(Running& running, std::span<float> logits) {
+bool BatchGenerator::Accept(Running& running, int32_t token) {
   const GenerationRequest& request = running.request;
   GenerationAnswer& answer = running.answer;
-  std::vector<float> given;
-  if (request.log_probabilities) given.assign(logits.begin(), logits.end());
-  const int32_t token =
-      NextToken(logits, request.sampling, {request.prompt, answer.tokens}, request.stop_ids);
   if (Contains(request.stop_ids, token)) {
     answer.reason = EndReason::kStopToken;
     return true;
   }
   answer.tokens.push_back(token);
   running.tokens.push_back(token);
-  if (request.log_probabilities) answer.log_probabilities.push_back(LogProbability(given, token));
   const bool goes_on = !request.on_token || request.on_token(token);
   if (EndsWithString(running)) {
     answer.reason = EndReason::kStopString;
@@ -244,8 +231,12 @@ bool BatchGenerator::Accept(Running& running, std::span<float> logits) {
     answer.reason = EndReason::kLength;
   } else {
     // Where longer documents turn at other frequencies, keys that were kept are of the wrong ones.
-    const bool is_long = tables_.IsLong(static_cast<int64_t>(running.tokens.size()));
-    if (is_long != std::exchange(running.is_long, is_long)) running.cached = 0;
+    const auto length = static_cast<int64_t>(running.tokens.size());
+    const bool is_long = decoder_.IsLong(length);
+    if (is_long != std::exchange(running.is_long, is_long)) {
+      running.cached = 0;
+      running.prompted = length;
+    }
     return false;
   }
   return true;
@@ -254,19 +245,34 @@ bool BatchGenerator::Accept(Running& running, std::span<float> logits) {
 std::vector<GenerationAnswer> BatchGenerator::Step() {
   const at::NoGradGuard no_grad;
   Admit();
-  const std::vector<Piece> pieces = PlanStep();
-  if (pieces.empty()) return {};
-  const Tensor logits = Forward(MakeInputs(pieces));
-  float* row = logits.defined() ? logits.mutable_data_ptr<float>() : nullptr;
   std::vector<bool> done(running_.size());
-  for (const Piece& piece : pieces) {
-    Running& running = running_[piece.running];
-    running.cached += piece.count;
-    if (running.missing() > 0) continue;
-    const auto width = static_cast<size_t>(logits.size(1));
-    done[piece.running] = Accept(running, {row, width});
-    row += width;
+  std::vector<Piece> answers = Answers();
+  // Answers under way are not held up for long by long prompts.
+  std::vector<Piece> prompts = Prompts(limits_.step_tokens - Shared(answers));
+  if (device_.is_cpu()) {
+    // One walk through the weights for both.
+    answers.insert(answers.end(), prompts.begin(), prompts.end());
+    if (!answers.empty()) Run(answers, /*of_prompts=*/true, done);
+  } else if (!prompts.empty() && (answers.empty() || prompts_in_a_row_ < kPromptSteps)) {
+    ++prompts_in_a_row_;
+    Run(prompts, /*of_prompts=*/true, done);
+  } else {
+    prompts_in_a_row_ = 0;
+    for (size_t first = 0; first < answers.size(); first += PagedDecoder::kTokenTile) {
+      const size_t end = std::min(answers.size(), first + PagedDecoder::kTokenTile);
+      Run({answers.begin() + static_cast<std::ptrdiff_t>(first),
+           answers.begin() + static_cast<std::ptrdiff_t>(end)},
+          /*of_prompts=*/false, done);
+    }
   }
+  return Leave(done);
+}
+
+int64_t BatchGenerator::Shared(const std::vector<Piece>& answers) const {
+  return device_.is_cpu() ? static_cast<int64_t>(answers.size()) : 0;
+}
+
+std::vector<GenerationAnswer> BatchGenerator::Leave(const std::vector<bool>& done) {
   std::vector<GenerationAnswer> answers;
   std::vector<Running> left;
   for (size_t i = 0; i < running_.size(); ++i) {
@@ -276,6 +282,7 @@ std::vector<GenerationAnswer> BatchGenerator::Step() {
     }
     pages_.GiveBack(running_[i].pages);
     answers.push_back(std::move(running_[i].answer));
+    moved_ = true;
   }
   running_ = std::move(left);
   return answers;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/engine/generate/paged_decoder.h"
 #include "worker/engine/generate/pages.h"
-#include "worker/engine/generate/position_tables.h"
 #include "worker/engine/generate/sampling.h"
 #include "worker/engine/model/decoder.h"
 
@@ -51,12 +51,13 @@ struct BatchOptions {
 };
 
 // Answers many requests at once with the weights of a decoder. Each Step is one forward over the
-// next token of every answer under way, and over pieces of the prompts that came last; requests
-// join when there is room and leave when they are done. Keys and values lie in pages.
+// next token of every answer under way, or over pieces of the prompts that came last, or, on a CPU,
+// over both; requests join when there is room and leave when they are done. Keys and values lie in
+// pages.
 //
 // The bits of an answer depend on its request alone, not on what is answered beside it, on the
 // size of steps and pages, or on the number of threads: every operation treats a token by itself
-// (Pass::by_row, ops::PagedAttention), and each request draws from its own numbers (UniformOf).
+// (Pass::tile, ops::PagedAttention), and each request draws from its own numbers (UniformOf).
 //
 // A request keeps room for its longest answer from the start, so none is ever put back.
 // Thread-compatible; not while the decoder does something else.
@@ -84,9 +85,12 @@ class BatchGenerator {
     std::vector<int32_t> tokens;  // prompt and answer
     std::vector<int32_t> pages;
     int64_t cached = 0;  // tokens whose keys and values are kept
+    int64_t prompted =
+        0;  // tokens that are run as those of prompts: all that were there at the start
     bool is_long = false;
     GenerationAnswer answer;
 
+    bool answers() const { return cached >= prompted; }
     int64_t missing() const { return static_cast<int64_t>(tokens.size()) - cached; }
   };
   // Tokens of one request in a forward.
@@ -94,33 +98,39 @@ class BatchGenerator {
     size_t running = 0;
     int64_t count = 0;
   };
-  // What a forward reads.
-  struct StepInputs {
-    at::Tensor tokens, positions, slots, tables, places, is_long, adapter_rows;
-    std::vector<int64_t> last_rows;  // of the pieces that reach their request's last token
-  };
 
   void Admit();
-  std::vector<Piece> PlanStep() const;
-  StepInputs MakeInputs(const std::vector<Piece>& pieces) const;
-  at::Tensor Forward(const StepInputs& inputs);
-  at::Tensor RunBlock(size_t layer, const at::Tensor& x, const BlockContext& context,
-                      const StepInputs& inputs);
+  std::vector<Piece> Answers() const;
+  std::vector<Piece> Prompts(int64_t room) const;
+  // Appends the rows of a piece.
+  void AddRows(const Piece& piece, std::vector<PagedRow>& rows) const;
+  // One forward; the pieces that reach their request's last token take what comes next. Marks those
+  // requests that it ends.
+  void Run(const std::vector<Piece>& pieces, bool of_prompts, std::vector<bool>& done);
+  // Gives `pieces` the tokens that their rows of `scores` make likely.
+  void TakeTokens(const std::vector<Piece>& pieces, const PagedDecoder::Scores& scores,
+                  std::vector<bool>& done);
+  // The next token by all of the request's options; `logits` fp32 on the CPU, overwritten.
+  static int32_t Choose(Running& running, const at::Tensor& logits);
   // Adds the next token to a request; true if that ended its answer.
-  bool Accept(Running& running, std::span<float> logits);
+  bool Accept(Running& running, int32_t token);
+  // Rows that answers take of a forward's.
+  int64_t Shared(const std::vector<Piece>& answers) const;
+  // Lets those that are done go, and returns what they got.
+  std::vector<GenerationAnswer> Leave(const std::vector<bool>& done);
   bool EndsWithString(Running& running) const;
 
   ModelConfig config_;
-  Decoder& decoder_;
-  at::TensorOptions options_;  // of activations
+  at::Device device_;
   bool optional_adapters_ = true;
   BatchOptions limits_;
   PageTable pages_;
-  std::vector<LayerPages> layers_;  // empty where a layer reads those of another
-  PositionTables tables_;
+  PagedDecoder decoder_;
   std::deque<Running> waiting_;
   std::vector<Running> running_;
   int64_t added_ = 0;
+  int64_t prompts_in_a_row_ = 0;  // steps
+  bool moved_ = false;            // requests came or went since the page tables were set
 };
 
 }  // namespace sft::engine

@@ -14,21 +14,22 @@ using at::Tensor;
 
 namespace {
 
-// Cosines of so few positions are computed by one thread in one call.
+// Cosines of so few positions are computed by one thread in one call on a CPU.
 constexpr int64_t kPositions = 8;
 
-Tensor Joined(const Tensor& a, const Tensor& b) {
-  if (!a.defined() || !b.defined()) return b;
-  return at::cat({a, b});
-}
-
-void Append(std::vector<RopeTables>& tables, const std::vector<RopeTables>& more) {
-  tables.resize(more.size());
-  for (size_t i = 0; i < more.size(); ++i) {
-    tables[i].cos = Joined(tables[i].cos, more[i].cos);
-    tables[i].sin = Joined(tables[i].sin, more[i].sin);
-    tables[i].query_scale = Joined(tables[i].query_scale, more[i].query_scale);
+// Parts [part][rope] end to end: one table of each rope.
+std::vector<RopeTables> Join(const std::vector<std::vector<RopeTables>>& parts) {
+  const auto joined = [&](size_t rope, at::Tensor RopeTables::*table) {
+    std::vector<Tensor> tensors;
+    for (const std::vector<RopeTables>& part : parts) tensors.push_back(part[rope].*table);
+    return tensors.front().defined() ? at::cat(tensors) : Tensor();
+  };
+  std::vector<RopeTables> tables(parts.front().size());
+  for (size_t rope = 0; rope < tables.size(); ++rope) {
+    tables[rope] = {joined(rope, &RopeTables::cos), joined(rope, &RopeTables::sin),
+                    joined(rope, &RopeTables::query_scale)};
   }
+  return tables;
 }
 
 Tensor Select(const Tensor& table, const Tensor& positions) {
@@ -37,25 +38,28 @@ Tensor Select(const Tensor& table, const Tensor& positions) {
 
 }  // namespace
 
-std::vector<RopeTables> PositionTables::Make(int64_t first, int64_t count,
+std::vector<RopeTables> PositionTables::Make(const std::vector<RopeTables>& present, int64_t count,
                                              bool long_document) const {
   const auto options = at::TensorOptions(device_).dtype(at::kLong);
   const int64_t length = long_document ? long_from_ + 1 : 1;
-  std::vector<RopeTables> tables;
-  for (int64_t done = 0; done < count; done += kPositions) {
-    const Tensor positions = at::arange(first + done, first + done + kPositions, options);
-    Append(tables, decoder_.RopeTablesAt(positions, at::full({kPositions}, length, options)));
+  const int64_t piece = device_.is_cpu() ? kPositions : count - present_;
+  std::vector<std::vector<RopeTables>> parts;
+  if (!present.empty()) parts.push_back(present);
+  for (int64_t first = present_; first < count; first += piece) {
+    parts.push_back(decoder_.RopeTablesAt(at::arange(first, first + piece, options),
+                                          at::full({piece}, length, options)));
   }
-  return tables;
+  return Join(parts);
 }
 
-void PositionTables::Reserve(int64_t count) {
-  if (count <= present_) return;
+bool PositionTables::Reserve(int64_t count) {
+  if (count <= present_) return false;
   const int64_t wanted = std::max(count, std::min(2 * present_, present_ + 4096));
-  const int64_t more = (wanted - present_ + kPositions - 1) / kPositions * kPositions;
-  Append(of_short_, Make(present_, more, /*long_document=*/false));
-  if (long_from_ > 0) Append(of_long_, Make(present_, more, /*long_document=*/true));
-  present_ += more;
+  const int64_t rounded = (wanted + kPositions - 1) / kPositions * kPositions;
+  of_short_ = Make(of_short_, rounded, /*long_document=*/false);
+  if (long_from_ > 0) of_long_ = Make(of_long_, rounded, /*long_document=*/true);
+  present_ = rounded;
+  return true;
 }
 
 std::vector<RopeTables> PositionTables::At(const Tensor& positions, const Tensor& is_long) const {

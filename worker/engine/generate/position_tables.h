@@ -19,14 +19,16 @@ class PositionTables {
       : decoder_(decoder), long_from_(long_from), device_(device) {}
 
   bool IsLong(int64_t tokens) const { return long_from_ > 0 && tokens > long_from_; }
-  // Makes the tables of positions below `count`.
-  void Reserve(int64_t count);
+  // Makes the tables of positions below `count`. True if they have moved.
+  bool Reserve(int64_t count);
   // One of the model's each: those of `positions` int64 [T], which are below what was reserved.
   // `is_long` bool [T], read only where there are long documents.
   std::vector<RopeTables> At(const at::Tensor& positions, const at::Tensor& is_long) const;
 
  private:
-  std::vector<RopeTables> Make(int64_t first, int64_t count, bool long_document) const;
+  // The tables up to position `count`, of which `present` are there.
+  std::vector<RopeTables> Make(const std::vector<RopeTables>& present, int64_t count,
+                               bool long_document) const;
 
   const Decoder& decoder_;
   int64_t long_from_ = 0;

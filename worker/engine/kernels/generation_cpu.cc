@@ -194,6 +194,10 @@ void PagedAttentionAs(Tensor& out, const Tensor& q, const Tensor& k_pages, const
     for (int64_t task = begin; task < end; ++task) {
       const int64_t token = task / shape.heads, head = task % shape.heads;
       const int64_t last = place[2 * token + 1];
+      if (last < 0) {
+        std::fill_n(results + token * out.stride(0) + head * shape.size, shape.size, T(0.0f));
+        continue;
+      }
       const int64_t first = window > 0 ? std::max<int64_t>(0, last + 1 - window) : 0;
       const int32_t* pages = table + place[2 * token] * tables.size(1);
       const int64_t offset = head / group * shape.size;
@@ -207,7 +211,7 @@ void PagedAttentionAs(Tensor& out, const Tensor& q, const Tensor& k_pages, const
 }  // namespace
 
 void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
-                double alpha) {
+                double alpha, int64_t /*tile*/) {
   CheckRowProduct(out, a, weight, addend);
   const ProductShape shape{.rows = a.size(0),
                            .inner = a.size(1),
@@ -226,7 +230,8 @@ void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
 }
 
 void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
-                    const Tensor& tables, const Tensor& places, double scale, int64_t window) {
+                    const Tensor& tables, const Tensor& places, double scale, int64_t window,
+                    bool /*pieces*/) {
   CheckPagedAttention(out, q, k_pages, v_pages, tables, places);
   const PagesShape shape{.heads = q.size(1),
                          .kv_heads = k_pages.size(2),

@@ -75,10 +75,10 @@ std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
   return links;
 }
 
-Tensor Decoder::InputsOfLayers(const Tensor& tokens, const Tensor& embedded, bool by_row) {
+Tensor Decoder::InputsOfLayers(const Tensor& tokens, const Tensor& embedded, int64_t tile) {
   if (!layer_inputs_) return {};
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
-  return layer_inputs_.Forward(tokens, embedded, Pass{unit.weights(), {}, nullptr, by_row});
+  return layer_inputs_.Forward(tokens, embedded, Pass{unit.weights(), {}, nullptr, tile});
 }
 
 bool Decoder::depends_on_length() const {
@@ -147,7 +147,7 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
   Tensor x = EmbedNoisy(batch, dropout);
-  context.links->inputs = InputsOfLayers(batch.tokens, x, /*by_row=*/false);
+  context.links->inputs = InputsOfLayers(batch.tokens, x, /*tile=*/0);
   if (DropsEmbedding(dropout)) {
     x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
   }
@@ -185,7 +185,7 @@ Tensor Decoder::Head(const Tensor& x) {
   return logits;
 }
 
-Tensor Decoder::HeadByRow(const Tensor& x) {
+Tensor Decoder::HeadByRow(const Tensor& x, int64_t tile) {
   // Elementwise operations of so few elements are not divided (kernels/elementwise_cpu.cc).
   constexpr int64_t kUndivided = 32768;
   AcquiredUnit head(source_, layout_, layout_.head_unit());
@@ -194,7 +194,11 @@ Tensor Decoder::HeadByRow(const Tensor& x) {
   const Tensor normed = FinalNorm(x, head.weights()).normed;
   const Tensor& weight = HeadWeight(head.weights(), embedding.weights());
   Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options());
-  ops::RowProduct(logits, normed, weight, {}, 1.0);
+  ops::RowProduct(logits, normed, weight, {}, 1.0, tile);
+  if (!logits.is_cpu()) {
+    head_loss_.Finish(logits);
+    return logits;
+  }
   for (int64_t row = 0; row < x.size(0); ++row) {
     for (int64_t first = 0; first < weight.size(0); first += kUndivided) {
       const int64_t count = std::min(kUndivided, weight.size(0) - first);

@@ -66,8 +66,8 @@ class Decoder {
   // What goes between the blocks of a micro-batch, with nothing in it yet.
   std::shared_ptr<LayerLinks> MakeLinks() const;
   // LayerLinks::inputs of tokens int64 [N] and what Embed makes of them; undefined where layers
-  // have none. `by_row`: as Pass has it.
-  at::Tensor InputsOfLayers(const at::Tensor& tokens, const at::Tensor& embedded, bool by_row);
+  // have none. `tile`: as Pass has it.
+  at::Tensor InputsOfLayers(const at::Tensor& tokens, const at::Tensor& embedded, int64_t tile);
   WeightSource& source() { return source_; }
   const ModelLayout& layout() const { return layout_; }
   const LoraScaling& lora() const { return options_.lora; }
@@ -76,7 +76,7 @@ class Decoder {
   // Final norm and head of x [N, H] -> [N, V].
   at::Tensor Head(const at::Tensor& x);
   // The same, where the bits of a row do not depend on the rows beside it.
-  at::Tensor HeadByRow(const at::Tensor& x);
+  at::Tensor HeadByRow(const at::Tensor& x, int64_t tile);
 
  private:
   at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,

@@ -43,8 +43,8 @@ LayerInputs LayerInputs::Bind(const ModelConfig& config, const UnitInfo& embeddi
 Tensor LayerInputs::Project(const Tensor& embedded, const Pass& pass) const {
   const Tensor& weight = pass.weights[projection];
   Tensor projected = at::empty({embedded.size(0), weight.size(0)}, embedded.options());
-  if (pass.by_row) {
-    ops::RowProduct(projected, embedded, weight, {}, projection_scale);
+  if (pass.tile > 0) {
+    ops::RowProduct(projected, embedded, weight, {}, projection_scale, pass.tile);
   } else {
     ops::Gemm(projected, embedded, weight.t(), projection_scale, 0.0);
   }

@@ -20,8 +20,9 @@ struct Pass {
   LoraScaling lora;
   // Null: no dropout (validation, generation).
   const DropoutKey* dropout = nullptr;
-  // Forward only, for generation: the bits of a row do not depend on the rows beside it.
-  bool by_row = false;
+  // Forward only, for generation: the bits of a row do not depend on the rows beside it, and
+  // products are made in tiles of so many rows (ops::RowProduct). 0: rows may see each other.
+  int64_t tile = 0;
   // [T, 1] of the activations' type: 1 in rows that the adapters act on, 0 in those that see the
   // base alone. Undefined: they act on all.
   at::Tensor adapter_rows = {};

@@ -36,8 +36,8 @@ Tensor Joined(const std::vector<Tensor>& parts) {
 // out = scale * a weight^T + addend
 void AddProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
                 double scale, const Pass& pass) {
-  if (pass.by_row) {
-    ops::RowProduct(out, a, weight, addend, scale);
+  if (pass.tile > 0) {
+    ops::RowProduct(out, a, weight, addend, scale, pass.tile);
   } else if (addend.defined() && !addend.is_same(out)) {
     ops::GemmAdd(out, a, weight.t(), addend, {});
   } else {
@@ -198,7 +198,7 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
 Tensor Projection::BiasOfProduct(const Pass& pass) const {
   const Member& first = info_.members[0];
   const bool apart =
-      info_.members.size() > 1 || first.bias < 0 || info_.dora || pass.by_row || Fp8(pass);
+      info_.members.size() > 1 || first.bias < 0 || info_.dora || pass.tile > 0 || Fp8(pass);
   return apart ? Tensor() : pass.weights[first.bias];
 }
 

@@ -47,6 +47,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int32_t* table = tables + places[2 * token] * shape.table_width;
   const int64_t last = places[2 * token + 1];
   const int64_t first = shape.window > 0 ? max(int64_t{0}, last + 1 - shape.window) : 0;
+  T* row = out + token * out_stride + static_cast<int64_t>(head) * shape.size;
+  if (last < 0) {  // padding
+    for (int i = static_cast<int>(threadIdx.x); i < shape.size; i += kWarps * kWarp) {
+      row[i] = FromFloat<T>(0.0f);
+    }
+    return;
+  }
   float query[kMostOfLane], key[kMostOfLane], sum[kMostOfLane] = {};
   LoadHead(q + token * q_stride + static_cast<int64_t>(head) * shape.size, shape.size, query);
   float largest = -INFINITY, total = 0.0f;
@@ -79,7 +86,6 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   for (int w = 0; w < kWarps; ++w) most = fmaxf(most, largests[w]);
   float whole = 0.0f;
   for (int w = 0; w < kWarps; ++w) whole += totals[w] * expf(largests[w] - most);
-  T* row = out + token * out_stride + static_cast<int64_t>(head) * shape.size;
   for (int i = static_cast<int>(threadIdx.x); i < shape.size; i += kWarps * kWarp) {
     float x = 0.0f;
     for (int w = 0; w < kWarps; ++w) x += sums[w][i] * expf(largests[w] - most);

@@ -23,9 +23,21 @@ struct PagedShape {
   float scale = 0.0f;
 };
 
-// Rows of q and out are tokens.
+// Rows of q and out are tokens. Any heads, of either type.
 cudaError_t LaunchPagedAttention(ElementType type, const PagedShape& shape, ConstRows q,
                                  const void* k_pages, const void* v_pages, const int32_t* tables,
                                  const int64_t* places, MutableRows out, cudaStream_t stream);
+
+// The same on tensor cores, of bf16, where q and out are aligned to 16 bytes: for single tokens,
+// with `scratch` of so many floats (0: there is no kernel for these heads), and for pieces of
+// prompts, whose tokens follow each other. A token at position -1 is padding and gets zeros.
+int64_t PagedDecodeScratch(const PagedShape& shape);
+cudaError_t LaunchPagedDecode(const PagedShape& shape, ConstRows q, const void* k_pages,
+                              const void* v_pages, const int32_t* tables, const int64_t* places,
+                              float* scratch, MutableRows out, cudaStream_t stream);
+bool HasPagedPrefill(const PagedShape& shape);
+cudaError_t LaunchPagedPrefill(const PagedShape& shape, ConstRows q, const void* k_pages,
+                               const void* v_pages, const int32_t* tables, const int64_t* places,
+                               MutableRows out, cudaStream_t stream);
 
 }  // namespace sft::engine::cuda

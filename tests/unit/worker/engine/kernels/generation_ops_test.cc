@@ -26,7 +26,7 @@ double Difference(const Tensor& a, const Tensor& b) {
 Tensor ProductOf(const Tensor& a, const Tensor& weight, const Tensor& addend, double alpha,
                  at::ScalarType type) {
   Tensor out = at::empty({a.size(0), weight.size(0)}, a.options().dtype(type));
-  ops::RowProduct(out, a, weight, addend, alpha);
+  ops::RowProduct(out, a, weight, addend, alpha, 64);
   return out;
 }
 
@@ -45,7 +45,7 @@ TEST(RowProductTest, AnAddendMayBeTheResult) {
   const Tensor a = Random({5, 20}, 1), weight = Random({7, 20}, 2);
   Tensor out = Random({5, 7}, 3);
   const Tensor expected = ProductOf(a, weight, out.clone(), 2.0, at::kFloat);
-  ops::RowProduct(out, a, weight, out, 2.0);
+  ops::RowProduct(out, a, weight, out, 2.0, 64);
   EXPECT_TRUE(at::equal(out, expected));
 }
 
@@ -112,7 +112,8 @@ TEST(PagedAttentionTest, EqualsSoftmaxOverTheKeysThatATokenSees) {
   const Tensor q = Random({place.size(0), kHeads, kSize}, 3);
   for (const int64_t window : {0, 1, 7, 40}) {
     Tensor out = at::empty(q.sizes(), q.options());
-    ops::PagedAttention(out, q, pages.k, pages.v, pages.tables, place, kScale, window);
+    ops::PagedAttention(out, q, pages.k, pages.v, pages.tables, place, kScale, window,
+                        /*pieces=*/true);
     for (int64_t token = 0; token < q.size(0); ++token) {
       const int64_t request = places[static_cast<size_t>(2 * token)];
       const int64_t last = places[static_cast<size_t>(2 * token + 1)];
@@ -133,7 +134,7 @@ TEST(PagedAttentionTest, EqualsSoftmaxOverTheKeysThatATokenSees) {
     // One token alone has the bits that it has beside others.
     Tensor alone = at::empty({1, kHeads, kSize}, q.options());
     ops::PagedAttention(alone, q.narrow(0, 4, 1), pages.k, pages.v, pages.tables,
-                        place.narrow(0, 4, 1).contiguous(), kScale, window);
+                        place.narrow(0, 4, 1).contiguous(), kScale, window, /*pieces=*/true);
     EXPECT_TRUE(at::equal(alone[0], out[4]));
   }
 }

@@ -1,0 +1,201 @@
+#include "worker/engine/generate/paged_decoder.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/kernels/ops.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+// The tokens above which documents turn at other frequencies; 0: there are none.
+int64_t LongFrom(const ModelConfig& config) {
+  for (const RopeOptions& rope : config.ropes) {
+    if (rope.type == RopeType::kLongRope) return rope.original_max_positions;
+  }
+  return 0;
+}
+
+// Columns of what Pack makes: token, position, slot, request and position as a place (two), whether
+// it is of a long document, whether adapters act on it.
+constexpr int64_t kPlaces = 3, kIsLong = 5, kAdapted = 6, kColumns = 7;
+
+}  // namespace
+
+PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
+                           const at::TensorOptions& activations, int64_t most_pages,
+                           int64_t requests)
+    : config_(config),
+      decoder_(decoder),
+      activations_(activations),
+      most_pages_(most_pages),
+      requests_(requests),
+      layers_(decoder.blocks().size()),
+      positions_(decoder, LongFrom(config), activations.device()) {
+  if (on_gpu() && decoder.source().fixed()) recorder_ = MakeGraphRecorder(activations.device());
+}
+
+void PagedDecoder::Reserve(int64_t tokens, int64_t pages) {
+  if (positions_.Reserve(tokens)) is_current_ = false;
+  // A GPU has all of them from the start, and one more for padding: a recording knows where they
+  // are, and its memory is not wanted for anything else.
+  const int64_t wanted = on_gpu() ? most_pages_ + 1 : pages;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const SelfAttention& attention = decoder_.blocks()[layer].attention;
+    if (attention.borrows) continue;
+    layers_[layer].Reserve(wanted, wanted == pages ? most_pages_ : wanted,
+                           {attention.kv_heads, attention.head_dim}, activations_);
+  }
+}
+
+void PagedDecoder::SetTables(const std::vector<std::span<const int32_t>>& pages) {
+  size_t widest = 1;
+  for (const auto& table : pages) widest = std::max(widest, table.size());
+  const int64_t width = tables_.defined() ? tables_.size(1) : 0;
+  if (width < static_cast<int64_t>(widest)) {
+    const int64_t room =
+        on_gpu() ? static_cast<int64_t>(std::bit_ceil(widest)) : static_cast<int64_t>(widest);
+    tables_ = at::zeros({requests_, room}, activations_.dtype(at::kInt));
+    is_current_ = false;
+  }
+  Tensor all = at::zeros({requests_, tables_.size(1)}, at::kInt);
+  auto* row = all.mutable_data_ptr<int32_t>();
+  for (const auto& table : pages) {
+    std::copy(table.begin(), table.end(), row);
+    row += tables_.size(1);
+  }
+  tables_.copy_(all);
+}
+
+Tensor PagedDecoder::Pack(std::span<const PagedRow> rows, int64_t count) const {
+  Tensor packed = at::zeros({kColumns, count}, at::kLong);
+  auto* columns = packed.mutable_data_ptr<int64_t>();
+  auto* places = columns + kPlaces * count;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool padding = i >= static_cast<int64_t>(rows.size());
+    const PagedRow row = padding ? PagedRow{.slot = most_pages_ * PageTable::kPageTokens}
+                                 : rows[static_cast<size_t>(i)];
+    columns[i] = row.token;
+    columns[count + i] = row.position;
+    columns[2 * count + i] = row.slot;
+    places[2 * i] = row.request;
+    places[2 * i + 1] = padding ? -1 : row.position;
+    columns[kIsLong * count + i] = row.is_long ? 1 : 0;
+    columns[kAdapted * count + i] = row.adapted ? 1 : 0;
+  }
+  return packed;
+}
+
+PagedDecoder::Inputs PagedDecoder::Unpack(const Tensor& packed, int64_t count,
+                                          bool reads_adapter_rows) const {
+  Inputs inputs;
+  inputs.tokens = packed.select(0, 0);
+  inputs.positions = packed.select(0, 1);
+  inputs.slots = packed.select(0, 2);
+  inputs.places = packed.narrow(0, kPlaces, 2).view({count, 2});
+  inputs.is_long = packed.select(0, kIsLong).ne(0);
+  if (reads_adapter_rows) {
+    inputs.adapter_rows = packed.select(0, kAdapted).to(activations_).view({-1, 1});
+  }
+  return inputs;
+}
+
+Tensor PagedDecoder::RunBlock(size_t layer, const Tensor& x, const BlockContext& context,
+                              const Inputs& inputs) {
+  const DecoderBlock& block = decoder_.blocks()[layer];
+  AcquiredUnit unit(decoder_.source(), decoder_.layout(), static_cast<int>(layer) + 1);
+  const Pass pass{unit.weights(), decoder_.lora(), nullptr, inputs.tile, inputs.adapter_rows};
+  LayerPages& kept = layers_[static_cast<size_t>(block.keys_of)];
+  return block.ForwardWith(x, context, pass, [&](const SelfAttention::Heads& projected) {
+    if (!block.attention.borrows) kept.Write(inputs.slots, projected.k, projected.v);
+    Tensor out = at::empty(projected.q.sizes(), projected.q.options());
+    ops::PagedAttention(out, projected.q, kept.k, kept.v, tables_, inputs.places,
+                        block.attention.scale, block.attention.window, inputs.pieces);
+    return out.view({x.size(0), -1});
+  });
+}
+
+Tensor PagedDecoder::RunBlocks(const Inputs& inputs) {
+  BlockContext context;
+  context.ropes = positions_.At(inputs.positions, inputs.is_long);
+  context.links = decoder_.MakeLinks();
+  Tensor x = decoder_.Embed(inputs.tokens, inputs.positions);
+  context.links->inputs = decoder_.InputsOfLayers(inputs.tokens, x, inputs.tile);
+  for (size_t layer = 0; layer < layers_.size(); ++layer) x = RunBlock(layer, x, context, inputs);
+  return x;
+}
+
+PagedDecoder::Scores PagedDecoder::ScoresOf(const Tensor& x) {
+  Scores scores;
+  scores.logits = decoder_.HeadByRow(x, kTokenTile);
+  const auto [largest, token] = at::max(scores.logits, 1);
+  scores.likeliest = at::stack({token.to(at::kDouble), largest.to(at::kDouble)});
+  return scores;
+}
+
+PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
+                                           std::span<const int64_t> last) {
+  const auto used = static_cast<int64_t>(rows.size());
+  const int64_t tile = on_gpu() ? kPromptTile : used;
+  const int64_t count = (used + tile - 1) / tile * tile;
+  const bool all_adapted =
+      std::all_of(rows.begin(), rows.end(), [](const PagedRow& row) { return row.adapted; });
+  Inputs inputs = Unpack(Pack(rows, count).to(activations_.device()), count,
+                         /*reads_adapter_rows=*/!all_adapted);
+  inputs.tile = tile;
+  const Tensor x = RunBlocks(inputs);
+  if (last.empty()) return {};
+  const Tensor ends = at::tensor(at::ArrayRef<int64_t>(last.data(), last.size()), at::kLong);
+  return ScoresOf(at::index_select(x, 0, ends.to(activations_.device())));
+}
+
+PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
+  if (on_gpu()) return RecordedTokens(rows);
+  std::vector<int64_t> all(rows.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  return Prompts(rows, all);
+}
+
+PagedDecoder::Scores PagedDecoder::RecordedTokens(std::span<const PagedRow> rows) {
+  const auto used = static_cast<int64_t>(rows.size());
+  if (used > kTokenTile) throw InternalError("a forward of more single tokens than a tile has");
+  if (!packed_.defined()) {
+    packed_ = at::empty({kColumns, kTokenTile}, activations_.dtype(at::kLong));
+  }
+  packed_.copy_(Pack(rows, kTokenTile));
+  const auto forward = [this] {
+    Inputs inputs =
+        Unpack(packed_, kTokenTile, /*reads_adapter_rows=*/decoder_.lora().scale != 0.0);
+    inputs.tile = kTokenTile;
+    inputs.pieces = false;
+    recorded_ = ScoresOf(RunBlocks(inputs));
+  };
+  if (!recorder_) {
+    forward();
+  } else if (!has_run_) {
+    // Libraries load and choose what they need.
+    recorder_->Run(forward);
+    has_run_ = true;
+  } else {
+    // The recorder's memory would go with its last recording: the old one stays until the new is
+    // there.
+    if (!std::exchange(is_current_, true)) graph_ = recorder_->Record(forward);
+    graph_->Replay();
+  }
+  return {recorded_.logits.narrow(0, 0, used), recorded_.likeliest.narrow(1, 0, used)};
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "worker/engine/generate/pages.h"
+#include "worker/engine/generate/position_tables.h"
+#include "worker/engine/kernels/graph.h"
+#include "worker/engine/model/decoder.h"
+
+namespace sft::engine {
+
+// A token of a forward.
+struct PagedRow {
+  int64_t token = 0, position = 0;
+  int64_t request = 0;   // row of the page tables
+  int64_t slot = 0;      // of its keys and values: page * PageTable::kPageTokens + place in it
+  bool is_long = false;  // it belongs to a document that turns at long frequencies
+  bool adapted = true;   // adapters act on it
+};
+
+// Runs a decoder over tokens whose keys and values lie in pages, forward only.
+//
+// A row's bits depend on its request alone, and on a GPU on which of the two ways it goes: products
+// are made in tiles of a fixed number of rows, the last filled with padding, one number for tokens
+// of prompts and one for single tokens. A GPU's forward of single tokens is recorded once
+// (kernels/graph.h) where the weights stay where they are. Thread-compatible.
+class PagedDecoder {
+ public:
+  // Rows of one forward of single tokens on a GPU, and the rows that a forward of pieces of prompts
+  // is filled up to a multiple of.
+  static constexpr int64_t kTokenTile = 64, kPromptTile = 512;
+
+  // Borrows `decoder`. `most_pages`: pages that there may be; `requests`: rows of the page tables.
+  PagedDecoder(const ModelConfig& config, Decoder& decoder, const at::TensorOptions& activations,
+               int64_t most_pages, int64_t requests);
+
+  // Makes room for requests of so many tokens, and for pages numbered below `pages`.
+  void Reserve(int64_t tokens, int64_t pages);
+  // The pages of each request, in order: row i of the tables.
+  void SetTables(const std::vector<std::span<const int32_t>>& pages);
+  bool IsLong(int64_t tokens) const { return positions_.IsLong(tokens); }
+
+  // What the head makes of some rows, on the device.
+  struct Scores {
+    at::Tensor logits;     // [n, V]; valid until the next forward
+    at::Tensor likeliest;  // fp64 [2, n]: the token of the largest logit, of the least id where
+                           // there are several, and that logit; NaN stands above all
+  };
+  // Pieces of prompts: rows of one request follow each other. Scores of the rows that `last` names.
+  Scores Prompts(std::span<const PagedRow> rows, std::span<const int64_t> last);
+  // One token of each of some requests; scores of all. At most kTokenTile on a GPU.
+  Scores Tokens(std::span<const PagedRow> rows);
+
+ private:
+  // What a forward reads, on the device.
+  struct Inputs {
+    at::Tensor tokens, positions, slots, places, is_long, adapter_rows;
+    int64_t tile = 1;
+    bool pieces = true;
+  };
+
+  bool on_gpu() const { return activations_.device().is_cuda(); }
+  // Rows [count], those beyond `rows` padding, as one matrix of int64.
+  at::Tensor Pack(std::span<const PagedRow> rows, int64_t count) const;
+  Inputs Unpack(const at::Tensor& packed, int64_t count, bool reads_adapter_rows) const;
+  at::Tensor RunBlock(size_t layer, const at::Tensor& x, const BlockContext& context,
+                      const Inputs& inputs);
+  at::Tensor RunBlocks(const Inputs& inputs);
+  Scores ScoresOf(const at::Tensor& x);
+  Scores RecordedTokens(std::span<const PagedRow> rows);
+
+  ModelConfig config_;
+  Decoder& decoder_;
+  at::TensorOptions activations_;
+  int64_t most_pages_ = 0, requests_ = 0;
+  std::vector<LayerPages> layers_;  // empty where a layer reads those of another
+  PositionTables positions_;
+  at::Tensor tables_;  // int32 [requests, width]
+  // The recorded forward of single tokens: what it reads and writes.
+  std::unique_ptr<GraphRecorder> recorder_;
+  std::unique_ptr<Graph> graph_;
+  at::Tensor packed_;
+  Scores recorded_;
+  bool has_run_ = false;
+  bool is_current_ = false;  // what the recording reads is still where it was
+};
+
+}  // namespace sft::engine
