@@ -1,7 +1,7 @@
 // How fast a model answers on this GPU: prompts of one length, answered together.
 //
-//   sft_gpu_generation_speed --model DIR [--adapter DIR] [--weights bf16] [--batch 64] [--prompt
-//   1792] [--new 256]
+//   sft_gpu_generation_speed --model DIR [--adapter DIR] [--weights bf16|nf4] [--batch 64]
+//   [--prompt 1792] [--new 256]
 //
 // Prints one line of JSON: seconds until every request has its first token, tokens/s from then to
 // the end and over all, and a hash of the tokens of the first request, which is the same for every
@@ -80,14 +80,16 @@ int main(int argc, char** argv) {
   int64_t requests = 64, prompt = 1792, fresh = 256;
   app.add_option("--model", model, "model folder")->required();
   app.add_option("--adapter", adapter, "adapter folder");
-  app.add_option("--weights", weights, "bf16")->check(CLI::IsMember({"bf16"}));
+  app.add_option("--weights", weights, "bf16 or nf4")->check(CLI::IsMember({"bf16", "nf4"}));
   app.add_option("--batch", requests, "requests answered together");
   app.add_option("--prompt", prompt, "tokens of each prompt");
   app.add_option("--new", fresh, "tokens of each answer");
   CLI11_PARSE(app, argc, argv);
   sft::engine::LoadCudaPlugin(sft::engine::DefaultCudaPluginPath());
-  sft::engine::Generator generator(
-      {.model_dir = model, .adapter_dir = adapter, .device = at::Device(at::kCUDA, 0)});
+  sft::engine::Generator generator({.model_dir = model,
+                                    .adapter_dir = adapter,
+                                    .device = at::Device(at::kCUDA, 0),
+                                    .nf4 = weights == "nf4"});
   const auto batch = generator.MakeBatch(
       {.cache_tokens = requests * (prompt + fresh + 16), .most_requests = requests});
   Answer(*batch, generator, requests, std::min<int64_t>(prompt, 64), 4);  // warms up

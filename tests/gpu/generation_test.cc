@@ -48,6 +48,57 @@ TEST_F(GenerationOpsTest, ARowOfAProductHasTheSameBitsWhateverStandsBesideIt) {
   }
 }
 
+TEST_F(GenerationOpsTest, SmallProductsHaveKernelsOfTheirOwn) {
+  for (const auto& [outputs, inputs] :
+       {std::pair<int64_t, int64_t>{16, 4096}, {4000, 16}, {56, 48}}) {
+    const at::Tensor a = Normal({150, inputs}, 1).to(at::kBFloat16);
+    const at::Tensor weight = Normal({outputs, inputs}, 2).to(at::kBFloat16);
+    const at::Tensor addend = Normal({150, outputs}, 3).to(at::kBFloat16);
+    const at::Tensor all = ProductOf(ToGpu(a), ToGpu(weight), ToGpu(addend));
+    EXPECT_LT(RelativeError(
+                  all, ProductOf(a.to(at::kFloat), weight.to(at::kFloat), addend.to(at::kFloat))),
+              4e-3);
+    for (const int64_t count : {1, 8, 9, 17, 40, 64}) {
+      EXPECT_TRUE(SameBits(ProductOf(ToGpu(a).narrow(0, 70, count), ToGpu(weight),
+                                     ToGpu(addend).narrow(0, 70, count)),
+                           all.narrow(0, 70, count)))
+          << count << " rows of " << outputs << " x " << inputs;
+    }
+  }
+}
+
+at::Tensor Nf4ProductOf(const at::Tensor& a, const ops::Nf4Codes& nf4, const at::Tensor& addend,
+                        int64_t tile) {
+  const int64_t outputs = nf4.codes.numel() * 2 / a.size(1);
+  at::Tensor out = at::empty({a.size(0), outputs}, a.options());
+  ops::Nf4RowProduct(out, a, nf4.codes.view({outputs, -1}), nf4.absmax.view({outputs, -1}), addend,
+                     tile);
+  return out;
+}
+
+TEST_F(GenerationOpsTest, ProductsWithNf4EqualThoseWithItsValuesAndDoNotSeeTheirNeighbours) {
+  for (const auto& [outputs, inputs] :
+       {std::pair<int64_t, int64_t>{4096, 4096}, {1000, 128}, {48, 12288}, {40, 576}}) {
+    const at::Tensor a = ToGpu(Normal({150, inputs}, 1).to(at::kBFloat16));
+    const at::Tensor weight = ToGpu(Normal({outputs, inputs}, 2));
+    const at::Tensor addend = ToGpu(Normal({150, outputs}, 3).to(at::kBFloat16));
+    const ops::Nf4Codes nf4 = ops::Nf4Quantize(weight.view({-1}));
+    at::Tensor values = at::empty({outputs, inputs}, a.options());
+    ops::Nf4Dequantize(values, nf4.codes, nf4.absmax);
+    const at::Tensor expected =
+        at::addmm(addend.to(at::kFloat), a.to(at::kFloat), values.to(at::kFloat).t());
+    const at::Tensor all = Nf4ProductOf(a, nf4, addend, 64);
+    EXPECT_LT(RelativeError(all, expected), 4e-3) << outputs << " x " << inputs;
+    EXPECT_LT(RelativeError(Nf4ProductOf(a, nf4, addend, 512), expected), 4e-3);
+    for (const int64_t count : {1, 8, 9, 17, 40, 64}) {
+      EXPECT_TRUE(
+          SameBits(Nf4ProductOf(a.narrow(0, 70, count), nf4, addend.narrow(0, 70, count), 64),
+                   all.narrow(0, 70, count)))
+          << count << " rows of " << outputs << " x " << inputs;
+    }
+  }
+}
+
 // What attention to pages is run on: two requests of 20 pages each, pages in any order.
 struct Paged {
   at::Tensor k, v, tables;

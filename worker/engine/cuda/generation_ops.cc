@@ -2,8 +2,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "worker/engine/cuda/kernels/paged_attention.h"
+#include "worker/engine/cuda/kernels/row_product.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
 #include "worker/engine/cuda/row_views.h"
@@ -35,12 +37,51 @@ Tensor WithZeros(const Tensor& rows, int64_t count) {
   return all;
 }
 
+// `rows` start at multiples of 16 bytes.
+bool IsAligned(const Tensor& rows) {
+  return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 &&
+         rows.stride(0) * rows.element_size() % 16 == 0;
+}
+
+// Tiles of `tile` rows that are at most those of one launch are products of our own where that is
+// faster than cuBLAS's: `launch` makes one, of rows [first, first + count).
+void LaunchTiles(int64_t rows, int64_t tile,
+                 const std::function<cudaError_t(int64_t first, int64_t count)>& launch) {
+  for (int64_t first = 0; first < rows; first += tile) {
+    C10_CUDA_CHECK(launch(first, std::min(tile, rows - first)));
+  }
+}
+
+ConstRows ReadFrom(const Tensor& rows, int64_t first) {
+  return rows.defined() ? Read(rows.narrow(0, first, rows.size(0) - first)) : ConstRows();
+}
+
+// Elements of a weight that is not worth dividing over cuBLAS's kernels: an adapter's.
+constexpr int64_t kSmallWeight = int64_t{2} << 20;
+
+bool IsSmallProduct(const Tensor& out, const Tensor& a, const Tensor& weight, int64_t tile) {
+  return tile <= kMostProductRows && weight.numel() <= kSmallWeight &&
+         a.scalar_type() == at::kBFloat16 && out.scalar_type() == at::kBFloat16 &&
+         HasRowProduct(a.size(1)) && IsAligned(a) && IsAligned(weight);
+}
+
 }  // namespace
 
 void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
                 double alpha, int64_t tile) {
   CheckRowProduct(out, a, weight, addend);
   TORCH_CHECK(tile > 0, "RowProduct: tiles of ", tile, " rows");
+  if (out.numel() == 0) return;
+  if (IsSmallProduct(out, a, weight, tile)) {
+    const LaunchScope scope(a);
+    LaunchTiles(a.size(0), tile, [&](int64_t first, int64_t count) {
+      const RowProductShape shape{count, weight.size(0), a.size(1), static_cast<float>(alpha)};
+      Tensor results = out.narrow(0, first, count);
+      return LaunchRowProduct(shape, ReadFrom(a, first), Read(weight), ReadFrom(addend, first),
+                              Write(results), scope.stream());
+    });
+    return;
+  }
   for (int64_t first = 0; first < a.size(0); first += tile) {
     const int64_t count = std::min(tile, a.size(0) - first);
     const Tensor rows = a.narrow(0, first, count);
@@ -57,14 +98,42 @@ void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
   }
 }
 
-namespace {
-
-bool IsAligned(const Tensor& heads) {
-  return reinterpret_cast<uintptr_t>(heads.const_data_ptr()) % 16 == 0 &&
-         heads.stride(0) * heads.element_size() % 16 == 0;
+void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
+                   const Tensor& addend, int64_t tile) {
+  CheckNf4Rows(a, codes, absmax);
+  if (out.numel() == 0) return;
+  if (tile <= kMostProductRows && a.scalar_type() == at::kBFloat16 &&
+      out.scalar_type() == at::kBFloat16 && HasNf4RowProduct(a.size(1)) && IsAligned(a)) {
+    const LaunchScope scope(a);
+    LaunchTiles(a.size(0), tile, [&](int64_t first, int64_t count) {
+      const RowProductShape shape{count, codes.size(0), a.size(1)};
+      Tensor results = out.narrow(0, first, count);
+      return LaunchNf4RowProduct(shape, ReadFrom(a, first), codes.const_data_ptr<uint8_t>(),
+                                 absmax.const_data_ptr<float>(), ReadFrom(addend, first),
+                                 Write(results), scope.stream());
+    });
+    return;
+  }
+  Tensor weight = at::empty({codes.size(0), a.size(1)}, a.options());
+  Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
+  RowProduct(out, a, weight, addend, 1.0, tile);
 }
 
-}  // namespace
+void WritePages(Tensor& k_pages, Tensor& v_pages, const Tensor& slots, const Tensor& keys,
+                const Tensor& values) {
+  CheckHeads(keys, slots.size(0), k_pages.size(3), k_pages, "WritePages: keys");
+  CheckHeads(values, slots.size(0), v_pages.size(3), v_pages, "WritePages: values");
+  TORCH_CHECK(keys.size(1) == k_pages.size(2) && values.size(1) == v_pages.size(2) &&
+                  k_pages.is_contiguous() && v_pages.is_contiguous() && slots.is_contiguous() &&
+                  slots.scalar_type() == at::kLong,
+              "WritePages: heads ", keys.sizes(), " for pages ", k_pages.sizes());
+  if (keys.numel() == 0) return;
+  const LaunchScope scope(keys);
+  C10_CUDA_CHECK(LaunchWritePages(TypeOf(keys, "WritePages"), keys.size(0),
+                                  keys.size(1) * keys.size(2), slots.const_data_ptr<int64_t>(),
+                                  Read(keys), Read(values), k_pages.mutable_data_ptr(),
+                                  v_pages.mutable_data_ptr(), scope.stream()));
+}
 
 void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
                     const Tensor& tables, const Tensor& places, double scale, int64_t window,

@@ -6,12 +6,14 @@
 #include <ATen/ops/tensor.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/generate/nf4_weights.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/engine/weights/adapted_source.h"
@@ -76,11 +78,14 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
                                           const std::map<std::string, Tensor>& replaced,
                                           at::ScalarType compute, at::Device device) {
   auto source = std::make_unique<ResidentSource>(layout);
+  bool has_nf4 = false;
   const auto options = at::TensorOptions(device).dtype(compute);
   for (int unit = 0; unit < layout.size(); ++unit) {
     source->AllocateMatrices(layout.units[unit], unit, options);
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
+      has_nf4 |= param.quantized;
+      if (param.quantized) continue;
       const int index = static_cast<int>(i);
       if (!source->Get(unit, index).defined()) {
         const bool exact = param.role == ParamRole::kMagnitude;
@@ -95,7 +100,24 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       }
     }
   }
-  return source;
+  if (!has_nf4) return source;
+  auto both = std::make_unique<ComposedSource>();
+  both->Add(std::move(source));
+  both->Add(std::make_unique<Nf4Weights>(layout, base));
+  return both;
+}
+
+// Linear layers in NF4, but those that the adapter replaces.
+void KeepAsNf4(ModelLayout& layout, const std::map<std::string, Tensor>& values) {
+  std::set<std::string> replaced;
+  for (const auto& [name, value] : values) {
+    if (name.ends_with(".lora_magnitude_vector")) {
+      throw UserError("an adapter with DoRA needs the base's weights as they are, not in NF4",
+                      "bad_adapter", "answer without NF4");
+    }
+    replaced.insert(name);
+  }
+  MarkNf4(layout, replaced);
 }
 
 }  // namespace
@@ -116,6 +138,7 @@ Generator::Generator(const GeneratorOptions& options)
       if (!beside && !layout_.IsOtherPart(name)) optional_adapters_ = false;
     }
   }
+  if (options_.nf4) KeepAsNf4(layout_, values);
   source_ = std::make_unique<AdaptedSource>(
       layout_, LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device),
       decoder.lora.scale);

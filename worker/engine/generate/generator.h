@@ -21,10 +21,11 @@ struct GeneratorOptions {
   at::Device device = at::kCPU;
   // Undefined type (the default): fp32 on a CPU, bf16 on a GPU.
   at::ScalarType compute = at::ScalarType::Undefined;
+  bool nf4 = false;  // hold the linear layers in NF4, as QLoRA trains beside them
 };
 
-// A model opened to answer prompts. The base is held whole, not quantised; an adapter is applied
-// beside it, not merged. Thread-compatible.
+// A model opened to answer prompts. An adapter is applied beside the base, not merged.
+// Thread-compatible.
 class Generator {
  public:
   // Throws UserError: model or adapter cannot be used, or do not belong together.

@@ -46,10 +46,12 @@ PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
       layers_(decoder.blocks().size()),
       positions_(decoder, LongFrom(config), activations.device()) {
   if (on_gpu() && decoder.source().fixed()) recorder_ = MakeGraphRecorder(activations.device());
+  const AcquiredUnit block(decoder.source(), decoder.layout(), 1);
+  few_rows_ = !block.weights().nf4.empty();
 }
 
 void PagedDecoder::Reserve(int64_t tokens, int64_t pages) {
-  if (positions_.Reserve(tokens)) is_current_ = false;
+  if (positions_.Reserve(tokens)) ++moves_;
   // A GPU has all of them from the start, and one more for padding: a recording knows where they
   // are, and its memory is not wanted for anything else.
   const int64_t wanted = on_gpu() ? most_pages_ + 1 : pages;
@@ -69,7 +71,7 @@ void PagedDecoder::SetTables(const std::vector<std::span<const int32_t>>& pages)
     const int64_t room =
         on_gpu() ? static_cast<int64_t>(std::bit_ceil(widest)) : static_cast<int64_t>(widest);
     tables_ = at::zeros({requests_, room}, activations_.dtype(at::kInt));
-    is_current_ = false;
+    ++moves_;
   }
   Tensor all = at::zeros({requests_, tables_.size(1)}, at::kInt);
   auto* row = all.mutable_data_ptr<int32_t>();
@@ -172,30 +174,34 @@ PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
 PagedDecoder::Scores PagedDecoder::RecordedTokens(std::span<const PagedRow> rows) {
   const auto used = static_cast<int64_t>(rows.size());
   if (used > kTokenTile) throw InternalError("a forward of more single tokens than a tile has");
-  if (!packed_.defined()) {
-    packed_ = at::empty({kColumns, kTokenTile}, activations_.dtype(at::kLong));
+  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(used)));
+  const int64_t count = few_rows_ ? power : kTokenTile;
+  Recording& recording = recordings_[count];
+  if (!recording.packed.defined()) {
+    recording.packed = at::empty({kColumns, count}, activations_.dtype(at::kLong));
   }
-  packed_.copy_(Pack(rows, kTokenTile));
-  const auto forward = [this] {
-    Inputs inputs =
-        Unpack(packed_, kTokenTile, /*reads_adapter_rows=*/decoder_.lora().scale != 0.0);
+  recording.packed.copy_(Pack(rows, count));
+  const auto forward = [this, &recording, count] {
+    const bool has_adapters = decoder_.lora().scale != 0.0;
+    Inputs inputs = Unpack(recording.packed, count, /*reads_adapter_rows=*/has_adapters);
     inputs.tile = kTokenTile;
     inputs.pieces = false;
-    recorded_ = ScoresOf(RunBlocks(inputs));
+    recording.scores = ScoresOf(RunBlocks(inputs));
   };
   if (!recorder_) {
     forward();
-  } else if (!has_run_) {
-    // Libraries load and choose what they need.
-    recorder_->Run(forward);
-    has_run_ = true;
+  } else if (!std::exchange(recording.has_run, true)) {
+    recorder_->Run(forward);  // libraries load and choose what they need
   } else {
     // The recorder's memory would go with its last recording: the old one stays until the new is
     // there.
-    if (!std::exchange(is_current_, true)) graph_ = recorder_->Record(forward);
-    graph_->Replay();
+    if (std::exchange(recording.moves, moves_) != moves_) {
+      recording.graph = recorder_->Record(forward);
+    }
+    recording.graph->Replay();
   }
-  return {recorded_.logits.narrow(0, 0, used), recorded_.likeliest.narrow(1, 0, used)};
+  return {recording.scores.logits.narrow(0, 0, used),
+          recording.scores.likeliest.narrow(1, 0, used)};
 }
 
 }  // namespace sft::engine

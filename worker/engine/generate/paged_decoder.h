@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -72,6 +73,14 @@ class PagedDecoder {
                       const Inputs& inputs);
   at::Tensor RunBlocks(const Inputs& inputs);
   Scores ScoresOf(const at::Tensor& x);
+  // The forward of single tokens of so many rows: what it reads and writes.
+  struct Recording {
+    at::Tensor packed;
+    Scores scores;
+    std::unique_ptr<Graph> graph;
+    bool has_run = false;
+    int64_t moves = -1;  // when it was recorded
+  };
   Scores RecordedTokens(std::span<const PagedRow> rows);
 
   ModelConfig config_;
@@ -81,13 +90,10 @@ class PagedDecoder {
   std::vector<LayerPages> layers_;  // empty where a layer reads those of another
   PositionTables positions_;
   at::Tensor tables_;  // int32 [requests, width]
-  // The recorded forward of single tokens: what it reads and writes.
   std::unique_ptr<GraphRecorder> recorder_;
-  std::unique_ptr<Graph> graph_;
-  at::Tensor packed_;
-  Scores recorded_;
-  bool has_run_ = false;
-  bool is_current_ = false;  // what the recording reads is still where it was
+  std::map<int64_t, Recording> recordings_;  // by rows
+  bool few_rows_ = false;  // products of fewer rows than a tile are faster: their weights are NF4
+  int64_t moves_ = 0;      // of what a recording reads
 };
 
 }  // namespace sft::engine

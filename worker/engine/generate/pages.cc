@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 
@@ -43,8 +44,7 @@ void LayerPages::Reserve(int64_t count, int64_t most, at::IntArrayRef heads,
 }
 
 void LayerPages::Write(const Tensor& slots, const Tensor& keys, const Tensor& values) {
-  k.flatten(0, 1).index_copy_(0, slots, keys);
-  v.flatten(0, 1).index_copy_(0, slots, values);
+  ops::WritePages(k, v, slots, keys, values);
 }
 
 }  // namespace sft::engine

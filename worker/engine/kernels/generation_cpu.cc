@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
@@ -227,6 +228,20 @@ void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
   } else {
     RowProductAs<BFloat16, BFloat16>(out, a, weight, addend, shape);
   }
+}
+
+void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
+                   const Tensor& addend, int64_t tile) {
+  CheckNf4Rows(a, codes, absmax);
+  Tensor weight = at::empty({codes.size(0), a.size(1)}, a.options());
+  Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
+  RowProduct(out, a, weight, addend, 1.0, tile);
+}
+
+void WritePages(Tensor& k_pages, Tensor& v_pages, const Tensor& slots, const Tensor& keys,
+                const Tensor& values) {
+  k_pages.flatten(0, 1).index_copy_(0, slots, keys);
+  v_pages.flatten(0, 1).index_copy_(0, slots, values);
 }
 
 void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,

@@ -324,6 +324,13 @@ void Projection::InputGradientWithGains(const Tensor& dy, const Tensor& scaled, 
 
 void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& addend,
                               const Tensor& bias, const Pass& pass) const {
+  if (!pass.weights.nf4.empty() && pass.weights.nf4[matrix_].codes.defined()) {
+    const Nf4Matrix& nf4 = pass.weights.nf4[matrix_];
+    const int64_t tile = pass.tile > 0 ? pass.tile : std::max<int64_t>(1, x.size(0));
+    ops::Nf4RowProduct(y, x, nf4.codes, nf4.absmax, addend, tile);
+    if (bias.defined()) AddBiases(y, pass);
+    return;
+  }
   const Tensor a = joins ? Widened(x, info_.rank) : x;
   const Tensor weight =
       pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, 0, a.size(1));

@@ -118,6 +118,7 @@ void AdaptedSource::PlaceAll(int unit, int uses, UnitWeights& weights) const {
       ops::PlaceFactors(matrix, factors.a, factors.b, factors.first_row, scale_);
       continue;
     }
+    if (weights.fp8.empty()) continue;  // in NF4: the adapters' products are made apart
     Fp8Matrix& fp8 = weights.fp8[place.matrix];
     if ((uses & static_cast<int>(WeightUse::kForward)) != 0) {
       ops::Fp8PlaceFactors(fp8.forward, fp8.forward_scale, factors.a, factors.b, factors.first_row,

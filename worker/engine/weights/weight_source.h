@@ -24,6 +24,12 @@ struct Fp8Matrix {
   at::Tensor backward_scale;  // fp32 [K]
 };
 
+// A shared matrix in NF4 (kernels/nf4_tables.h): N outputs, K inputs, whole blocks a row.
+struct Nf4Matrix {
+  at::Tensor codes;   // uint8 [N, K / 2]
+  at::Tensor absmax;  // fp32 [N, K / 64]
+};
+
 // What DoRA makes of the outputs of a shared matrix, fp32 [N] each: output i of the weights and
 // adapters, without bias, is multiplied by gain = magnitude / norm, where norm is that of row i of
 // W + s B A. Outputs without a magnitude have a gain of 1.
@@ -46,6 +52,9 @@ struct UnitWeights {
   // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
   // may hold anything. Weights given so are undefined in `params` and `matrices`.
   std::vector<Fp8Matrix> fp8;
+  // By UnitInfo::shared_matrices, where generation reads the weights in NF4; else empty. Those
+  // given so are undefined in `params` and `matrices`.
+  std::vector<Nf4Matrix> nf4;
   // By UnitInfo::shared_matrices, undefined where no member has a magnitude; empty without DoRA.
   std::vector<RowGains> gains;
   // Weights that the source wrote anew since the unit was last acquired, as bits of WeightUse:

@@ -1,5 +1,6 @@
 // RoPE, activations, biases and sums of gradients: one pass over memory, 16 bytes an access.
 #include "worker/engine/cuda/kernels/column_sums.cuh"
+#include "worker/engine/cuda/kernels/early.cuh"
 #include "worker/engine/cuda/kernels/fp8.cuh"
 #include "worker/engine/cuda/kernels/gates.cuh"
 
@@ -62,6 +63,7 @@ template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     GluKernel(RowsShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
               T* __restrict__ out, int64_t out_stride) {
+  LetNextStart();
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;

@@ -2,6 +2,7 @@
 // once. Rows too wide for that, or of a ragged width, are read twice, the second time from a cache.
 // So is a result that goes out in FP8, too, once its largest value is known.
 #include "worker/engine/cuda/kernels/column_sums.cuh"
+#include "worker/engine/cuda/kernels/early.cuh"
 #include "worker/engine/cuda/kernels/fp8.cuh"
 
 namespace sft::engine::cuda {
@@ -26,6 +27,7 @@ struct ForwardArguments {
 template <typename T, typename Config, bool kQuantises>
 __global__ void __launch_bounds__(Config::kThreads)
     RmsNormKernel(const __grid_constant__ ForwardArguments<T> a) {
+  LetNextStart();
   constexpr int N = Config::kVector;
   constexpr int kStep = Config::kLanes * N;
   const int first = static_cast<int>(threadIdx.x) % Config::kLanes * N;

@@ -104,7 +104,43 @@ cudaError_t Launch(const PagedShape& shape, ConstRows q, const void* k_pages, co
   return cudaGetLastError();
 }
 
+// T: as much of a row as one access moves.
+template <typename T>
+__global__ void CopyRows(int64_t width, const int64_t* __restrict__ slots, ConstRows keys,
+                         ConstRows values, T* __restrict__ k_pages, T* __restrict__ v_pages) {
+  const int64_t row = blockIdx.x, slot = slots[row];
+  const T* key = static_cast<const T*>(keys.data) + row * keys.stride;
+  const T* value = static_cast<const T*>(values.data) + row * values.stride;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
+    k_pages[slot * width + i] = key[i];
+    v_pages[slot * width + i] = value[i];
+  }
+}
+
+template <typename T>
+cudaError_t Copy(int64_t rows, int64_t width, const int64_t* slots, ConstRows keys,
+                 ConstRows values, void* k_pages, void* v_pages, cudaStream_t stream) {
+  CopyRows<<<static_cast<unsigned>(rows), 128, 0, stream>>>(
+      width, slots, keys, values, static_cast<T*>(k_pages), static_cast<T*>(v_pages));
+  return cudaGetLastError();
+}
+
 }  // namespace
+
+cudaError_t LaunchWritePages(ElementType type, int64_t rows, int64_t width, const int64_t* slots,
+                             ConstRows keys, ConstRows values, void* k_pages, void* v_pages,
+                             cudaStream_t stream) {
+  if (type == ElementType::kFloat32) {
+    return Copy<float>(rows, width, slots, keys, values, k_pages, v_pages, stream);
+  }
+  const bool wide = width % 8 == 0 && RowsAreWide<__nv_bfloat16>(keys.data, keys.stride) &&
+                    RowsAreWide<__nv_bfloat16>(values.data, values.stride);
+  if (!wide) {
+    return Copy<__nv_bfloat16>(rows, width, slots, keys, values, k_pages, v_pages, stream);
+  }
+  return Copy<uint4>(rows, width / 8, slots, {keys.data, keys.stride / 8},
+                     {values.data, values.stride / 8}, k_pages, v_pages, stream);
+}
 
 cudaError_t LaunchPagedAttention(ElementType type, const PagedShape& shape, ConstRows q,
                                  const void* k_pages, const void* v_pages, const int32_t* tables,

@@ -23,6 +23,11 @@ struct PagedShape {
   float scale = 0.0f;
 };
 
+// Copies `width` elements of each row of keys and values to row slots[row] of the pages.
+cudaError_t LaunchWritePages(ElementType type, int64_t rows, int64_t width, const int64_t* slots,
+                             ConstRows keys, ConstRows values, void* k_pages, void* v_pages,
+                             cudaStream_t stream);
+
 // Rows of q and out are tokens. Any heads, of either type.
 cudaError_t LaunchPagedAttention(ElementType type, const PagedShape& shape, ConstRows q,
                                  const void* k_pages, const void* v_pages, const int32_t* tables,

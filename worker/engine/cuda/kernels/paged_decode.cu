@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "worker/engine/cuda/kernels/early.cuh"
 #include "worker/engine/cuda/kernels/paged_tiles.cuh"
 
 // Single tokens against their keys, of which one block takes a chunk of kChunk: few tokens then
@@ -11,7 +12,7 @@ namespace {
 
 using paged::Bf16;
 
-constexpr int kWarps = 4, kTile = 16, kStages = 2, kChunk = 256;
+constexpr int kWarps = 4, kTile = 16, kStages = 3, kChunk = 256;
 constexpr int kRows = 16;  // query heads of a key head, at most
 
 // Sums of one chunk, of [tokens, heads, chunks]: values [.., size], and the largest score beside
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     EndGroup();
   };
   fetch(0);
-  WaitForGroups<1>();
+  fetch(1);
+  WaitForGroups<2>();
   __syncthreads();
   paged::Rows<kSize> rows;
   rows.Start();
@@ -79,8 +81,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int64_t begins[2] = {seen_from, seen_from}, ends[2] = {end, end};
   const float scale = shape.scale * 1.44269504f;  // log2(e)
   for (int step = 0; step < kChunk / (kWarps * kTile); ++step) {
-    fetch(step + 1);
-    WaitForGroups<1>();
+    fetch(step + 2);
+    WaitForGroups<2>();
     __syncwarp();
     if (first_of(step) <= end) {
       const Bf16* at = own + step % kStages * 2 * kTileElements<kSize>;
@@ -132,6 +134,7 @@ __global__ void __launch_bounds__(kSize)
     JoinChunks(PagedShape shape, const int64_t* __restrict__ places, Partials partials,
                Bf16* __restrict__ out, int64_t out_stride) {
   const int64_t token = blockIdx.y, head = blockIdx.x;
+  LetNextStart();
   const int column = static_cast<int>(threadIdx.x);
   const int64_t last = places[2 * token + 1];
   Bf16& result = out[token * out_stride + head * kSize + column];

@@ -1,6 +1,8 @@
 #include "worker/engine/generate/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -15,6 +17,7 @@
 #include "tests/unit/worker/engine/model/tiny_model.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 namespace {
@@ -99,6 +102,39 @@ TEST_F(GeneratorTest, EveryTokenIsTheLikeliestOfAWholeForwardPass) {
   EXPECT_EQ(made.size(), static_cast<size_t>(kNew));
   EXPECT_EQ(made, WithoutCache(generator, kPrompt, kNew));
   EXPECT_EQ(made, generator.Generate(kPrompt, kNew, {})) << "a second answer starts afresh";
+}
+
+// What NF4 with a second quantisation makes of a weight, by the operations that training uses.
+Tensor ThroughNf4(const Tensor& weight) {
+  const ops::Nf4Codes nf4 = ops::Nf4Quantize(weight.contiguous().view({-1}));
+  const ops::NestedAbsmax nested = ops::AbsmaxQuantize(nf4.absmax);
+  Tensor values = at::empty(weight.sizes(), at::kFloat);
+  ops::Nf4DequantizeNested(values, nf4.codes, nested.codes, nested.nested_absmax, nested.offset);
+  return values;
+}
+
+TEST_F(GeneratorTest, InNf4ItIsTheModelWhoseLinearLayersHaveThoseValues) {
+  WriteLoudModel(dir_ / "model", R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64,
+      "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+      "hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": false})");
+  std::filesystem::copy(dir_ / "model", dir_ / "values");
+  std::vector<NamedTensor> tensors;
+  {
+    const auto file = SafetensorsFile::Open(dir_ / "model" / "model.safetensors");
+    for (const auto& [name, info] : file->tensors()) {
+      const Tensor value = file->View(name).to(at::kFloat);
+      tensors.push_back({name, name.ends_with("_proj.weight") ? ThroughNf4(value) : value});
+    }
+  }
+  WriteSafetensors(dir_ / "values" / "model.safetensors", tensors);
+  Generator nf4({.model_dir = dir_ / "model", .nf4 = true});
+  Generator values({.model_dir = dir_ / "values"});
+  const Tensor expected = values.Logits(kPrompt);
+  EXPECT_LT((nf4.Logits(kPrompt) - expected).abs().max().item<float>(),
+            1e-4f * expected.abs().max().item<float>());
+  EXPECT_EQ(nf4.Generate(kPrompt, kNew, {}), values.Generate(kPrompt, kNew, {}));
+  EXPECT_FALSE(at::allclose(Open().Logits(kPrompt), expected, 1e-2, 1e-2)) << "NF4 changes nothing";
 }
 
 TEST_F(GeneratorTest, AStopTokenEndsTheAnswerAndIsNoPartOfIt) {
