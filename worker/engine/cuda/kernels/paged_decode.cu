@@ -12,7 +12,7 @@ namespace {
 
 using paged::Bf16;
 
-constexpr int kWarps = 4, kTile = 16, kStages = 3, kChunk = 256;
+constexpr int kWarps = 4, kTile = 16, kStages = 2, kChunk = 256;
 constexpr int kRows = 16;  // query heads of a key head, at most
 
 // Sums of one chunk, of [tokens, heads, chunks]: values [.., size], and the largest score beside
@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     EndGroup();
   };
   fetch(0);
-  fetch(1);
-  WaitForGroups<2>();
+  WaitForGroups<1>();
   __syncthreads();
   paged::Rows<kSize> rows;
   rows.Start();
@@ -81,8 +80,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int64_t begins[2] = {seen_from, seen_from}, ends[2] = {end, end};
   const float scale = shape.scale * 1.44269504f;  // log2(e)
   for (int step = 0; step < kChunk / (kWarps * kTile); ++step) {
-    fetch(step + 2);
-    WaitForGroups<2>();
+    fetch(step + 1);
+    WaitForGroups<1>();
     __syncwarp();
     if (first_of(step) <= end) {
       const Bf16* at = own + step % kStages * 2 * kTileElements<kSize>;
