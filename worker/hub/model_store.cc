@@ -79,6 +79,20 @@ void ModelStore::SetPublish(std::function<absl::Status(const std::string&)> publ
   publish_ = std::move(publish);
 }
 
+void ModelStore::SetOnChange(std::function<void()> on_change) {
+  const MutexLock lock(mutex_);
+  on_change_ = std::move(on_change);
+}
+
+void ModelStore::TellChange() const {
+  std::function<void()> on_change;
+  {
+    const MutexLock lock(mutex_);
+    on_change = on_change_;
+  }
+  if (on_change) on_change();
+}
+
 bool ModelStore::Claim(const hub::ModelName& name) {
   const MutexLock lock(mutex_);
   // A download of another revision shares most of the blobs.
@@ -120,15 +134,22 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
     if (on_text) on_text(TextOfOther(name));
   }
   absl::StatusOr<PulledModel> pulled = Pull(name, token, stop, on_text);
-  const MutexLock lock(mutex_);
-  Download ended = running_[key].download;
-  running_.erase(key);
-  changed_.NotifyAll();
-  if (pulled.ok() || absl::IsAborted(pulled.status())) return pulled;
-  ended.problem = Message(pulled.status());
-  if (failed_.size() >= kMaxFailed) failed_.erase(failed_.begin());
-  failed_[key] = std::move(ended);
+  {
+    const MutexLock lock(mutex_);
+    Download ended = running_[key].download;
+    running_.erase(key);
+    changed_.NotifyAll();
+    if (!pulled.ok() && !absl::IsAborted(pulled.status()))
+      NoteFailure(std::move(ended), pulled.status());
+  }
+  TellChange();
   return pulled;
+}
+
+void ModelStore::NoteFailure(Download download, const absl::Status& why) {
+  download.problem = Message(why);
+  if (failed_.size() >= kMaxFailed) failed_.erase(failed_.begin());
+  failed_[download.name.Text()] = std::move(download);
 }
 
 absl::StatusOr<PulledModel> ModelStore::Pull(
@@ -257,6 +278,16 @@ void ModelStore::MarkUsed(const std::string& id) const {
 }
 
 absl::Status ModelStore::Remove(const std::string& id) {
+  const absl::Status removed = TryRemove(id);
+  if (!removed.ok()) {
+    const MutexLock lock(mutex_);
+    NoteFailure({.name = {id, ""}, .text = "not removed"}, removed);
+  }
+  TellChange();
+  return removed;
+}
+
+absl::Status ModelStore::TryRemove(const std::string& id) {
   const MutexLock making(room_);
   const std::string folder = setup_.cache_dir + "/" + hub::CacheFolderOf(id);
   if (UsedNow().contains(id)) {

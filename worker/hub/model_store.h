@@ -33,7 +33,7 @@ struct HubSetup {
 // Thread-safe.
 class ModelStore {
  public:
-  // A model that is on its way, or whose last download failed.
+  // A model that is on its way, or whose last download or removal failed.
   struct Download {
     hub::ModelName name;
     PullProgress progress;
@@ -60,6 +60,9 @@ class ModelStore {
   void SetInUse(InUse in_use);
   // Makes what was downloaded readable for others; called with a model's folder.
   void SetPublish(std::function<absl::Status(const std::string&)> publish);
+
+  // Called without a lock when a model has come or gone.
+  void SetOnChange(std::function<void()> on_change);
 
   // Brings the model here, and says how far that is by `on_text`, which is called about once a
   // second. FAILED_PRECONDITION where this worker downloads nothing, and the errors of PullModel;
@@ -91,6 +94,9 @@ class ModelStore {
   bool Claim(const hub::ModelName& name);
   std::string TextOfOther(const hub::ModelName& name) const;
   std::set<std::string> UsedNow() const;
+  void TellChange() const;
+  void NoteFailure(Download download, const absl::Status& why) SFT_REQUIRES(mutex_);
+  absl::Status TryRemove(const std::string& id);
   absl::StatusOr<PulledModel> Pull(const hub::ModelName& name, const std::string& token,
                                    const hub::StopCheck& stop,
                                    const std::function<void(const std::string&)>& on_text);
@@ -110,6 +116,7 @@ class ModelStore {
   CondVar changed_;
   InUse in_use_ SFT_GUARDED_BY(mutex_);
   std::function<absl::Status(const std::string&)> publish_ SFT_GUARDED_BY(mutex_);
+  std::function<void()> on_change_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, Running> running_ SFT_GUARDED_BY(mutex_);  // by "org/name@revision"
   std::map<std::string, Download> failed_ SFT_GUARDED_BY(mutex_);
   Mutex room_;  // one caller makes room at a time
