@@ -43,7 +43,11 @@ absl::StatusOr<ModelOnNodes> LookAtModel(Connection& connection, const std::stri
     }
     const bool same = each.model().id() == id || each.model().id().starts_with(id + "@");
     if (each.has_download() || !same || !each.model().problem().empty()) continue;
-    if (each.model().path().ends_with("/snapshots/" + commit)) found.has.insert(ShortName(each.node()));
+    // Without a commit, as of a server that asks no hub: any.
+    const std::string& path = each.model().path();
+    const bool it = commit.empty() ? path.find("/snapshots/") != std::string::npos
+                                   : path.ends_with("/snapshots/" + commit);
+    if (it) found.has.insert(ShortName(each.node()));
   }
   return found;
 }

@@ -69,11 +69,12 @@ void PrintList(Connection& connection, const std::vector<v1::NodeModel>& models)
   for (const v1::NodeModel& model : models) {
     if (model.has_download()) {
       const v1::ModelDownload& download = model.download();
-      table.Add(
-          {download.id(), ShortName(model.node()), Bytes(download.bytes_total()), "-", "-", "-",
-           "-", "-",
-           download.problem().empty() ? download.text() : "not downloaded: " + download.problem(),
-           ""});
+      table.Add({download.id(), ShortName(model.node()), Bytes(download.bytes_total()), "-", "-",
+                 "-", "-", "-",
+                 download.problem().empty()
+                     ? download.text()
+                     : fmt::format("{}: {}", download.text(), download.problem()),
+                 ""});
       continue;
     }
     table.Add({model.model().id(), ShortName(model.node()), Bytes(model.model().bytes()),

@@ -9,6 +9,8 @@ By hand: hub.py ID=FOLDER... prints the address (HF_ENDPOINT) and serves until i
 import hashlib
 import http.server
 import json
+import socket
+import ssl
 import sys
 import threading
 import time
@@ -24,8 +26,11 @@ class Repo:
 
 
 class Hub:
-    def __init__(self):
+    def __init__(self, certificate=None):
+        """`certificate`: a PEM file with key and certificate for 127.0.0.1 and localhost; then over TLS."""
         self.repos = {}
+        self.certificate = certificate
+        self.scheme = "https" if certificate else "http"
         self.tokens = {"hf_right": {}}  # every token that is good
         self.gated = set()  # repositories that no token may read
         self.private = set()  # those that need a good token
@@ -43,13 +48,17 @@ class Hub:
         self.lock = threading.Lock()
         self.hub = self._serve("hub")
         self.store = self._serve("store")
-        self.url = "http://127.0.0.1:%d" % self.hub.server_address[1]
+        self.url = "%s://127.0.0.1:%d" % (self.scheme, self.hub.server_address[1])
 
     def _serve(self, name):
         handler = type("Handler", (_Handler,), {"owner": self, "server_name": name})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
         server.handle_error = lambda *_: None  # a client that was killed
+        if self.certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
 
@@ -79,6 +88,50 @@ class Hub:
             if left > 0:
                 setattr(self, counter, left - 1)
             return left > 0
+
+
+class Proxy:
+    """An HTTP proxy that connects (CONNECT); `asked` has the addresses."""
+
+    def __init__(self):
+        self.asked = []
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = "http://127.0.0.1:%d" % self.socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client = self.socket.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client):
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += client.recv(1000) or b"\r\n\r\n"
+        method, address = head.decode().split()[:2]
+        self.asked.append((method, address))
+        host, _, port = address.rpartition(":")
+        with client, socket.create_connection((host, int(port))) as server:
+            client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+            back = threading.Thread(target=self._pass, args=(server, client), daemon=True)
+            back.start()
+            self._pass(client, server)
+            back.join()
+
+    @staticmethod
+    def _pass(source, target):
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.socket.close()
 
 
 def git_id(data):
@@ -188,8 +241,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._bytes(path, data, headers)
         headers.update({
             "X-Linked-Etag": '"%s"' % hashlib.sha256(data).hexdigest(), "X-Linked-Size": str(len(data)),
-            "Location": "http://localhost:%d/%s/%s/%s?signature=secret" % (
-                self.owner.store.server_address[1], name, commit, urllib.parse.quote(path))})
+            "Location": "%s://localhost:%d/%s/%s/%s?signature=secret" % (
+                self.owner.scheme, self.owner.store.server_address[1], name, commit, urllib.parse.quote(path))})
         self._answer(302, b"", headers)
 
     def _store(self, path):

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Models from a hub: the downloads of a worker with all faults of the way, jobs whose model no node has, and a cache
-that huggingface_hub reads."""
+"""Models from a hub: what a worker downloads through all faults of the way, in a cache that huggingface_hub reads."""
 
 import json
 import os
@@ -14,7 +13,7 @@ import unittest
 
 import harness
 from harness import BUILD, CONFIG, wait_until
-from hub import Hub
+from hub import Hub, Proxy
 
 PARITY = harness.pathlib.Path(__file__).parents[2] / "build/deps/parity/bin/python"
 NAME = "org/tiny"
@@ -170,6 +169,33 @@ class HubTest(HubCase):
             self.assertEqual(process.wait(timeout=60), 1)
         self.assertEqual(len(list(self.cache.rglob("*part"))), 1)
 
+    @unittest.skipUnless(shutil.which("openssl"), "there is no openssl")
+    def test_a_hub_with_a_certificate_of_its_own_is_reached_through_a_proxy(self):
+        (self.dir / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        for command in ("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem",
+                        "req -newkey rsa:2048 -nodes -subj /CN=hub -keyout hub.key -out hub.csr",
+                        "x509 -req -in hub.csr -CA ca.pem -CAkey ca.key -days 2 -extfile names -out hub.crt"):
+            subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=self.dir)
+        pem = self.dir / "hub.pem"
+        pem.write_bytes((self.dir / "hub.key").read_bytes() + (self.dir / "hub.crt").read_bytes())
+        hub, proxy = Hub(str(pem)), Proxy()
+        self.addCleanup(hub.close)
+        self.addCleanup(proxy.close)
+        hub.add(NAME, self.files)
+        self.environment["HF_ENDPOINT"] = hub.url
+        result = self.pull()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("certificate", result.stderr)
+        self.assertEqual(len([line for line in hub.log if line[0] == "hub"]), 0)
+        result = self.pull(SSL_CERT_FILE=str(self.dir / "ca.pem"), HTTPS_PROXY=proxy.url, NO_PROXY="localhost")
+        self.assert_pulled(result)
+        self.assertEqual(set(proxy.asked), {("CONNECT", hub.url.removeprefix("https://"))})
+        shutil.rmtree(self.cache)
+        proxy.asked.clear()
+        result = self.pull(SSL_CERT_FILE=str(self.dir / "ca.pem"), HTTPS_PROXY=proxy.url, NO_PROXY="*")
+        self.assert_pulled(result)
+        self.assertEqual(proxy.asked, [])
+
     @unittest.skipUnless(PARITY.exists(), "huggingface_hub is not installed: deploy/bootstrap --parity")
     def test_huggingface_hub_reads_our_cache_and_we_read_its(self):
         self.assert_pulled(self.pull())
@@ -198,152 +224,6 @@ print(hf_hub_download("org/tiny", "model.safetensors", revision=sys.argv[1]))
         self.assertEqual(self.hub.asked("/resolve/"), [])
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             self.assertEqual((self.snapshot(cache=theirs) / name).read_bytes(), self.files[name])
-
-
-class HubJobTest(HubCase):
-    """Jobs that name a model of the hub."""
-
-    def setUp(self):
-        super().setUp()
-        for name, value in (("HF_ENDPOINT", self.hub.url), ("HF_HUB_OFFLINE", "")):
-            before = os.environ.get(name)
-            os.environ[name] = value
-            self.addCleanup(lambda name=name, before=before:
-                            os.environ.pop(name) if before is None else os.environ.__setitem__(name, before))
-
-    def job_of(self, model=NAME, name="job", mode="ok", **options):
-        job = self.write_job(name=name, mode=mode, **options)
-        job.write_text(job.read_text().replace('model = "tiny"', f'model = "{model}"'))
-        return job
-
-    def submit_model(self, *arguments, **options):
-        result = self.sftctl("submit", self.job_of(*arguments, **options), "--json")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads(result.stdout)["job"]
-
-    def cache_of(self, node):
-        return self.dir / f"cache-{node}"
-
-    def start_node(self, node="node-a", *options, **more):
-        self.start_worker(node, options=["--model-cache", self.cache_of(node), *options], **more)
-
-    def models(self):
-        return json.loads(self.sftctl("models", "--json").stdout)
-
-    def test_a_job_brings_its_model_to_the_node_and_names_the_commit(self):
-        self.files = model_files(24)
-        self.commit = self.hub.add(NAME, self.files)
-        self.hub.rate = 6 << 20
-        self.start_server()
-        self.start_node()
-        job = self.submit_model()
-        seen = wait_until("progress of the download", lambda: "% of" in json.dumps(self.status(job)) and
-                          self.status(job))
-        self.assertIn("downloading model org/tiny", json.dumps(seen))
-        self.hub.rate = 0
-        self.assert_ends(job, 0)
-        self.assertIn(f"org/tiny@{self.commit}", json.dumps(self.status(job)))
-        # The next one finds it, on whatever day, and a name alone means what is there.
-        self.hub.log.clear()
-        self.assert_ends(self.submit_model(name="again"), 0)
-        self.assertEqual(self.hub.log, [])
-        listed = [each for each in self.models() if each["model"] == NAME]
-        self.assertEqual([each["problem"] for each in listed], [""])
-        self.assertTrue(listed[0]["path"].endswith("snapshots/" + self.commit))
-
-    def test_many_jobs_on_a_node_download_once_and_two_nodes_at_once(self):
-        self.files = model_files(8)
-        self.commit = self.hub.add(NAME, self.files)
-        self.hub.rate = 4 << 20
-        self.start_server()
-        self.start_node("node-a")
-        self.start_node("node-b")
-        jobs = [self.submit_model(name=f"job{number}", ranks=4) for number in range(4)]
-        self.hub.rate = 0
-        for job in jobs:
-            self.assert_ends(job, 0)
-        nodes = {node for node in ("node-a", "node-b") if self.folder(self.cache_of(node)).exists()}
-        self.assertEqual(len(self.ranges()), len(nodes))
-
-    def test_what_the_hub_refuses_is_said_at_submit_with_its_line(self):
-        self.hub.gated.add("org/gated")
-        self.hub.add("org/gated", self.files)
-        self.start_server()
-        self.start_node()
-        for model, words in (("org/none", "has no model org/none"), ("org/tiny@v9", 'no revision "v9"'),
-                             ("org/gated", "is gated")):
-            result = self.sftctl("submit", self.job_of(model))
-            self.assertEqual(result.returncode, 2, result.stdout)
-            self.assertIn("job.toml:3", result.stderr)
-            self.assertIn(words, result.stderr)
-        self.assertEqual(json.loads(self.sftctl("list", "--json").stdout), [])
-
-    def test_a_projects_token_brings_a_private_model_and_is_nowhere_to_be_read(self):
-        self.hub.private.add(NAME)
-        self.start_server()
-        self.start_node()
-        self.assertEqual(self.sftctl("submit", self.job_of()).returncode, 2)
-        token = self.dir / "token"
-        token.write_text("hf_right\n")
-        result = self.sftctl("admin", "project", "set", "default", "--hub-token-file", token, "--json")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertTrue(json.loads(result.stdout)[0]["has_hub_token"])
-        job = self.submit_model()
-        self.assert_ends(job, 0)
-        backup = self.sftctl("admin", "backup", "--to", self.dir / "backup", "--with-blobs", "--with-keys")
-        self.assertEqual(backup.returncode, 0, backup.stderr)
-        token.unlink()
-        kept = self.dir / "server/hub-tokens/default"
-        self.assertEqual(kept.read_text(), "hf_right")
-        self.assertEqual(kept.stat().st_mode & 0o777, 0o600)
-        for path in self.dir.rglob("*"):
-            if path.is_file() and path != kept:
-                self.assertNotIn(b"hf_right", path.read_bytes(), path)
-        result = self.sftctl("admin", "project", "set", "default", "--no-hub-token")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertFalse(kept.exists())
-
-    def test_a_model_is_pulled_and_removed_by_an_operator(self):
-        self.start_server()
-        self.start_node("node-a")
-        self.start_node("node-b")
-        result = self.sftctl("models", "pull", NAME, "--node", "node-b")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(result.stdout.strip(), f"{NAME}@{self.commit}")
-        self.assertFalse(self.folder(self.cache_of("node-a")).exists())
-        self.assertTrue(self.snapshot(cache=self.cache_of("node-b")).exists())
-        result = self.sftctl("models", "pull", "org/none")
-        self.assertEqual(result.returncode, 3, result.stderr)
-        result = self.sftctl("models", "rm", NAME)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        wait_until("the model to go", lambda: not self.folder(self.cache_of("node-b")).exists())
-        wait_until("the list to say so", lambda: NAME not in [each["model"] for each in self.models()])
-
-    def test_room_is_made_by_removing_what_was_not_used_for_longest(self):
-        self.files = model_files(4)
-        for number in range(3):
-            self.hub.add(f"org/m{number}", {**self.files, **model_files(4, seed=number)})
-        self.start_server()
-        self.start_node("node-a", "--model-cache-limit", "10MB")
-        for number in (0, 1, 2):
-            self.assert_ends(self.submit_model(f"org/m{number}", name=f"m{number}"), 0)
-            wait_until("the attempt to be forgotten",
-                       lambda: not any((self.dir / "node-a/attempts").iterdir()))
-        names = sorted(each.name for each in self.cache_of("node-a").glob("models--*"))
-        self.assertEqual(names, ["models--org--m1", "models--org--m2"])
-
-    def test_an_offline_server_takes_the_job_and_the_node_sees_for_itself(self):
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        self.start_server()
-        os.environ["HF_HUB_OFFLINE"] = ""
-        self.start_node()
-        result = self.sftctl("submit", self.job_of(), "--json")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        job = json.loads(result.stdout)["job"]
-        self.assert_ends(job, 0)
-        missing = self.submit_model("org/none", name="missing")
-        self.assert_ends(missing, 10)
-        self.assertIn("has no model org/none", json.dumps(self.status(missing)))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ void ModelRequests::Carry(const v1::ModelRequest& request) {
                .status();
   }
   const char* what = request.remove() ? "removal" : "download";
-  if (done.ok()) {
+  if (absl::IsNotFound(done) && request.remove()) {
+    spdlog::info("model {}: {}", request.model(), Message(done));
+  } else if (done.ok()) {
     spdlog::info("model {}: its {} is done, as an operator asked", request.model(), what);
   } else {
     spdlog::error("model {}: its {} failed: {}", request.model(), what, Message(done));

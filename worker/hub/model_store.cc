@@ -48,6 +48,15 @@ int64_t LastUseOf(const std::string& folder) {
   return int64_t{info.st_mtim.tv_sec} * 1'000'000 + info.st_mtim.tv_nsec / 1000;
 }
 
+// Bytes of all blobs; what snapshots link to is not counted again.
+int64_t CacheBytes(const std::string& dir) {
+  int64_t bytes = 0;
+  for (const std::string& name : io::ListDir(dir).value_or(std::vector<std::string>())) {
+    if (name.starts_with(kFolderPrefix)) bytes += io::TreeBytes(dir + "/" + name + "/blobs");
+  }
+  return bytes;
+}
+
 std::string IdOfFolder(std::string name) {
   name.erase(0, kFolderPrefix.size());
   if (const size_t at = name.find("--"); at != name.npos) name.replace(at, 2, "/");
@@ -137,6 +146,7 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
   {
     const MutexLock lock(mutex_);
     Download ended = running_[key].download;
+    ended.text = "not downloaded";
     running_.erase(key);
     changed_.NotifyAll();
     if (!pulled.ok() && !absl::IsAborted(pulled.status()))
@@ -248,8 +258,7 @@ absl::Status ModelStore::MakeRoom(const std::string& key, const std::string& id,
     SFT_ASSIGN_OR_RETURN(const int64_t free, io::FreeBytes(setup_.cache_dir));
     int64_t lacks = bytes + promised + reserve_.keep_free() - free;
     if (setup_.cache_limit > 0) {
-      lacks =
-          std::max(lacks, io::TreeBytes(setup_.cache_dir) + bytes + promised - setup_.cache_limit);
+      lacks = std::max(lacks, CacheBytes(setup_.cache_dir) + bytes + promised - setup_.cache_limit);
     }
     return lacks;
   };
@@ -279,7 +288,8 @@ void ModelStore::MarkUsed(const std::string& id) const {
 
 absl::Status ModelStore::Remove(const std::string& id) {
   const absl::Status removed = TryRemove(id);
-  if (!removed.ok()) {
+  // Where it is not, there is nothing to do: nodes are told all together.
+  if (!removed.ok() && !absl::IsNotFound(removed)) {
     const MutexLock lock(mutex_);
     NoteFailure({.name = {id, ""}, .text = "not removed"}, removed);
   }
