@@ -293,6 +293,25 @@ absl::StatusOr<std::string> Hub::ReadAll(const Question& question, size_t most,
   }
 }
 
+absl::StatusOr<std::string> Hub::Greet(const StopCheck& stop) const {
+  const Question question{.url = options_.endpoint + "/api/whoami-v2", .what = "the token's owner"};
+  const absl::StatusOr<HttpResponse> response = Once(question);
+  if (!response.ok()) return response.status();
+  if (stop && stop()) return Aborted("stopped");
+  if (response->status == 401 || response->status == 403) {
+    if (options_.token.empty()) return std::string();
+    return PermissionDenied(fmt::format("{} refuses the token", options_.endpoint));
+  }
+  if (response->status != 200) {
+    return Unavailable(fmt::format("{} answers {}", options_.endpoint, response->status));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::string text, ReadBody(*response->body, kMaxAnswer));
+  const nlohmann::json owner = ParseJson(text);
+  const auto name = owner.is_object() ? owner.find("name") : owner.end();
+  const bool named = owner.is_object() && name != owner.end() && name->is_string();
+  return named ? name->get<std::string>() : std::string();
+}
+
 absl::StatusOr<std::string> Hub::Resolve(const std::string& id, const std::string& revision,
                                          const StopCheck& stop) const {
   const std::string named = revision.empty() ? "main" : revision;

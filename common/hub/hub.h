@@ -46,6 +46,8 @@ class Hub {
   Hub(Options options, HttpClient& http, Clock& clock)
       : options_(std::move(options)), http_(http), clock_(clock) {}
 
+  // Whose token it is ("" without one): that the hub can be reached, and takes the token.
+  absl::StatusOr<std::string> Greet(const StopCheck& stop) const;
   // The commit that a branch, tag or commit stands for now.
   absl::StatusOr<std::string> Resolve(const std::string& id, const std::string& revision,
                                       const StopCheck& stop) const;

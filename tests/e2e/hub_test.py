@@ -159,6 +159,36 @@ class HubTest(HubCase):
         self.assertIn("takes another 21", result.stderr)
         self.assertEqual(self.ranges(), [])
 
+    def test_a_disk_that_fills_in_a_download_is_named_and_what_came_is_kept(self):
+        disk = self.small_disk("small", 60)
+        self.files = model_files(24)
+        self.commit = self.hub.add(NAME, self.files)
+        self.hub.rate = 8 << 20
+        cache = disk / "cache"
+        with subprocess.Popen(self.pull_command(cache=cache), env=self.environment, stderr=subprocess.PIPE,
+                              text=True) as process:
+            wait_until("bytes to come", lambda: any(each.stat().st_size > 1 << 20 for each in cache.rglob("*part")))
+            ballast = self.fill(disk)
+            said = process.communicate(timeout=harness.DEADLINE_S)[1]
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("No space left on device", said)
+        self.assertFalse(self.snapshot(cache=cache).exists())
+        ballast.unlink()
+        self.hub.rate = 0
+        self.hub.log.clear()
+        self.assertEqual(self.pull(cache=cache).returncode, 0)
+        self.assertTrue(self.ranges()[0].startswith("bytes="))
+
+    def test_two_programs_that_fill_one_cache_download_a_file_once(self):
+        self.files = model_files(16)
+        self.commit = self.hub.add(NAME, self.files)
+        self.hub.rate = 12 << 20
+        both = [subprocess.Popen(self.pull_command(), env=self.environment, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL) for _ in range(2)]
+        self.assertEqual([process.wait(timeout=harness.DEADLINE_S) for process in both], [0, 0])
+        self.assertEqual(self.ranges(), [None])
+        self.assertEqual((self.snapshot() / "model.safetensors").read_bytes(), self.files["model.safetensors"])
+
     def test_a_stop_ends_at_once_and_keeps_what_came(self):
         self.files = model_files(24)
         self.commit = self.hub.add(NAME, self.files)

@@ -142,7 +142,8 @@ absl::Status AttemptIo::Stage() {
                            request.set_node(context_.node());
                            return services.server.HubToken(request);
                          },
-                     .on_text = [this](const std::string& text) { ShowPhase(text); }};
+                     .on_text = [this](const std::string& text) { ShowPhase(text); },
+                     .on_event = [this](const std::string& text) { context_.Tell("model", text); }};
   SFT_ASSIGN_OR_RETURN(StagedJob staged, services.stager.Stage(
                                              dispatch, context_.job->job.model,
                                              [this] { return shared_.wish().leaves(); }, ask));

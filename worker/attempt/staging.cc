@@ -8,6 +8,7 @@
 
 #include <cerrno>
 
+#include "common/base/bytes.h"
 #include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
@@ -121,9 +122,15 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   if (ask.token) {
     SFT_ASSIGN_OR_RETURN(token, ask.token());
   }
-  const absl::Status pulled = models_->Fetch(*name, token, stop, ask.on_text).status();
+  const auto tell = [&](const std::string& what) {
+    if (ask.on_event) ask.on_event(what);
+  };
+  tell(fmt::format("model {} is not on this node: it is downloaded from {}", name->Text(),
+                   models_->setup().endpoint));
+  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, token, stop, ask.on_text);
   if (ask.on_text) ask.on_text("");
-  SFT_RETURN_IF_ERROR(JudgePull(pulled));
+  SFT_RETURN_IF_ERROR(JudgePull(pulled.status()));
+  tell(fmt::format("model {}@{} is here: {}", name->id, pulled->commit, BytesText(pulled->bytes)));
   dir = FindModel(model, setup_);
   if (!dir.ok()) return NotOfOwner(dir.status());
   return dir;

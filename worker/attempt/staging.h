@@ -35,6 +35,8 @@ struct ModelAsk {
   std::function<absl::StatusOr<std::string>()> token;
   // How far it is, about once a second; empty: it has come.
   std::function<void(const std::string&)> on_text;
+  // For the job's history: that it begins, and what came.
+  std::function<void(const std::string&)> on_event;
 };
 
 // Brings what an attempt needs to this node, and removes what none has needed for long.

@@ -100,6 +100,25 @@ absl::StatusOr<std::unique_ptr<ModelStore>> OpenModelStore(const Options& option
   return store;
 }
 
+void CheckHub(const Options& options, obs::CheckReport& report) {
+  if (options.model_cache.empty()) return;
+  const auto look = [&]() -> absl::StatusOr<std::string> {
+    SFT_ASSIGN_OR_RETURN(const HubSetup setup, MakeHubSetup(options));
+    if (setup.offline) return std::string("HF_HUB_OFFLINE is set: nothing is downloaded");
+    SFT_ASSIGN_OR_RETURN(const std::unique_ptr<hub::HttpClient> http,
+                         hub::MakeHttpClient(hub::HttpOptionsOf(setup.ca_file, Env)));
+    const hub::Hub hub({setup.endpoint, setup.token}, *http, Clock::Real());
+    SFT_ASSIGN_OR_RETURN(const std::string owner, hub.Greet({}));
+    return fmt::format(
+        "{} answers{}", setup.endpoint,
+        setup.token.empty() ? ", without a token" : ", and takes the token of " + owner);
+  };
+  const absl::StatusOr<std::string> found = look();
+  report.Take("model hub", found.status(), found.ok() ? *found : "",
+              "--hub or HF_ENDPOINT is its address, HTTPS_PROXY the way to it, --hub-ca the "
+              "authorities that vouch for it, --hub-token-file the token");
+}
+
 int RunPull(const Options& options) {
   const auto fail = [](const absl::Status& status) {
     fprintf(stderr, "sft-worker: %s\n", std::string(Message(status)).c_str());

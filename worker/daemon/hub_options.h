@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/obs/check_report.h"
 #include "worker/base/setup.h"
 #include "worker/daemon/options.h"
 #include "worker/hub/model_store.h"
@@ -20,6 +21,9 @@ absl::StatusOr<int64_t> ParseCacheLimit(const std::string& text);
 // Ranks can read what it downloads.
 absl::StatusOr<std::unique_ptr<ModelStore>> OpenModelStore(const Options& options,
                                                            const NodeSetup& setup, Clock& clock);
+
+// The check of the hub: reachability, certificate and token; nothing without --model-cache.
+void CheckHub(const Options& options, obs::CheckReport& report);
 
 // Runs `sft-worker pull MODEL`: downloads it and tells how far it is. The exit code.
 int RunPull(const Options& options);

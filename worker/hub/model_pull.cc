@@ -132,7 +132,7 @@ absl::StatusOr<PulledModel> PullModel(const hub::Hub& hub, const hub::ModelName&
   SFT_RETURN_IF_ERROR(pull.Run(files));
   SFT_RETURN_IF_ERROR(cache.LinkSnapshot(commit, files));
   if (!hub::IsCommit(revision)) SFT_RETURN_IF_ERROR(cache.WriteRef(revision, commit));
-  return PulledModel{cache.SnapshotDir(commit), commit};
+  return PulledModel{cache.SnapshotDir(commit), commit, total};
 }
 
 }  // namespace sft::worker

@@ -30,6 +30,7 @@ struct PullWatch {
 struct PulledModel {
   std::string snapshot_dir;
   std::string commit;
+  int64_t bytes = 0;  // of its files
 };
 
 // Brings a model into the hub cache below `hub_dir`: what jobs need of it, checked against the

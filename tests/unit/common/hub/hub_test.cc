@@ -192,6 +192,16 @@ TEST_F(HubTest, AWrongTokenIsToldFromAMissingModel) {
   EXPECT_EQ(Message(status).find("secret-token"), std::string::npos);
 }
 
+TEST_F(HubTest, AGreetingTellsWhoseTokenItIs) {
+  http_.answer = [](const HttpRequest&) { return FakeHttp::Make(200, R"({"name": "ann"})"); };
+  EXPECT_EQ(*Make("t").Greet({}), "ann");
+  Always(401);
+  EXPECT_EQ(*Make().Greet({}), "");
+  EXPECT_TRUE(absl::IsPermissionDenied(Make("t").Greet({}).status()));
+  Always(500);
+  EXPECT_TRUE(absl::IsUnavailable(Make().Greet({}).status()));
+}
+
 TEST_F(HubTest, ABodyThatBreaksIsAskedForAgain) {
   int left = 2;
   http_.answer = [&](const HttpRequest&) {
