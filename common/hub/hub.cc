@@ -223,6 +223,9 @@ absl::StatusOr<HttpResponse> Hub::Ask(const Question& question, const StopCheck&
       failed = response.status();
     }
     if (clock_.Mono() - begin + wait > options_.patience) return failed;
+    if (options_.on_wait) {
+      options_.on_wait(fmt::format("{}; asks again in {:.0f} s", Message(failed), SecondsOf(wait)));
+    }
     for (Nanos left = wait; left > Nanos(0); left -= kStopInterval) {
       if (stop && stop()) return Aborted(question.what + ": stopped");
       clock_.Sleep(std::min<Nanos>(left, kStopInterval));

@@ -41,6 +41,8 @@ class Hub {
     std::string token;                        // empty: none
     // How long answers that may come later (429, 5xx, broken connections) are asked for again.
     Nanos patience = std::chrono::minutes(2);
+    // Told before each such wait: why, and how long.
+    std::function<void(const std::string&)> on_wait = {};
   };
   // Both are borrowed.
   Hub(Options options, HttpClient& http, Clock& clock)

@@ -57,8 +57,7 @@ class HubJobTest(HubCase):
         self.assert_ends(job, 0)
         self.assertIn(f"org/tiny@{self.commit}", json.dumps(self.status(job)))
         events = self.sftctl("events", job).stdout
-        self.assertIn("it is downloaded from " + self.hub.url, events)
-        self.assertIn(f"model org/tiny@{self.commit} is here: 25.2 MB", events)
+        self.assertIn(f"model org/tiny@{self.commit} has come to this node from {self.hub.url}: 25.2 MB in ", events)
         # The next one finds it, on whatever day, and a name alone means what is there.
         self.hub.log.clear()
         self.assert_ends(self.submit_model(name="again"), 0)

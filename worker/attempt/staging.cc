@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "common/base/bytes.h"
+#include "common/base/duration.h"
 #include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
@@ -44,8 +45,7 @@ absl::StatusOr<std::string> FindModel(const std::string& model, const NodeSetup&
 // What keeps a model from being downloaded, and whose it is to correct: what the hub does not have
 // or does not show is the job owner's, the rest the node's.
 absl::Status JudgePull(const absl::Status& pulled) {
-  if (pulled.ok() || absl::IsNotFound(pulled) || absl::IsPermissionDenied(pulled) ||
-      absl::IsAborted(pulled)) {
+  if (absl::IsNotFound(pulled) || absl::IsPermissionDenied(pulled) || absl::IsAborted(pulled)) {
     return pulled;
   }
   return IsPassing(pulled) ? pulled : Internal(Message(pulled));
@@ -118,19 +118,25 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   if (models_ == nullptr || !models_->Downloads() || !name || !absl::IsNotFound(dir.status())) {
     return NotOfOwner(dir.status());
   }
-  std::string token;
-  if (ask.token) {
-    SFT_ASSIGN_OR_RETURN(token, ask.token());
-  }
-  const auto tell = [&](const std::string& what) {
-    if (ask.on_event) ask.on_event(what);
+  absl::StatusOr<std::string> token = std::string();
+  if (ask.token) token = ask.token();
+  // A server of an earlier release keeps no tokens.
+  if (absl::IsUnimplemented(token.status())) token = std::string();
+  if (!token.ok()) return IsPassing(token.status()) ? token.status() : NotOfOwner(token.status());
+  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, *token, stop, ask.on_text);
+  const auto show = [&](const std::string& text) {
+    if (ask.on_text) ask.on_text(text);
   };
-  tell(fmt::format("model {} is not on this node: it is downloaded from {}", name->Text(),
-                   models_->setup().endpoint));
-  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, token, stop, ask.on_text);
-  if (ask.on_text) ask.on_text("");
-  SFT_RETURN_IF_ERROR(JudgePull(pulled.status()));
-  tell(fmt::format("model {}@{} is here: {}", name->id, pulled->commit, BytesText(pulled->bytes)));
+  if (!pulled.ok()) {
+    show(fmt::format("model {} has not come", name->id));
+    return JudgePull(pulled.status());
+  }
+  show(fmt::format("model {} has come: {}", name->id, BytesText(pulled->bytes)));
+  if (ask.on_event) {
+    ask.on_event(fmt::format("model {}@{} has come to this node from {}: {} in {:.1f} s", name->id,
+                             pulled->commit, models_->setup().endpoint, BytesText(pulled->bytes),
+                             SecondsOf(pulled->took)));
+  }
   dir = FindModel(model, setup_);
   if (!dir.ok()) return NotOfOwner(dir.status());
   return dir;

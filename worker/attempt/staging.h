@@ -33,9 +33,9 @@ struct StagedJob {
 struct ModelAsk {
   // The token of the job's project; called only where something is downloaded.
   std::function<absl::StatusOr<std::string>()> token;
-  // How far it is, about once a second; empty: it has come.
+  // How far it is, about once a second.
   std::function<void(const std::string&)> on_text;
-  // For the job's history: that it begins, and what came.
+  // For the job's history: what came.
   std::function<void(const std::string&)> on_event;
 };
 

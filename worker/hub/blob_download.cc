@@ -127,11 +127,8 @@ bool BeginsAt(const hub::HttpResponse& response, int64_t offset) {
 }
 
 // One connection's worth: OK when the body ended, however much of the file there is then.
-absl::Status Receive(const BlobSource& source, const hub::HubFile& file, Part& part,
+absl::Status Receive(const hub::HttpResponse& response, const hub::HubFile& file, Part& part,
                      const BlobWatch& watch) {
-  SFT_ASSIGN_OR_RETURN(
-      const hub::HttpResponse response,
-      source.hub.Open(source.id, source.commit, file.path, part.size(), watch.stop));
   // The file here is longer than theirs or of another version.
   if (response.status == 416) return part.Restart();
   // Whoever knows nothing of ranges sends all of it.
@@ -166,7 +163,11 @@ absl::Status Complete(const BlobSource& source, const hub::HubFile& file, Part& 
                       const BlobWatch& watch, Clock& clock) {
   int64_t best = part.size();
   for (int idle = 0; part.size() < file.size;) {
-    const absl::Status received = Receive(source, file, part, watch);
+    // The hub has been asked for as long as there is patience.
+    SFT_ASSIGN_OR_RETURN(
+        const hub::HttpResponse response,
+        source.hub.Open(source.id, source.commit, file.path, part.size(), watch.stop));
+    const absl::Status received = Receive(response, file, part, watch);
     if (!received.ok() && !absl::IsUnavailable(received)) return received;
     idle = part.size() > best ? 0 : idle + 1;
     best = std::max(best, part.size());

@@ -73,6 +73,15 @@ std::string OtherWeights(const std::vector<hub::HubFile>& files) {
   return names;
 }
 
+// A file that a tokenizer could be made of, where it is made of others.
+bool IsOtherVocabulary(std::string_view path, const io::TokenizerSource* chosen) {
+  const auto is_of = [&](const io::TokenizerSource& source) {
+    return path == source.vocabulary || path == source.merges;
+  };
+  return chosen != nullptr && !is_of(*chosen) &&
+         std::any_of(io::kTokenizerSources.begin(), io::kTokenizerSources.end(), is_of);
+}
+
 }  // namespace
 
 absl::Status HubCache::Prepare() const {
@@ -201,7 +210,9 @@ std::string MissingOf(const std::string& snapshot_dir) {
   const auto needed = NeededFiles(*files, index_text);
   if (!needed.ok()) return std::string(Message(needed.status()));
   std::vector<std::string> missing;
+  const auto listed = [&](std::string_view path) { return Find(*files, path) != nullptr; };
   for (const hub::HubFile& file : *needed) {
+    if (IsOtherVocabulary(file.path, io::FindTokenizer(listed))) continue;
     const auto size = io::FileSize(snapshot_dir + "/" + file.path);
     if (!size.ok()) missing.push_back(file.path);
     if (size.ok() && *size != file.size) {

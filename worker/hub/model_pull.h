@@ -31,6 +31,7 @@ struct PulledModel {
   std::string snapshot_dir;
   std::string commit;
   int64_t bytes = 0;  // of its files
+  Nanos took{0};      // the download, with the wait for another job's; set by ModelStore
 };
 
 // Brings a model into the hub cache below `hub_dir`: what jobs need of it, checked against the

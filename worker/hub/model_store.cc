@@ -22,6 +22,8 @@ using std::chrono::seconds;
 
 constexpr milliseconds kWaitInterval{100};
 constexpr seconds kTellInterval{1};
+// Longer than a hub asks to wait at once: who asks sooner waits longer.
+constexpr std::chrono::minutes kPatience{15};
 // Failed downloads that are remembered for operators.
 constexpr size_t kMaxFailed = 32;
 // In a model's folder: this worker made it, and when a job last used it.
@@ -138,6 +140,7 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
                                    : "its worker was started without --model-cache"));
   }
   const std::string key = name.Text();
+  const MonoTime begin = clock_->Mono();
   while (!Claim(name)) {
     if (stop && stop()) return Aborted("the wait for another job's download was stopped");
     if (on_text) on_text(TextOfOther(name));
@@ -153,6 +156,7 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
       NoteFailure(std::move(ended), pulled.status());
   }
   TellChange();
+  if (pulled.ok()) pulled->took = clock_->Mono() - begin;
   return pulled;
 }
 
@@ -174,7 +178,16 @@ absl::StatusOr<PulledModel> ModelStore::Pull(
   watch.stop = stop;
   watch.on_progress = [&](const PullProgress& progress) { Note(key, progress, on_text); };
   watch.make_room = [&](int64_t bytes) { return MakeRoom(key, name.id, bytes); };
-  const hub::Hub hub({setup_.endpoint, token.empty() ? setup_.token : token}, *http_, *clock_);
+  const auto on_wait = [&](const std::string& why) {
+    const std::string text = fmt::format("downloading model {}: {}", name.id, why);
+    {
+      const MutexLock lock(mutex_);
+      running_[key].download.text = text;
+    }
+    if (on_text) on_text(text);
+  };
+  const hub::Hub hub({setup_.endpoint, token.empty() ? setup_.token : token, kPatience, on_wait},
+                     *http_, *clock_);
   const absl::Cleanup mark = [&] {
     if (!own || !io::Exists(folder)) return;
     if (!io::Exists(folder + kOwnMark)) (void)io::WriteFileAtomic(folder + kOwnMark, "");

@@ -133,7 +133,15 @@ TEST_F(HubTest, TooManyRequestsWaitAsLongAsTheHubAsks) {
     return FakeHttp::Make(200, fmt::format(R"({{"sha": "{}"}})", kCommit));
   };
   const MonoTime begin = clock_.Mono();
-  EXPECT_TRUE(Make().Resolve("o/n", "", {}).ok());
+  std::vector<std::string> told;
+  const Hub hub({.endpoint = "https://hub",
+                 .on_wait = [&](const std::string& text) { told.push_back(text); }},
+                http_, clock_);
+  EXPECT_TRUE(hub.Resolve("o/n", "", {}).ok());
+  ASSERT_EQ(told.size(), 2);
+  EXPECT_NE(told[0].find("429 (too many requests from this address or token); asks again in 2"),
+            std::string::npos)
+      << told[0];
   EXPECT_GE(Waited(begin), 50);
   EXPECT_LE(Waited(begin), 66);
 }

@@ -122,6 +122,17 @@ TEST_F(HubCacheFolderTest, AHalfSnapshotIsNamedAndAWholeOneIsNot) {
   EXPECT_NE(MissingOf(snapshot).find("model.safetensors (0 of 1 bytes)"), std::string::npos);
 }
 
+TEST_F(HubCacheFolderTest, AVocabularyThatNobodyReadsMayBeMissing) {
+  const Files files = Named({"config.json", "merges.txt", "model.safetensors", "tokenizer.json",
+                             "tokenizer.model", "vocab.json", "chat_template.jinja"});
+  Fill(files);
+  ASSERT_TRUE(cache_.WriteTree(commit_, files).ok());
+  ASSERT_TRUE(cache_.LinkSnapshot(commit_, {files[0], files[2], files[3], files[6]}).ok());
+  EXPECT_EQ(MissingOf(cache_.SnapshotDir(commit_)), "");
+  ASSERT_TRUE(io::RemoveAll(cache_.SnapshotDir(commit_) + "/chat_template.jinja").ok());
+  EXPECT_NE(MissingOf(cache_.SnapshotDir(commit_)).find("chat_template.jinja"), std::string::npos);
+}
+
 TEST_F(HubCacheFolderTest, ATreeThatIsBrokenOrOfAnotherFormatIsNone) {
   for (const char* text :
        {"", "[]", R"({"format_version": 2, "files": {}})", R"({"format_version": 1, "files": []})",

@@ -60,11 +60,12 @@ TEST_F(ModelsTest, ASnapshotThatLacksFilesOfItsTreeIsRefusedByName) {
         R"({"format_version": 1, "files": {
               "config.json": {"size": 22, "blob_id": "a"}, "README.md": {"size": 9, "blob_id": "r"},
               "model.safetensors": {"size": 1000, "blob_id": "b"},
-              "merges.txt": {"size": 1, "blob_id": "c"},
+              "special_tokens_map.json": {"size": 1, "blob_id": "c"},
               "tokenizer.json": {"size": 2, "blob_id": "d"}}})");
   const absl::Status status = ResolveModel("org/cached", setup_).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_NE(Message(status).find("merges.txt and 1 more of 4 files that jobs need are missing"),
+  EXPECT_NE(Message(status).find(
+                "special_tokens_map.json and 1 more of 4 files that jobs need are missing"),
             std::string::npos)
       << status;
 }
