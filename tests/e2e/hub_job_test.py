@@ -9,7 +9,7 @@ import unittest
 import harness
 from families_test import GOLDENS, write_tokenizer
 from harness import BUILD, wait_until
-from hub_test import NAME, HubCase, model_files
+from hub_test import NAME, HubCase, came, model_files
 from rank_user_test import USER, can_run
 
 
@@ -202,8 +202,7 @@ class HubJobTest(HubCase):
         self.start_server()
         self.start_node()
         job = self.submit_model()
-        wait_until("bytes to come", lambda: any(each.stat().st_size > 1 << 20
-                                                for each in self.cache_of("node-a").rglob("*part")))
+        wait_until("bytes to come", lambda: came(self.cache_of("node-a")) > 1 << 20)
         self.kill("node-a")
         self.hub.log.clear()
         self.hub.rate = 0

@@ -8,7 +8,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 import unittest
 
 import harness
@@ -28,6 +27,17 @@ def model_files(megabytes=1, seed=1):
         "model.safetensors": struct.pack("<Q", len(header)) + header + weights,
         "pytorch_model.bin": b"a pickle, never downloaded", "modeling_tiny.py": b"raise SystemExit\n",
     }
+
+
+def came(cache):
+    """Bytes of the largest file that is on its way into a cache; a small one may arrive while it is looked at."""
+    largest = 0
+    for part in cache.rglob("*part"):
+        try:
+            largest = max(largest, part.stat().st_size)
+        except FileNotFoundError:
+            pass
+    return largest
 
 
 class HubCase(harness.ServiceCase):
@@ -97,14 +107,12 @@ class HubTest(HubCase):
         self.files = model_files(24)
         self.commit = self.hub.add(NAME, self.files)
         self.hub.rate = 8 << 20
-        for _ in range(3):
+        for life in range(3):
             with subprocess.Popen(self.pull_command(), env=self.environment, stderr=subprocess.DEVNULL) as process:
-                time.sleep(0.8)
+                wait_until("bytes to come", lambda life=life: came(self.cache) > (life + 1) << 21)
                 process.kill()
-        parts = list((self.folder() / "blobs").glob("*part*"))
-        self.assertEqual(len(parts), 1)
-        come = parts[0].stat().st_size
-        self.assertGreater(come, 1 << 20)
+        come = came(self.cache)
+        self.assertGreater(come, 3 << 21)
         self.assertFalse(self.snapshot().exists())
         self.hub.rate = 0
         self.hub.log.clear()
@@ -167,7 +175,7 @@ class HubTest(HubCase):
         cache = disk / "cache"
         with subprocess.Popen(self.pull_command(cache=cache), env=self.environment, stderr=subprocess.PIPE,
                               text=True) as process:
-            wait_until("bytes to come", lambda: any(each.stat().st_size > 1 << 20 for each in cache.rglob("*part")))
+            wait_until("bytes to come", lambda: came(cache) > 1 << 20)
             ballast = self.fill(disk)
             said = process.communicate(timeout=harness.DEADLINE_S)[1]
         self.assertEqual(process.returncode, 1)
@@ -194,10 +202,10 @@ class HubTest(HubCase):
         self.commit = self.hub.add(NAME, self.files)
         self.hub.rate = 4 << 20
         with subprocess.Popen(self.pull_command(), env=self.environment, stderr=subprocess.DEVNULL) as process:
-            wait_until("bytes to come", lambda: any(each.stat().st_size for each in self.cache.rglob("*part")))
+            wait_until("bytes to come", lambda: came(self.cache))
             process.send_signal(signal.SIGINT)
             self.assertEqual(process.wait(timeout=60), 1)
-        self.assertEqual(len(list(self.cache.rglob("*part"))), 1)
+        self.assertGreater(came(self.cache), 0)
 
     @unittest.skipUnless(shutil.which("openssl"), "there is no openssl")
     def test_a_hub_with_a_certificate_of_its_own_is_reached_through_a_proxy(self):
