@@ -8,7 +8,7 @@ import unittest
 
 import harness
 from families_test import GOLDENS, write_tokenizer
-from harness import BUILD, wait_until
+from harness import BUILD, CONFIG, wait_until
 from hub_test import NAME, HubCase, came, model_files
 from rank_user_test import USER, can_run
 
@@ -79,6 +79,18 @@ class HubJobTest(HubCase):
             self.assert_ends(job, 0)
         nodes = {node for node in ("node-a", "node-b") if self.folder(self.cache_of(node)).exists()}
         self.assertEqual(len(self.ranges()), len(nodes))
+
+    def test_all_nodes_of_a_gang_have_the_commit_of_the_submit_though_the_branch_moves(self):
+        self.start_server()
+        self.start_node("node-a", gpus="H100:4")
+        job = self.submit_model(ranks=8, per_node=4)
+        self.assertEqual(self.status(job)["state"], "PENDING")
+        moved = self.hub.add(NAME, {**self.files, "config.json": json.dumps({**CONFIG, "x": 1}).encode()})
+        self.start_node("node-b", gpus="H100:4")
+        self.assert_ends(job, 0)
+        for node in ("node-a", "node-b"):
+            self.assertTrue(self.snapshot(cache=self.cache_of(node)).exists())
+            self.assertFalse(self.snapshot(moved, self.cache_of(node)).exists())
 
     def test_what_the_hub_refuses_is_said_at_submit_with_its_line(self):
         self.hub.gated.add("org/gated")
