@@ -12,6 +12,7 @@
 #include "common/base/duration.h"
 #include "common/base/env.h"
 #include "common/base/version.h"
+#include "common/hub/hub.h"
 #include "common/hub/hub_access.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
@@ -107,11 +108,16 @@ void SayGoodbye(Server& server, bool temporary, Clock& clock) {
 
 absl::StatusOr<HubModels::Options> HubOptionsOf(const Options& options,
                                                 const std::string& data_dir) {
-  SFT_ASSIGN_OR_RETURN(
-      const hub::HubAccess access,
+  absl::StatusOr<hub::HubAccess> access =
       hub::HubAccessOf(options.hub, options.hub_token_file, options.hub_ca,
-                       [](const std::string& name) { return GetEnv(name).value_or(""); }));
-  return HubModels::Options{access.endpoint, access.token, access.ca_file, access.offline,
+                       [](const std::string& name) { return GetEnv(name).value_or(""); });
+  if (!access.ok()) {
+    if (!options.hub.empty() || !options.hub_token_file.empty()) return access.status();
+    // What the environment says for other programs keeps no server from starting.
+    spdlog::warn("no model hub is asked: {}", Message(access.status()));
+    access = hub::HubAccess{.endpoint = hub::kDefaultEndpoint, .offline = true};
+  }
+  return HubModels::Options{access->endpoint, access->token, access->ca_file, access->offline,
                             data_dir + "/hub-tokens"};
 }
 

@@ -64,6 +64,8 @@ namespace {
 
 absl::StatusOr<HubSetup> MakeHubSetup(const Options& options) {
   HubSetup setup;
+  // What the environment says for other programs matters only where something is downloaded.
+  if (options.model_cache.empty() && options.hub.empty()) return setup;
   if (!options.model_cache.empty()) {
     std::error_code error;
     setup.cache_dir = std::filesystem::absolute(options.model_cache, error).lexically_normal();
