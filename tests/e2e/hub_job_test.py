@@ -9,8 +9,10 @@ import unittest
 import harness
 from families_test import GOLDENS, write_tokenizer
 from harness import BUILD, CONFIG, wait_until
+from hub import read_folder
 from hub_test import NAME, HubCase, came, model_files
 from rank_user_test import USER, can_run
+from tiny_model import DEMO
 
 
 class HubJobTest(HubCase):
@@ -206,6 +208,33 @@ class HubJobTest(HubCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         config = json.loads((self.dir / "adapter/adapter_config.json").read_text())
         self.assertEqual((config["base_model_name_or_path"], config["revision"]), (NAME, self.commit))
+
+    @unittest.skipUnless((DEMO / "model/model.safetensors").exists(),
+                         "build/demo/model is missing: run deploy/demo/make_model.sh")
+    def test_the_demos_model_comes_from_the_hub_and_trains_on_cpu_slots(self):
+        self.commit = self.hub.add(NAME, read_folder(DEMO / "model"))
+        self.start_server("--dev", "--model-cache", self.cache, "--cpu-slots", "1")
+        job = self.dir / "demo.toml"
+        job.write_text(f'''[job]
+model = "{NAME}@main"
+data = "rows.jsonl"
+[compute]
+gpu_type = "CPU"
+gpu_count = 1
+[training]
+mode = "lora"
+[hyperparameters]
+max_steps = 2
+sequence_length = 64
+''')
+        (self.dir / "rows.jsonl").write_text(json.dumps({"text": "a plain row of text"}) + "\n")
+        wait_until("the worker", lambda: "CPU" in self.sftctl("nodes", "--json").stdout)
+        result = self.sftctl("submit", job, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_ends(json.loads(result.stdout)["job"], 0)
+        self.assertEqual((self.snapshot() / "model.safetensors").stat().st_size,
+                         (DEMO / "model/model.safetensors").stat().st_size)
+        self.assertEqual(self.sftctl("models", "pull", NAME).returncode, 0)
 
     def test_a_worker_that_is_killed_in_a_download_goes_on_with_it(self):
         self.files = model_files(24)
