@@ -36,7 +36,8 @@ void AddEvents(Command& app, Session& session);
 void AddDownload(Command& app, Session& session);
 void AddData(Command& app, Session& session);
 void AddModels(Command& app, Session& session);
-void AddNodes(Command& app, Session& session);  // nodes and variants
+void AddModelCache(Command& models, Session& session);  // pull and rm
+void AddNodes(Command& app, Session& session);          // nodes and variants
 // drain, cordon and resume below `nodes`, and drain as a command of its own.
 void AddNodeHolds(Command& app, Command& nodes, Session& session);
 void AddStorage(Command& app, Session& session);  // storage and rm

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/commands/commands.h"
+#include "client/commands/model_list.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
@@ -12,7 +13,6 @@
 #include "sft/v1/cluster_service.grpc.pb.h"
 
 namespace sft::client {
-namespace {
 
 absl::StatusOr<std::vector<v1::NodeModel>> AllModels(Connection& connection) {
   std::vector<v1::NodeModel> models;
@@ -25,6 +25,8 @@ absl::StatusOr<std::vector<v1::NodeModel>> AllModels(Connection& connection) {
   } while (!request.page_token().empty());
   return models;
 }
+
+namespace {
 
 // "2 x H100", "does not fit 64 x L4".
 std::string GpusText(const v1::ModelNeed& need) {
@@ -65,6 +67,16 @@ void PrintList(Connection& connection, const std::vector<v1::NodeModel>& models)
                "PROBLEM", "PATH"});
   bool assumed = false;
   for (const v1::NodeModel& model : models) {
+    if (model.has_download()) {
+      const v1::ModelDownload& download = model.download();
+      table.Add({download.id(), ShortName(model.node()), Bytes(download.bytes_total()), "-", "-",
+                 "-", "-", "-",
+                 download.problem().empty()
+                     ? download.text()
+                     : fmt::format("{}: {}", download.text(), download.problem()),
+                 ""});
+      continue;
+    }
     table.Add({model.model().id(), ShortName(model.node()), Bytes(model.model().bytes()),
                OrDash(model.family()), ParametersText(model), OrDash(model.stored()),
                NeedText(model, /*smallest=*/true), NeedText(model, /*smallest=*/false),
@@ -90,7 +102,10 @@ void PrintModel(Connection& connection, const v1::NodeModel& model) {
   line("family", model.family());
   line("parameters", model.parameters() == 0 ? "" : ParametersText(model));
   line("stored as", model.stored());
-  line("size", Bytes(model.model().bytes()));
+  line("download", model.has_download() ? model.download().text() : "");
+  line("failed", model.download().problem());
+  line("size",
+       Bytes(model.has_download() ? model.download().bytes_total() : model.model().bytes()));
   out << "\n";
   if (model.needs_size() == 0) {
     if (!model.family().empty()) out << "its needs were not planned: it has very many layers\n\n";
@@ -144,6 +159,10 @@ void AddModels(Command& app, Session& session) {
   AddJsonFlag(models, session);
   models->Run(
       [&session, name](Connection& connection) { return Models(connection, *name, session.json); });
+  Command* list = models->AddCommand("ls", "The same as `sftctl models`", "sftctl models ls");
+  AddJsonFlag(list, session);
+  list->Run([&session](Connection& connection) { return Models(connection, "", session.json); });
+  AddModelCache(*models, session);
 }
 
 }  // namespace sft::client

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
+#include <iostream>
 #include <optional>
 
 #include "client/commands/commands.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
+#include "common/io/file.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
@@ -16,6 +18,8 @@ struct ProjectOptions {
   std::optional<double> share;
   std::optional<int> max_gpus, max_running, max_pending;
   std::optional<std::string> max_priority;
+  std::optional<std::string> hub_token_file;
+  bool no_hub_token = false;
 };
 
 Json ProjectJson(const v1::Project& project) {
@@ -28,7 +32,8 @@ Json ProjectJson(const v1::Project& project) {
           {"gpus", project.gpus()},
           {"running", project.running()},
           {"pending", project.pending()},
-          {"decayed_gpu_hours", project.decayed_gpu_hours()}};
+          {"decayed_gpu_hours", project.decayed_gpu_hours()},
+          {"has_hub_token", project.has_hub_token()}};
 }
 
 // "12 of 64", "12" without a limit.
@@ -63,6 +68,20 @@ ExitCode ListProjects(Connection& connection, bool json) {
   return kSucceeded;
 }
 
+// From a file, or from standard input for "-": arguments can be seen by everybody on the machine.
+absl::StatusOr<std::string> ReadHubToken(const std::string& file) {
+  constexpr int64_t kMaxHubToken = 4096;
+  std::string token;
+  if (file == "-") {
+    std::getline(std::cin, token);
+  } else {
+    SFT_ASSIGN_OR_RETURN(token, io::ReadFile(file, kMaxHubToken));
+  }
+  token.erase(token.find_last_not_of(" \r\n\t") + 1);
+  if (token.empty()) return InvalidArgument(fmt::format("{} holds no token", file));
+  return token;
+}
+
 ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool json) {
   v1::SetProjectRequest request;
   request.set_name(options.name);
@@ -71,6 +90,12 @@ ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool 
   if (options.max_running) request.set_max_running(*options.max_running);
   if (options.max_pending) request.set_max_pending(*options.max_pending);
   if (options.max_priority) request.set_max_priority(*options.max_priority);
+  if (options.no_hub_token) request.set_hub_token("");
+  if (options.hub_token_file) {
+    const auto token = ReadHubToken(*options.hub_token_file);
+    if (!token.ok()) return Fail(connection, token.status());
+    request.set_hub_token(*token);
+  }
   const auto project = connection.Call(&v1::SchedulingService::Stub::SetProject, request);
   if (!project.ok()) return Fail(connection, project.status());
   Print(connection, {*project}, json);
@@ -102,6 +127,11 @@ void AddProject(Command& admin, Session& session) {
       ->WholeNumber(0);
   set->AddOption("--max-priority", options->max_priority,
                  "Highest priority that its jobs may have: low, normal, high (default) or urgent");
+  Option* token = set->AddOption(
+      "--hub-token-file", options->hub_token_file,
+      "File with the token with which nodes download models for its jobs; - reads it from standard "
+      "input");
+  set->AddFlag("--no-hub-token", options->no_hub_token, "Forget that token")->Excludes(token);
   AddJsonFlag(set, session);
   set->Run([&session, options](Connection& connection) {
     return SetProject(connection, *options, session.json);

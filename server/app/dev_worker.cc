@@ -58,6 +58,11 @@ std::vector<std::string> DevWorker::Arguments() const {
     arguments.push_back(value);
   };
   for (const std::string& folder : options_.models) add("--models", folder);
+  add("--model-cache", options_.model_cache);
+  add("--model-cache-limit", options_.model_cache_limit);
+  add("--hub", options_.hub);
+  add("--hub-token-file", options_.hub_token_file);
+  add("--hub-ca", options_.hub_ca);
   add("--shared", options_.shared);
   add("--simulate-gpus", options_.simulate_gpus);
   add("--torch", options_.torch);

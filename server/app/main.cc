@@ -10,7 +10,10 @@
 #include <cstdio>
 
 #include "common/base/duration.h"
+#include "common/base/env.h"
 #include "common/base/version.h"
+#include "common/hub/hub.h"
+#include "common/hub/hub_access.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
 #include "common/obs/open_file_limit.h"
@@ -103,6 +106,21 @@ void SayGoodbye(Server& server, bool temporary, Clock& clock) {
   }
 }
 
+absl::StatusOr<HubModels::Options> HubOptionsOf(const Options& options,
+                                                const std::string& data_dir) {
+  absl::StatusOr<hub::HubAccess> access =
+      hub::HubAccessOf(options.hub, options.hub_token_file, options.hub_ca,
+                       [](const std::string& name) { return GetEnv(name).value_or(""); });
+  if (!access.ok()) {
+    if (!options.hub.empty() || !options.hub_token_file.empty()) return access.status();
+    // What the environment says for other programs keeps no server from starting.
+    spdlog::warn("no model hub is asked: {}", Message(access.status()));
+    access = hub::HubAccess{.endpoint = hub::kDefaultEndpoint, .offline = true};
+  }
+  return HubModels::Options{access->endpoint, access->token, access->ca_file, access->offline,
+                            data_dir + "/hub-tokens"};
+}
+
 absl::Status Run(const Options& options, const std::string& data_dir, bool temporary) {
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint listen,
@@ -124,6 +142,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
                    days(options.keep_backups)};
   SFT_ASSIGN_OR_RETURN(settings.disk_marks,
                        io::ParseDiskMarks(options.disk_low, options.disk_full));
+  SFT_ASSIGN_OR_RETURN(settings.hub, HubOptionsOf(options, data_dir));
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();

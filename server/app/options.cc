@@ -100,8 +100,27 @@ void AddTiming(CLI::App& app, Options& options) {
       ->group(kTiming);
 }
 
+void AddHub(CLI::App& app, Options& options) {
+  const char* kHub = "Model hub (docs/operations.md)";
+  app.add_option("--hub", options.hub,
+                 "Address of the hub that has models which jobs name by id [HF_ENDPOINT, or "
+                 "https://huggingface.co]; with HF_HUB_OFFLINE=1 it is not asked")
+      ->group(kHub);
+  app.add_option("--hub-token-file", options.hub_token_file,
+                 "File with the token for it, for jobs whose project has none [HF_TOKEN]")
+      ->group(kHub);
+  app.add_option("--hub-ca", options.hub_ca,
+                 "PEM file with the authorities that vouch for it [SSL_CERT_FILE, or the system's]")
+      ->group(kHub);
+}
+
 void AddDevelopment(CLI::App& app, Options& options) {
   const char* kDev = "Worker of --dev";
+  app.add_option("--model-cache", options.model_cache,
+                 "Folder that receives models which jobs name by their hub id")
+      ->group(kDev);
+  app.add_option("--model-cache-limit", options.model_cache_limit, "Most bytes of it: 2TB")
+      ->group(kDev);
   app.add_option("--models", options.models, "Folder with models; may be given several times")
       ->group(kDev);
   app.add_option("--shared", options.shared, "Folder that receives full models")->group(kDev);
@@ -155,7 +174,8 @@ void Check(const Options& options) {
   if (!options.dev && options.data_dir.empty()) {
     throw CLI::ValidationError("--data-dir", "is required without --dev");
   }
-  const bool for_worker = !options.models.empty() || !options.shared.empty() ||
+  const bool for_worker = !options.models.empty() || !options.model_cache.empty() ||
+                          !options.model_cache_limit.empty() || !options.shared.empty() ||
                           !options.simulate_gpus.empty() || !options.torch.empty();
   if (!options.dev && for_worker) {
     throw CLI::ValidationError("--dev",
@@ -206,6 +226,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                "acknowledged changes may be missing");
   AddRetention(app, options);
   AddTiming(app, options);
+  AddHub(app, options);
   AddDevelopment(app, options);
   CLI::App* check =
       app.add_subcommand("check",

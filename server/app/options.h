@@ -38,7 +38,11 @@ struct Options {
   std::string restart_delay = "5s";
   std::string unreachable_margin = "60s";
 
+  // How the server asks a model hub; also passed on to the worker of --dev.
+  std::string hub, hub_token_file, hub_ca;
+
   // Passed on to the worker of --dev.
+  std::string model_cache, model_cache_limit;
   std::vector<std::string> models;
   std::string shared;
   std::string simulate_gpus;

@@ -55,18 +55,19 @@ struct Server::Parts {
         relay(registry),
         jobs(
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
-        planner(*store, registry, relay),
+        hub_models(settings.hub, clock),
+        planner(*store, registry, relay, &hub_models),
         deliveries(*store, planner.fleet(), disk, registry.refusals(), settings.max_delivery),
         intake(*store, *blobs, jobs, planner, &limits),
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
         sweeps(*store, intake, jobs),
-        projects(*store, clock),
+        projects(*store, clock, &hub_models),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         job_service(intake, jobs, checkpoints, ingest),
-        worker_service(registry, ingest, artifacts, checkpoints, relay),
-        cluster_service(*store, registry, settings.dev, planner.fleet(), &disk),
+        worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models),
+        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
@@ -115,6 +116,7 @@ struct Server::Parts {
   FileRelay relay;
   Outlooks outlooks;
   JobManager jobs;
+  HubModels hub_models;
   Planner planner;
   DeliveryLimits deliveries;
   JobIntake intake;

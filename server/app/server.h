@@ -12,6 +12,7 @@
 #include "server/blob/log_store.h"
 #include "server/database/data_dir_lock.h"
 #include "server/fleet/delivery_limits.h"
+#include "server/fleet/hub_models.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
@@ -39,6 +40,7 @@ class Server {
     io::DiskMarks disk_marks = {};
     GrpcServer::Connections connections = {};
     int64_t max_delivery = DeliveryLimits::kUnknownBytes;
+    HubModels::Options hub;
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/hub/model_name.h"
+#include "server/store/node_holds.h"
 #include "server/store/nodes.h"
+#include "sft/v1/node.pb.h"
 
 namespace sft::server {
 namespace {
@@ -52,11 +55,21 @@ absl::StatusOr<std::shared_ptr<const FleetCatalog::Fleet>> FleetCatalog::Get() {
     version = version_;
   }
   std::vector<NodeRecord> nodes;
+  bool downloads = false;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
+    downloads = std::any_of(nodes.begin(), nodes.end(), [&](const NodeRecord& node) {
+      const auto found = facts.find(node.name);
+      v1::NodeFacts said;
+      return found != facts.end() && said.ParseFromString(found->second.facts) &&
+             !said.hub().endpoint().empty();
+    });
     return absl::OkStatus();
   }));
-  auto fleet = std::make_shared<const Fleet>(Summarise(nodes));
+  Fleet summary = Summarise(nodes);
+  summary.downloads = downloads;
+  auto fleet = std::make_shared<const Fleet>(std::move(summary));
   const MutexLock lock(mutex_);
   if (version_ == version) fleet_ = fleet;
   return std::shared_ptr<const Fleet>(std::move(fleet));
@@ -75,6 +88,10 @@ absl::StatusOr<std::shared_ptr<const ModelRecord>> FleetCatalog::FindModel(
   std::shared_ptr<const ModelRecord> found;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(auto record, store::FindModel(db, model));
+    if (const auto name = hub::ParseModelName(model);
+        !record.has_value() && name && !name->revision.empty()) {
+      SFT_ASSIGN_OR_RETURN(record, store::FindSnapshot(db, name->id, name->revision));
+    }
     if (record.has_value()) found = std::make_shared<const ModelRecord>(*std::move(record));
     return absl::OkStatus();
   }));

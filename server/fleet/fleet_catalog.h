@@ -27,12 +27,14 @@ class FleetCatalog {
   struct Fleet {
     std::map<std::string, Type> types;
     bool has_nodes = false;
+    bool downloads = false;  // some node downloads models from a hub
   };
 
   explicit FleetCatalog(Store& store) : store_(store) {}
 
   absl::StatusOr<std::shared_ptr<const Fleet>> Get() SFT_EXCLUDES(mutex_);
-  // Finds a model by id or path, preferring one that can be used. Null when no node has it.
+  // Finds a model by id ("org/name@commit": a snapshot of that commit) or path, preferring one that
+  // can be used. Null when no node has it.
   absl::StatusOr<std::shared_ptr<const ModelRecord>> FindModel(const std::string& model)
       SFT_EXCLUDES(mutex_);
 

@@ -24,6 +24,7 @@ namespace sft::server {
 namespace {
 
 constexpr int kMaxModels = 1024;  // models per node
+constexpr int kMaxDownloads = 64;
 
 // Seconds by which a worker's clock differs from this one's; nullopt if not reported.
 std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
@@ -407,6 +408,23 @@ void WorkerRegistry::Close(const std::string& node, const absl::Status& why) {
     if (entry != entries_.end()) link = entry->second.link;
   }
   if (link != nullptr) link->Close(why);
+}
+
+std::vector<std::pair<std::string, v1::ModelDownload>> WorkerRegistry::Downloads() const {
+  std::vector<std::pair<std::string, v1::ModelDownload>> all;
+  const MutexLock lock(mutex_);
+  for (const auto& [node, entry] : entries_) {
+    if (entry.link == nullptr) continue;
+    for (int i = 0; i < std::min(entry.observed.downloads_size(), kMaxDownloads); ++i) {
+      v1::ModelDownload download = entry.observed.downloads(i);
+      download.set_id(BoundedText(download.id()));
+      download.set_commit(BoundedText(download.commit()));
+      download.set_problem(BoundedText(download.problem()));
+      download.set_text(BoundedText(download.text()));
+      all.emplace_back(node, std::move(download));
+    }
+  }
+  return all;
 }
 
 bool WorkerRegistry::Send(const std::string& node, const v1::ServerMessage& message) {

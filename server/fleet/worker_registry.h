@@ -90,11 +90,13 @@ class WorkerRegistry {
     std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory in use, utilisation
     v1::Observed observed;                           // the last report
     v1::NodeDisk disk;                               // level 0: not reported
-    std::optional<double> clock_offset;  // the worker's clock minus this one's, seconds
+    std::optional<double> clock_offset;              // the worker's clock minus this one's, seconds
     std::string rival;         // text about another worker that was refused lately; empty: none
     std::string rank_problem;  // why no rank can start there; empty: they can
     std::string rank_build;    // version and build of its sft-rank; empty: not known
   };
+  // Downloads of models on connected nodes, as they were last reported, by node.
+  std::vector<std::pair<std::string, v1::ModelDownload>> Downloads() const;
   // Default values for a node that was not heard since the server started.
   Live Get(const std::string& node) const;
   // Called about once a second by the thread that ticks. A longer gap means that this process was

@@ -304,6 +304,7 @@ absl::Status CheckFacts(const v1::NodeFacts& facts) {
   SFT_RETURN_IF_ERROR(Text("facts.data_dir.path", facts.data_dir().path(), kMaxPath));
   SFT_RETURN_IF_ERROR(Number("facts.links", facts.links_size(), 0, kMaxSlots));
   SFT_RETURN_IF_ERROR(Number("facts.networks", facts.networks_size(), 0, kMaxNetworks));
+  SFT_RETURN_IF_ERROR(Text("facts.hub.endpoint", facts.hub().endpoint(), kMaxLine));
   for (const v1::SlotLinks& link : facts.links()) {
     SFT_RETURN_IF_ERROR(Number("facts.links.slot", link.slot(), 0, kMaxSlots - 1));
     SFT_RETURN_IF_ERROR(Number("facts.links.active_links", link.active_links(), 0, kMaxLinks));

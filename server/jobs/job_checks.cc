@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/duration.h"
+#include "common/hub/model_name.h"
 #include "common/spec/visit.h"
 #include "server/scheduling/scheduler_jobs.h"
 #include "server/store/nodes.h"
@@ -79,7 +80,9 @@ absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& r
   if (model.empty() || IsFaulty(resolution, "job.model")) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const auto found, fleet.FindModel(model));
   if (found != nullptr) {
-    if (!found->problem.empty()) {
+    SFT_ASSIGN_OR_RETURN(const auto nodes, fleet.Get());
+    // What is broken there is downloaded again, by another node if need be.
+    if (!found->problem.empty() && !(nodes->downloads && hub::ParseModelName(model))) {
       AddProblem(
           resolution, "job.model",
           fmt::format("model {} on {} cannot be used: {}", model, found->node, found->problem));
@@ -87,6 +90,8 @@ absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& r
     return absl::OkStatus();
   }
   if (IsModelPath(model)) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto known, fleet.Get());
+  if (known->downloads && hub::ParseModelName(model)) return absl::OkStatus();
   std::set<std::string> seen;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> all, store::ListModels(db, 0, 100));
@@ -98,9 +103,11 @@ absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& r
   }));
   AddProblem(
       resolution, "job.model",
-      fmt::format("no node sees model \"{}\" (seen: {}); put it below a --models folder of a "
-                  "worker, or give a directory on the nodes",
-                  model, seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", "))));
+      fmt::format(
+          "no node sees model \"{}\" (seen: {}); put it below a --models folder of a "
+          "worker, give a directory on the nodes, or start a worker with --model-cache, which "
+          "downloads models that have an id such as org/name",
+          model, seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", "))));
   return absl::OkStatus();
 }
 

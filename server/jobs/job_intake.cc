@@ -18,6 +18,7 @@
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
 #include "server/jobs/job_checks.h"
+#include "server/jobs/model_pin.h"
 #include "server/resume/resume.h"
 #include "server/resume/resume_values.h"
 #include "server/state/names.h"
@@ -191,6 +192,8 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
+    SFT_RETURN_IF_ERROR(
+        PinModel(planner_.fleet(), planner_.hub(), reader.project, resumed, resolution));
     SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));
   }
   if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);

@@ -92,7 +92,10 @@ absl::StatusOr<v1::ListProjectsResponse> Projects::List() {
     return absl::OkStatus();
   }));
   v1::ListProjectsResponse response;
-  for (auto& [name, project] : projects) *response.add_projects() = std::move(project);
+  for (auto& [name, project] : projects) {
+    project.set_has_hub_token(hub_ != nullptr && hub_->HasToken(name));
+    *response.add_projects() = std::move(project);
+  }
   return response;
 }
 
@@ -106,7 +109,10 @@ absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
         SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
-        return store::PutLimits(db, limits);
+        SFT_RETURN_IF_ERROR(store::PutLimits(db, limits));
+        if (!request.has_hub_token()) return absl::OkStatus();
+        if (hub_ == nullptr) return FailedPrecondition("this server keeps no hub tokens");
+        return hub_->SetToken(request.name(), request.hub_token());
       },
       actor.audit));
   SFT_ASSIGN_OR_RETURN(const v1::ListProjectsResponse all, List());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/base/clock.h"
+#include "server/fleet/hub_models.h"
 #include "server/store/store.h"
 #include "sft/v1/scheduling_service.pb.h"
 
@@ -9,7 +10,9 @@ namespace sft::server {
 // What projects may use, and what they use now. Thread-safe.
 class Projects {
  public:
-  Projects(Store& store, Clock& clock) : store_(store), clock_(clock) {}
+  // `hub` keeps the projects' tokens; null: there are none.
+  Projects(Store& store, Clock& clock, HubModels* hub = nullptr)
+      : store_(store), clock_(clock), hub_(hub) {}
 
   absl::StatusOr<v1::ListProjectsResponse> List();
   absl::StatusOr<v1::Project> Set(const v1::SetProjectRequest& request, const Actor& actor);
@@ -17,6 +20,7 @@ class Projects {
  private:
   Store& store_;
   Clock& clock_;
+  HubModels* const hub_;
 };
 
 }  // namespace sft::server

@@ -15,9 +15,16 @@ std::string Variant(const PendingJob& job) {
   return fmt::format("{}-{}x", job.gpu_type, job.gpus_per_node);
 }
 
-bool SeesModel(const NodeView& node, const PendingJob& job) {
-  return job.model.empty() ||
-         std::find(node.models.begin(), node.models.end(), job.model) != node.models.end();
+// As Fleet::MakeShape decides, for one node: where a name without a revision is known to some
+// nodes, the others do not download it.
+bool SeesModel(const Snapshot& snapshot, const NodeView& node, const PendingJob& job) {
+  const auto has = [&](const NodeView& each) {
+    return std::find(each.models.begin(), each.models.end(), job.model) != each.models.end();
+  };
+  if (job.model.empty() || has(node)) return true;
+  if (!job.on_hub || !node.downloads) return false;
+  return job.model.find('@') != std::string::npos ||
+         std::none_of(snapshot.nodes.begin(), snapshot.nodes.end(), has);
 }
 
 bool Reaches(const NodeView& node, const PendingJob& job) {
@@ -81,7 +88,13 @@ std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const Pending
   const NodeView& node = *bin.node;
   std::string text = fmt::format("{} has {}", node.name, bin.total);
   if (!node.usable) return fmt::format("{} but is {}", text, node.unusable_reason);
-  if (!SeesModel(node, job)) return fmt::format("{} but does not see model {}", text, job.model);
+  if (!SeesModel(snapshot, node, job)) {
+    // A copy that somebody made by hand has no commit that another node could download.
+    const char* why = !job.on_hub      ? ""
+                      : node.downloads ? ", which names a copy that other nodes have"
+                                       : ", and downloads none";
+    return fmt::format("{} but does not see model {}{}", text, job.model, why);
+  }
   if (node.protocol < job.protocol) {
     return fmt::format("{} but its worker is too old for {}: upgrade it", text, job.newer_keys);
   }
@@ -126,7 +139,7 @@ std::string WhyNoRoom(const Snapshot& snapshot, const PendingJob& job, const Fle
   }
   if (big.empty()) return NoSuchVariant(snapshot, job, fleet, shape);
   if (std::none_of(big.begin(), big.end(),
-                   [&](const Bin* bin) { return SeesModel(*bin->node, job); })) {
+                   [&](const Bin* bin) { return SeesModel(snapshot, *bin->node, job); })) {
     return NoModel(snapshot, job);
   }
   if (static_cast<int>(big.size()) < job.nodes) {

@@ -86,6 +86,13 @@ const std::vector<bool>& Fleet::HostsWith(std::string_view model) {
   return models_.emplace(model, std::move(hosts)).first->second;
 }
 
+bool Fleet::MayDownload(const PendingJob& job) {
+  if (!job.on_hub) return false;
+  const std::vector<bool>& seen = HostsWith(job.model);
+  return job.model.find('@') != std::string::npos ||
+         std::find(seen.begin(), seen.end(), true) == seen.end();
+}
+
 std::vector<int> Fleet::OfOneBuild(const std::vector<int>& bins, std::string& build) const {
   std::map<std::string_view, std::vector<int>> by_build;
   for (const int bin : bins) by_build[bins_[bin].node->rank_build].push_back(bin);
@@ -106,6 +113,7 @@ Shape Fleet::MakeShape(const PendingJob& job) {
   if (shape.type < 0) return shape;
   shape.all = by_type_[shape.type];
   const std::vector<bool>* seen = job.model.empty() ? nullptr : &HostsWith(job.model);
+  const bool downloads = MayDownload(job);
   const auto& only = job.only_nodes;
   std::vector<int> left_out;
   for (const int index : shape.all) {
@@ -114,9 +122,10 @@ Shape Fleet::MakeShape(const PendingJob& job) {
         (only.empty() || std::find(only.begin(), only.end(), bin.node->name) != only.end()) &&
         (!job.needs_shared || bin.node->has_shared);
     if (bin.healthy() < job.gpus_per_node || !reaches || bin.node->protocol < job.protocol ||
-        (seen != nullptr && !(*seen)[bin.host])) {
+        (seen != nullptr && !(*seen)[bin.host] && !(downloads && bin.node->downloads))) {
       continue;
     }
+    if (seen != nullptr && !(*seen)[bin.host]) shape.without_model.push_back(index);
     if (!bin.node->usable) {
       if (bin.node->returning) shape.returning.push_back(index);
       continue;
@@ -146,7 +155,7 @@ Shape Fleet::MakeShape(const PendingJob& job) {
 
 const Shape& Fleet::ShapeOf(const PendingJob& job) {
   const Key key(job.gpu_type, job.gpus_per_node, job.nodes, job.exclusive, job.model, job.protocol,
-                job.needs_shared, job.only_nodes);
+                job.needs_shared, job.only_nodes, job.on_hub);
   const auto found = shapes_.find(key);
   if (found != shapes_.end()) return found->second;
   return shapes_.emplace(key, MakeShape(job)).first->second;
@@ -246,19 +255,23 @@ std::vector<int> Fleet::Choose(const Shape& shape, std::vector<int> fitting, int
   const auto idles = [&](int bin) {
     return start - ProfileOf(shape, bin).FreeSince(start, CountOf(shape, bin));
   };
-  using Score = std::tuple<bool, std::pair<int, int>, int64_t, int, int, int>;
+  const auto lacks_model = [&](int bin) {
+    const auto& lacking = shape.without_model;
+    return std::find(lacking.begin(), lacking.end(), bin) != lacking.end();
+  };
+  using Score = std::tuple<bool, std::pair<int, int>, bool, int64_t, int, int, int>;
   std::vector<Score> scores;
   scores.reserve(fitting.size());
   for (const int bin : fitting) {
     const Bin& b = bins_[bin];
     scores.emplace_back(!avoid.empty() && b.node->name == avoid, domain_score(bin),
-                        start > snapshot_.now_us ? idles(bin) : 0,
+                        lacks_model(bin), start > snapshot_.now_us ? idles(bin) : 0,
                         ProfileOf(shape, bin).FreeAt(start), by_name_[b.host], bin);
   }
   std::partial_sort(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(nodes),
                     scores.end());
   std::vector<int> chosen;
-  for (size_t i = 0; i < nodes; ++i) chosen.push_back(std::get<5>(scores[i]));
+  for (size_t i = 0; i < nodes; ++i) chosen.push_back(std::get<6>(scores[i]));
   return chosen;
 }
 

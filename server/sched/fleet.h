@@ -36,6 +36,7 @@ struct Shape {
   std::vector<int> any_build;  // able, or able but for another sft-rank
   // Those that could as soon as their nodes are back (NodeView::returning).
   std::vector<int> returning;
+  std::vector<int> without_model;  // of able, those that have to download the model first
   // Nodes that are left out are not used, because there are enough others.
   bool spares_left_out = false;
 
@@ -87,12 +88,15 @@ class Fleet {
 
  private:
   using Key = std::tuple<std::string_view, int, int, bool, std::string_view, int, bool,
-                         std::vector<std::string>>;
+                         std::vector<std::string>, bool>;
   void MakeBins(const Snapshot& snapshot);
   Shape MakeShape(const PendingJob& job);
   // The `bins` whose nodes run the most common build among them, which goes to `build`.
   std::vector<int> OfOneBuild(const std::vector<int>& bins, std::string& build) const;
+  // Nodes that have the model.
   const std::vector<bool>& HostsWith(std::string_view model);
+  // Whether the job may run where its model has to be downloaded first.
+  bool MayDownload(const PendingJob& job);
   // The number of slots that must be free for the shape on a bin, and the profile that counts them.
   const Profile& ProfileOf(const Shape& shape, int bin) const;
   int CountOf(const Shape& shape, int bin) const;

@@ -37,6 +37,7 @@ struct NodeView {
   std::string rank_build;
   std::vector<SlotView> slots;
   std::vector<std::string> models;  // ids and paths of models that it can use
+  bool downloads = false;           // it downloads models of the hub that it has not
   // NVLink domain, rack or switch that it shares with others; empty: not known.
   std::string domain;
 };
@@ -58,6 +59,9 @@ struct PendingJob {
   int nodes = 1;
   // Model id in the nodes' model folders; empty: any node will do (a path is checked by the node).
   std::string model;
+  // A node that downloads models may get it. A name without a revision is what nodes have, where
+  // some have it.
+  bool on_hub = false;
   // Nodes that can reach its checkpoint: these in this order (empty: any), or those that see the
   // shared folder.
   std::vector<std::string> only_nodes;

@@ -7,6 +7,7 @@
 
 #include "common/base/json.h"
 #include "common/base/round.h"
+#include "common/hub/model_name.h"
 #include "common/plan/memory.h"
 #include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
@@ -120,6 +121,9 @@ absl::StatusOr<std::string> Planner::FetchConfig(const std::string& node,
 absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   SFT_ASSIGN_OR_RETURN(const auto model, fleet_.FindModel(spec.job.model));
   if (model != nullptr) return model->config_json;
+  if (const auto name = hub::ParseModelName(spec.job.model); name && hub_ != nullptr) {
+    if (auto asked = hub_->ConfigOf(*name)) return *std::move(asked);
+  }
   absl::StatusOr<std::string> config =
       Unavailable(fmt::format("model {} is not seen on any connected node", spec.job.model));
   if (!IsModelPath(spec.job.model)) return config;
@@ -178,7 +182,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   job.gpu_type = spec.compute.gpu_type;
   job.gpus_per_node = spec.compute.gpus_per_node;
   job.nodes = spec.compute.nodes;
-  if (!IsModelPath(spec.job.model)) job.model = spec.job.model;
+  NameModel(spec.job.model, job);
   const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));

@@ -10,6 +10,7 @@
 #include "common/spec/resolve.h"
 #include "server/fleet/file_relay.h"
 #include "server/fleet/fleet_catalog.h"
+#include "server/fleet/hub_models.h"
 #include "server/fleet/worker_registry.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -21,11 +22,13 @@ namespace sft::server {
 // scheduler's own rules.
 class Planner {
  public:
-  Planner(Store& store, WorkerRegistry& registry, FileRelay& relay)
-      : store_(store), registry_(registry), relay_(relay), fleet_(store) {}
+  // `hub` may be null: nothing is known then of models that no node has.
+  Planner(Store& store, WorkerRegistry& registry, FileRelay& relay, HubModels* hub = nullptr)
+      : store_(store), registry_(registry), relay_(relay), hub_(hub), fleet_(store) {}
 
   // The catalog that it plans with.
   FleetCatalog& fleet() { return fleet_; }
+  HubModels* hub() { return hub_; }
 
   // Never fails: `note` says what cannot be known. `rows` as in ExpectedRun.
   v1::JobPlan Plan(const spec::JobSpec& spec, int64_t rows = 0);
@@ -69,6 +72,7 @@ class Planner {
   Store& store_;
   WorkerRegistry& registry_;
   FileRelay& relay_;
+  HubModels* const hub_;
   FleetCatalog fleet_;
   Mutex mutex_;
   std::map<std::string, double> step_seconds_ SFT_GUARDED_BY(mutex_);

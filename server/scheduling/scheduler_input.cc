@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "common/base/duration.h"
+#include "common/hub/model_name.h"
 #include "server/fleet/describe_node.h"
 #include "server/fleet/node_health.h"
 #include "server/fleet/node_holds.h"
@@ -34,7 +36,9 @@ bool IsHeldBack(const JobRecord& job, int64_t now_us, const RestartPace& pace) {
   return job.not_before_us > now_us && job.not_before_us - now_us <= pace.max_delay_us;
 }
 
-absl::Status AddModels(Database& db, sched::Snapshot& snapshot) {
+// `by_commit`: nodes whose workers know models by their commits.
+absl::Status AddModels(Database& db, const std::set<std::string>& by_commit,
+                       sched::Snapshot& snapshot) {
   std::map<std::string_view, sched::NodeView*> by_name;
   for (sched::NodeView& view : snapshot.nodes) by_name[view.name] = &view;
   for (int offset = 0;; offset += store::kMaxPage) {
@@ -43,7 +47,14 @@ absl::Status AddModels(Database& db, sched::Snapshot& snapshot) {
     for (const ModelRecord& model : models) {
       if (!model.problem.empty()) continue;
       const auto found = by_name.find(model.node);
-      if (found != by_name.end()) found->second->models.push_back(model.id);
+      if (found == by_name.end()) continue;
+      found->second->models.push_back(model.id);
+      const auto name = hub::ParseModelName(model.id);
+      const std::string commit = hub::CommitOfSnapshot(model.path);
+      // Workers of earlier releases do not find a model by its commit.
+      if (name && name->revision.empty() && !commit.empty() && by_commit.contains(model.node)) {
+        found->second->models.push_back(name->id + "@" + commit);
+      }
     }
     if (models.size() < store::kMaxPage) return absl::OkStatus();
   }
@@ -57,6 +68,7 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
   SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
   SFT_ASSIGN_OR_RETURN(input.nodes, store::AllNodes(db));
+  std::set<std::string> by_commit;
   for (const NodeRecord& node : input.nodes) {
     sched::NodeView& view = input.snapshot.nodes.emplace_back();
     view.name = node.name;
@@ -79,6 +91,8 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     if (const auto found = facts.find(node.name); found != facts.end()) {
       v1::NodeFacts said;
       if (said.ParseFromString(found->second.facts)) view.domain = FabricOf(said);
+      view.downloads = !said.hub().endpoint().empty();
+      if (said.has_hub()) by_commit.insert(node.name);
     }
     for (const SlotRecord& slot : node.slots) {
       view.slots.push_back({slot.index, slot.gpu_type, slot.healthy, slot.job_id});
@@ -89,7 +103,7 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
   for (const auto& [name, hold] : holds) {
     if (hold.mode == store::HoldMode::kDrain && hold.move_us != 0) input.nodes_changed = true;
   }
-  return AddModels(db, input.snapshot);
+  return AddModels(db, by_commit, input.snapshot);
 }
 
 absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t now_us, Nanos margin,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "common/hub/model_name.h"
 #include "server/sched/order.h"
 #include "server/sched/preempt.h"
 #include "server/scheduling/dependencies.h"
@@ -99,12 +100,18 @@ sched::PendingJob ToPending(const JobRecord& job) {
   pending.gpu_type = job.gpu_type;
   pending.gpus_per_node = job.gpus_per_node;
   pending.nodes = job.nodes;
-  if (!IsModelPath(job.model)) pending.model = job.model;
+  NameModel(job.model, pending);
   pending.protocol = job.protocol;
   pending.newer_keys = job.newer_keys;
   pending.avoid_node = job.avoid_node;
   AddSchedule(job, pending);
   return pending;
+}
+
+void NameModel(const std::string& model, sched::PendingJob& pending) {
+  if (IsModelPath(model)) return;
+  pending.model = model;
+  pending.on_hub = hub::ParseModelName(model).has_value();
 }
 
 bool IsModelPath(const std::string& model) {

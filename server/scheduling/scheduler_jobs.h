@@ -22,6 +22,8 @@ absl::Status AddRunning(Database& db, const std::vector<LiveJob>& live, int64_t 
 // Converts a waiting job. A model that is a path is no constraint: the node checks it.
 sched::PendingJob ToPending(const JobRecord& job);
 bool IsModelPath(const std::string& model);
+// Notes the model of a job, and whether a node may download it.
+void NameModel(const std::string& model, sched::PendingJob& pending);
 
 // Stops the preempted job. Inside a transaction of the store.
 absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t now_us,

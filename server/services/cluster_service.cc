@@ -7,13 +7,16 @@
 
 #include "common/base/clock.h"
 #include "common/base/version.h"
+#include "common/hub/model_name.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
 #include "server/door/page_token.h"
 #include "server/fleet/describe_node.h"
 #include "server/fleet/node_holds.h"
 #include "server/resume/job_folders.h"
+#include "server/state/names.h"
 #include "server/store/jobs.h"
+#include "server/store/node_holds.h"
 #include "server/store/nodes.h"
 #include "server/store/tenancy.h"
 
@@ -63,6 +66,10 @@ void ClusterService::AddTo(Methods& methods) {
   methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
                 &Self::ListVariants);
   methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);
+  methods.Unary({"ClusterService.PullModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
+                &Self::PullModel);
+  methods.Unary({"ClusterService.RemoveModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
+                &Self::RemoveModel);
 }
 
 // An old client is answered too: it decides by these numbers.
@@ -158,6 +165,100 @@ absl::StatusOr<v1::ListModelsResponse> ClusterService::ListModels(
   }
   if (done < models.size() || static_cast<int>(done) == size) {
     response.set_next_page_token(ToToken(offset + static_cast<int64_t>(done)));
+    return response;
+  }
+  for (auto& [node, download] : registry_.Downloads()) {
+    v1::NodeModel& added = *response.add_models();
+    added.set_node(node);
+    added.mutable_model()->set_id(download.id());
+    *added.mutable_download() = std::move(download);
+  }
+  return response;
+}
+
+absl::StatusOr<std::vector<std::string>> ClusterService::Downloaders(
+    const google::protobuf::RepeatedPtrField<std::string>& asked) {
+  std::map<std::string, store::NodeFacts> facts;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(facts, store::AllFacts(db));
+    return absl::OkStatus();
+  }));
+  const auto why_not = [&](const std::string& node) -> std::string {
+    const auto found = facts.find(node);
+    v1::NodeFacts said;
+    if (found == facts.end() || !said.ParseFromString(found->second.facts)) return "is not known";
+    if (!registry_.Get(node).connected) return "is not connected";
+    return said.hub().endpoint().empty() ? "has no --model-cache, or HF_HUB_OFFLINE" : "";
+  };
+  std::vector<std::string> nodes;
+  for (const std::string& named : asked) {
+    const std::string node = named.starts_with("nodes/") ? named.substr(6) : named;
+    if (const std::string why = why_not(node); !why.empty()) {
+      return FailedPrecondition(fmt::format("node {} {}", node, why));
+    }
+    nodes.push_back(node);
+  }
+  if (!asked.empty()) return nodes;
+  for (const auto& [node, each] : facts) {
+    if (why_not(node).empty()) nodes.push_back(node);
+  }
+  if (nodes.empty()) {
+    return FailedPrecondition(
+        "no connected node downloads models: start workers with --model-cache FOLDER");
+  }
+  return nodes;
+}
+
+// The row of a change that is not in the database.
+absl::Status ClusterService::Audited(CallContext& call) {
+  return store_.Write([](Database&) { return absl::OkStatus(); }, call.actor().audit);
+}
+
+absl::StatusOr<v1::PullModelResponse> ClusterService::PullModel(
+    CallContext& call, const v1::PullModelRequest& request) {
+  auto name = hub::ParseModelName(request.model());
+  if (!name) {
+    return InvalidArgument(fmt::format("\"{}\" is neither org/name nor org/name@revision",
+                                       request.model().substr(0, 100)));
+  }
+  if (!request.project().empty() && !IsValidLabel(request.project())) {
+    return InvalidArgument("the project's name is not one");
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> nodes, Downloaders(request.nodes()));
+  // All nodes get the same commit; where the server may not ask, each sees for itself.
+  if (!hub_.offline()) {
+    SFT_ASSIGN_OR_RETURN(const HubModels::Found found, hub_.Ask(*name, request.project()));
+    name->revision = found.commit;
+  }
+  v1::ServerMessage message;
+  v1::ModelRequest& asked = *message.mutable_model_request();
+  asked.set_model(name->Text());
+  SFT_ASSIGN_OR_RETURN(*asked.mutable_token(), hub_.TokenOf(request.project()));
+  SFT_RETURN_IF_ERROR(Audited(call));
+  v1::PullModelResponse response;
+  response.set_model(name->Text());
+  for (const std::string& node : nodes) {
+    if (registry_.Send(node, message)) response.add_nodes(node);
+  }
+  return response;
+}
+
+absl::StatusOr<v1::RemoveModelResponse> ClusterService::RemoveModel(
+    CallContext& call, const v1::RemoveModelRequest& request) {
+  const auto name = hub::ParseModelName(request.model());
+  if (!name || !name->revision.empty()) {
+    return InvalidArgument(
+        fmt::format("\"{}\" is not org/name: all revisions of a model are removed",
+                    request.model().substr(0, 100)));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> nodes, Downloaders(request.nodes()));
+  v1::ServerMessage message;
+  message.mutable_model_request()->set_model(name->id);
+  message.mutable_model_request()->set_remove(true);
+  SFT_RETURN_IF_ERROR(Audited(call));
+  v1::RemoveModelResponse response;
+  for (const std::string& node : nodes) {
+    if (registry_.Send(node, message)) response.add_nodes(node);
   }
   return response;
 }

@@ -2,6 +2,7 @@
 
 #include "server/core/disk_watch.h"
 #include "server/door/methods.h"
+#include "server/fleet/hub_models.h"
 #include "server/fleet/model_facts.h"
 #include "server/fleet/worker_registry.h"
 #include "server/store/store.h"
@@ -14,8 +15,8 @@ class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
   ClusterService(Store& store, WorkerRegistry& registry, bool dev, FleetCatalog& fleet,
-                 DiskWatch* disk = nullptr)
-      : store_(store), registry_(registry), dev_(dev), disk_(disk), models_(fleet) {}
+                 HubModels& hub, DiskWatch* disk = nullptr)
+      : store_(store), registry_(registry), dev_(dev), hub_(hub), disk_(disk), models_(fleet) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -28,11 +29,22 @@ class ClusterService final {
                                                         const v1::ListVariantsRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
                                                     const v1::ListModelsRequest& request);
+  absl::StatusOr<v1::PullModelResponse> PullModel(CallContext& call,
+                                                  const v1::PullModelRequest& request);
+  absl::StatusOr<v1::RemoveModelResponse> RemoveModel(CallContext& call,
+                                                      const v1::RemoveModelRequest& request);
 
  private:
+  // Nodes among `asked` (empty: all) that are connected and download models.
+  absl::StatusOr<std::vector<std::string>> Downloaders(
+      const google::protobuf::RepeatedPtrField<std::string>& asked);
+
+  absl::Status Audited(CallContext& call);
+
   Store& store_;
   WorkerRegistry& registry_;
   const bool dev_;
+  HubModels& hub_;
   DiskWatch* const disk_;
   ModelFacts models_;
 };

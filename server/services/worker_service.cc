@@ -1,6 +1,35 @@
 #include "server/services/worker_service.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "server/store/attempts.h"
+#include "server/store/jobs.h"
+#include "server/store/tenancy.h"
+
 namespace sft::server {
+namespace {
+
+// The project of the job that has the attempt on the node now.
+absl::StatusOr<std::string> ProjectOfPart(Database& db, const v1::GetHubTokenRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                       store::MembersOf(db, request.attempt_uid()));
+  const bool part = std::any_of(members.begin(), members.end(), [&](const MemberRecord& member) {
+    return member.status.node == request.node();
+  });
+  if (!part) {
+    return InvalidArgument(
+        fmt::format("attempt {} is not on node {}", request.attempt_uid(), request.node()));
+  }
+  if (attempt.epoch != request.epoch() || IsTerminal(attempt.state)) {
+    return FailedPrecondition(fmt::format("attempt {} is over", request.attempt_uid()));
+  }
+  return store::ProjectOfJob(db, attempt.job_id);
+}
+
+}  // namespace
 
 void WorkerService::AddTo(Methods& methods) {
   const auto rule = [](std::string method) {
@@ -12,6 +41,7 @@ void WorkerService::AddTo(Methods& methods) {
   methods.Unary(rule("WorkerService.AppendEvents"), this, &Self::AppendEvents);
   methods.Unary(rule("WorkerService.CommitArtifact"), this, &Self::CommitArtifact);
   methods.Unary(rule("WorkerService.CommitCheckpoint"), this, &Self::CommitCheckpoint);
+  methods.Unary(rule("WorkerService.GetHubToken"), this, &Self::GetHubToken);
   methods.ClientStream(rule("WorkerService.SendFile"), this, &Self::SendFile);
 }
 
@@ -46,6 +76,21 @@ absl::StatusOr<v1::Artifact> WorkerService::CommitArtifact(
 absl::StatusOr<v1::CommitCheckpointResponse> WorkerService::CommitCheckpoint(
     CallContext& call, const v1::CommitCheckpointRequest& request) {
   return Answer(call, request, [&](const auto& each) { return checkpoints_.Commit(each); });
+}
+
+// A node gets the token of a job's project while an attempt of the job is on it, and no other.
+absl::StatusOr<v1::GetHubTokenResponse> WorkerService::GetHubToken(
+    CallContext& call, const v1::GetHubTokenRequest& request) {
+  return Answer(call, request, [&](const auto& each) -> absl::StatusOr<v1::GetHubTokenResponse> {
+    std::string project;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(project, ProjectOfPart(db, each));
+      return absl::OkStatus();
+    }));
+    v1::GetHubTokenResponse response;
+    SFT_ASSIGN_OR_RETURN(*response.mutable_token(), hub_.TokenOf(project));
+    return response;
+  });
 }
 
 absl::StatusOr<v1::SendFileResponse> WorkerService::SendFile(CallContext& call,

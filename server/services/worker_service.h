@@ -2,6 +2,7 @@
 
 #include "server/door/methods.h"
 #include "server/fleet/file_relay.h"
+#include "server/fleet/hub_models.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/ingest.h"
 #include "server/stored/artifacts.h"
@@ -15,12 +16,14 @@ namespace sft::server {
 class WorkerService final {
  public:
   WorkerService(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
-                Checkpoints& checkpoints, FileRelay& relay)
+                Checkpoints& checkpoints, FileRelay& relay, Store& store, HubModels& hub)
       : registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
         checkpoints_(checkpoints),
-        relay_(relay) {}
+        relay_(relay),
+        store_(store),
+        hub_(hub) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -33,6 +36,8 @@ class WorkerService final {
                                               const v1::CommitArtifactRequest& request);
   absl::StatusOr<v1::CommitCheckpointResponse> CommitCheckpoint(
       CallContext& call, const v1::CommitCheckpointRequest& request);
+  absl::StatusOr<v1::GetHubTokenResponse> GetHubToken(CallContext& call,
+                                                      const v1::GetHubTokenRequest& request);
   absl::StatusOr<v1::SendFileResponse> SendFile(CallContext& call,
                                                 Source<v1::SendFileRequest>& source);
 
@@ -48,6 +53,8 @@ class WorkerService final {
   Artifacts& artifacts_;
   Checkpoints& checkpoints_;
   FileRelay& relay_;
+  Store& store_;
+  HubModels& hub_;
 };
 
 }  // namespace sft::server

@@ -64,6 +64,7 @@ class SimNode : public worker::ServerApi {
                         const worker::StopCheck& stop) override;
   absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override;
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override;
+  absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return ""; }
   absl::Status SendFile(const v1::FetchFile&, const std::string&, const std::string&) override;
 
   SimServer::Process* Reach();

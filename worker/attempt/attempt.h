@@ -32,6 +32,8 @@ class Attempt {
   // Nothing below it is written or registered any more.
   int64_t settled_step() const;
   int64_t epoch() const { return context_.epoch; }
+  // The model that its job names; empty where this worker cannot read the job.
+  std::string Model() const { return context_.job.ok() ? context_.job->job.model : ""; }
 
   // What the server wants of it.
   void Direct(const v1::DesiredAttempt& desired);

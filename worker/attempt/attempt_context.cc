@@ -6,7 +6,6 @@
 #include "common/io/file.h"
 #include "common/spec/job_json.h"
 #include "worker/attempt/fencing.h"
-#include "worker/channel/event.h"
 
 namespace sft::worker {
 namespace {
@@ -36,12 +35,20 @@ AttemptContext::AttemptContext(const AttemptRecord& record, const AttemptService
 
 void AttemptContext::Warn(const std::string& message) const {
   spdlog::warn("attempt {}: {}", uid, message);
+  WriteNote(channel::WarningEvent{message, ""});
+}
+
+void AttemptContext::Tell(const std::string& kind, const std::string& message) const {
+  spdlog::info("attempt {}: {}", uid, message);
+  WriteNote(channel::WarningEvent{message, kind});
+}
+
+void AttemptContext::WriteNote(const channel::WarningEvent& note) const {
   const RankRights rights(rank_user);
   const double now = static_cast<double>(UnixMicros(services.clock.Wall())) / 1e6;
   absl::StatusOr<io::AppendFile> file = io::AppendFile::Open(dir + "/node.events");
   const absl::Status written =
-      file.ok() ? file->Append(channel::ToLine(channel::Event{now, channel::WarningEvent{message}}))
-                : file.status();
+      file.ok() ? file->Append(channel::ToLine(channel::Event{now, note})) : file.status();
   if (!written.ok()) spdlog::warn("attempt {}: {}", uid, Message(written));
 }
 

@@ -12,6 +12,7 @@
 #include "worker/attempt/staging.h"
 #include "worker/base/rank_user.h"
 #include "worker/base/setup.h"
+#include "worker/channel/event.h"
 #include "worker/gpus/inventory.h"
 #include "worker/transfer/server_api.h"
 
@@ -50,6 +51,11 @@ struct AttemptContext {
   const std::string& node() const { return services.setup.node; }
   // Tells the job's owner: in node.events, and so in the job's history.
   void Warn(const std::string& message) const;
+  // The same of what is no fault. `kind`: its type in the history.
+  void Tell(const std::string& kind, const std::string& message) const;
+
+ private:
+  void WriteNote(const channel::WarningEvent& note) const;
 };
 
 }  // namespace sft::worker

@@ -134,9 +134,19 @@ absl::Status AttemptIo::Stage() {
   }
   // The server has read the job file: a worker that cannot is too old for it.
   if (!context_.job.ok()) return Internal(Message(context_.job.status()));
-  SFT_ASSIGN_OR_RETURN(StagedJob staged,
-                       services.stager.Stage(dispatch, context_.job->job.model,
-                                             [this] { return shared_.wish().leaves(); }));
+  const ModelAsk ask{.token =
+                         [&] {
+                           v1::GetHubTokenRequest request;
+                           request.set_attempt_uid(context_.uid);
+                           request.set_epoch(context_.epoch);
+                           request.set_node(context_.node());
+                           return services.server.HubToken(request);
+                         },
+                     .on_text = [this](const std::string& text) { ShowPhase(text); },
+                     .on_event = [this](const std::string& text) { context_.Tell("model", text); }};
+  SFT_ASSIGN_OR_RETURN(StagedJob staged, services.stager.Stage(
+                                             dispatch, context_.job->job.model,
+                                             [this] { return shared_.wish().leaves(); }, ask));
   absl::StatusOr<PortLease> port = PortLease();
   if (dispatch.first_rank() == 0) port = PortLease::Take(services.setup.address);
   if (!port.ok()) return Internal(Message(port.status()));  // the node's fault, not the job's
@@ -145,6 +155,15 @@ absl::Status AttemptIo::Stage() {
     data.prepared.port = *std::move(port);
   });
   return absl::OkStatus();
+}
+
+void AttemptIo::ShowPhase(const std::string& text) {
+  const bool news = shared_.With([&](AttemptData& data) {
+    if (data.progress.phase() == text) return false;
+    data.progress.set_phase(text);
+    return true;
+  });
+  if (news) context_.services.on_change();
 }
 
 absl::Status AttemptIo::FindTorch() {

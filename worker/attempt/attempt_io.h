@@ -30,6 +30,8 @@ class AttemptIo {
   absl::Status Do(const IoStep& step);
   // Brings here and checks what a dispatch needs.
   absl::Status Stage();
+  // Tells in the job's status what is done now.
+  void ShowPhase(const std::string& text);
   absl::Status FindTorch();
   absl::Status Ship(bool final);
   absl::Status Deliver();

@@ -7,12 +7,20 @@
 
 #include <algorithm>
 
+#include "common/hub/model_name.h"
 #include "common/rpc/endpoint.h"
 #include "worker/node/cpus.h"
 #include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
 namespace {
+
+// The job's name for its model, with the commit where that is known: results say what they are for.
+std::string NameOfModel(const std::string& model, const std::string& dir) {
+  const auto name = hub::ParseModelName(model);
+  const std::string commit = hub::CommitOfSnapshot(dir);
+  return name && !commit.empty() ? name->id + "@" + commit : model;
+}
 
 using Environment = std::map<std::string, std::string>;
 
@@ -110,7 +118,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
                                      .machine_gpus = inventory.machine_gpus(),
                                      .slots = inventory.SlotsLike(first_slot)});
   rank.model_dir = input.staged.model_dir;
-  rank.model_name = input.job.job.model;
+  rank.model_name = NameOfModel(input.job.job.model, input.staged.model_dir);
   rank.train_file = input.staged.train_file;
   rank.val_file = input.staged.val_file;
   rank.train_name = input.staged.train_name;

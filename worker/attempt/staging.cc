@@ -8,6 +8,9 @@
 
 #include <cerrno>
 
+#include "common/base/bytes.h"
+#include "common/base/duration.h"
+#include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
 #include "common/io/sha256.h"
@@ -34,13 +37,18 @@ absl::Status NotOfOwner(const absl::Status& status) {
   return owners ? Internal(Message(status)) : status;
 }
 
-// The server places a job that names a model by its id on nodes that say they have it: what is not
-// there any more is not the job's fault. A path is the job's own word.
-absl::StatusOr<std::string> StageModel(const std::string& model, const NodeSetup& setup) {
+absl::StatusOr<std::string> FindModel(const std::string& model, const NodeSetup& setup) {
   const RankRights rights(setup.rank_user);
-  absl::StatusOr<std::string> dir = ResolveModel(model, setup);
-  if (dir.ok() || model.starts_with("/")) return dir;
-  return NotOfOwner(dir.status());
+  return ResolveModel(model, setup);
+}
+
+// What keeps a model from being downloaded, and whose it is to correct: what the hub does not have
+// or does not show is the job owner's, the rest the node's.
+absl::Status JudgePull(const absl::Status& pulled) {
+  if (absl::IsNotFound(pulled) || absl::IsPermissionDenied(pulled) || absl::IsAborted(pulled)) {
+    return pulled;
+  }
+  return IsPassing(pulled) ? pulled : Internal(Message(pulled));
 }
 
 // Whether a data set that is here is what its hash says.
@@ -63,13 +71,13 @@ bool IsPassing(const absl::Status& status) {
 }
 
 absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std::string& model,
-                                        const StopCheck& stop) {
+                                        const StopCheck& stop, const ModelAsk& ask) {
   StagedJob staged;
   if (model.starts_with("/")) {
     const RankRights rights(setup_.rank_user);
     SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());
   }
-  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
+  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, stop, ask));
   SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
     SFT_ASSIGN_OR_RETURN(StagedFile here, StageFile(file, dispatch, stop));
@@ -94,6 +102,44 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std:
     staged.resume_dir = *std::move(dir);
   }
   return staged;
+}
+
+absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const StopCheck& stop,
+                                               const ModelAsk& ask) {
+  absl::StatusOr<std::string> dir = FindModel(model, setup_);
+  if (model.starts_with("/")) return dir;  // the job's own word
+  const auto name = hub::ParseModelName(model);
+  if (dir.ok()) {
+    if (models_ != nullptr && name) models_->MarkUsed(name->id);
+    return dir;
+  }
+  // The server places the job on nodes that have the model or download it: that it is not here any
+  // more is not the job's fault.
+  if (models_ == nullptr || !models_->Downloads() || !name || !absl::IsNotFound(dir.status())) {
+    return NotOfOwner(dir.status());
+  }
+  absl::StatusOr<std::string> token = std::string();
+  if (ask.token) token = ask.token();
+  // A server of an earlier release keeps no tokens.
+  if (absl::IsUnimplemented(token.status())) token = std::string();
+  if (!token.ok()) return IsPassing(token.status()) ? token.status() : NotOfOwner(token.status());
+  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, *token, stop, ask.on_text);
+  const auto show = [&](const std::string& text) {
+    if (ask.on_text) ask.on_text(text);
+  };
+  if (!pulled.ok()) {
+    show(fmt::format("model {} has not come", name->id));
+    return JudgePull(pulled.status());
+  }
+  show(fmt::format("model {} has come: {}", name->id, BytesText(pulled->bytes)));
+  if (ask.on_event) {
+    ask.on_event(fmt::format("model {}@{} has come to this node from {}: {} in {:.1f} s", name->id,
+                             pulled->commit, models_->setup().endpoint, BytesText(pulled->bytes),
+                             SecondsOf(pulled->took)));
+  }
+  dir = FindModel(model, setup_);
+  if (!dir.ok()) return NotOfOwner(dir.status());
+  return dir;
 }
 
 absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched) {

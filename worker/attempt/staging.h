@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
+#include "worker/hub/model_store.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/server_api.h"
 
@@ -28,13 +29,24 @@ struct StagedJob {
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 
+// What the download of a model asks and tells.
+struct ModelAsk {
+  // The token of the job's project; called only where something is downloaded.
+  std::function<absl::StatusOr<std::string>()> token;
+  // How far it is, about once a second.
+  std::function<void(const std::string&)> on_text;
+  // For the job's history: what came.
+  std::function<void(const std::string&)> on_event;
+};
+
 // Brings what an attempt needs to this node, and removes what none has needed for long.
 // Thread-safe: attempts that need one blob at the same time download it once, those that need
 // others do not wait.
 class Stager {
  public:
-  // Both are borrowed.
-  Stager(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
+  // All are borrowed. `models`: where models are downloaded to; null: none are.
+  Stager(const NodeSetup& setup, ServerApi& server, ModelStore* models = nullptr)
+      : setup_(setup), server_(server), models_(models) {}
 
   // Who has lost or spoilt a thing is to blame for it. INVALID_ARGUMENT, NOT_FOUND and
   // PERMISSION_DENIED are the job owner's to correct; ABORTED when `stop` said so; DATA_LOSS when
@@ -43,13 +55,16 @@ class Stager {
   // continued by the next call; anything else is the node's.
   // `model` is the job's (job.model).
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const std::string& model,
-                                  const StopCheck& stop);
+                                  const StopCheck& stop, const ModelAsk& ask = {});
 
   // Removes data sets and prepared ones (CleanData). `in_use` is asked while nothing is staged
   // anew.
   absl::Status Clean(const std::function<DataInUse()>& in_use, WallTime now);
 
  private:
+  // The model's folder, downloaded first where this node lacks it and may.
+  absl::StatusOr<std::string> StageModel(const std::string& model, const StopCheck& stop,
+                                         const ModelAsk& ask);
   // Waits until nobody else fetches the blob; then this caller does, until Release. ABORTED when
   // `stop` said so.
   absl::Status Claim(const std::string& sha256, const StopCheck& stop);
@@ -68,6 +83,7 @@ class Stager {
 
   const NodeSetup& setup_;
   ServerApi& server_;
+  ModelStore* const models_;
   Mutex mutex_;
   CondVar released_;
   std::set<std::string> claimed_ SFT_GUARDED_BY(mutex_);  // blobs that are fetched now

@@ -150,6 +150,7 @@ void Fields(V& v, ResumedEvent& e) {
 template <typename V>
 void Fields(V& v, WarningEvent& e) {
   v("message", e.message);
+  v("kind", e.kind);
 }
 
 // A default-constructed alternative with that index.

@@ -135,9 +135,10 @@ struct FatalEvent {
   std::string advice;   // what to do
 };
 
-// A warning for the job's owner that ends nothing. Written by the worker, in node.events.
+// A word of the worker for the job's owner that ends nothing, in node.events.
 struct WarningEvent {
   std::string message;
+  std::string kind;  // its type in the job's history: "model"; empty: a warning
 };
 
 using EventBody =

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "worker/attempt/verdict.h"
@@ -24,6 +25,22 @@ constexpr seconds kNoLiveInterval{2};
 
 bool IsFolderName(const std::string& uid) {
   return io::IsSafeRelative(uid) && uid.find('/') == std::string::npos && uid.size() <= 64;
+}
+
+}  // namespace
+
+namespace {
+
+v1::ModelDownload DownloadToProto(const ModelStore::Download& download) {
+  v1::ModelDownload proto;
+  proto.set_id(download.name.id);
+  proto.set_commit(download.name.revision);
+  proto.set_bytes_done(download.progress.bytes_done);
+  proto.set_bytes_total(download.progress.bytes_total);
+  proto.set_bytes_per_second(download.bytes_per_second);
+  proto.set_problem(download.problem);
+  proto.set_text(download.text);
+  return proto;
 }
 
 }  // namespace
@@ -166,8 +183,22 @@ DataInUse Agent::InUse() const {
   return in_use;
 }
 
+std::set<std::string> Agent::ModelsInUse() const {
+  std::set<std::string> ids;
+  const MutexLock lock(mutex_);
+  for (const auto& [uid, entry] : attempts_) {
+    if (const auto name = hub::ParseModelName(entry.attempt->Model())) ids.insert(name->id);
+  }
+  return ids;
+}
+
 v1::Observed Agent::Observe(uint64_t& models_since) const {
   v1::Observed observed;
+  if (downloads_) {
+    for (const ModelStore::Download& each : downloads_()) {
+      *observed.add_downloads() = DownloadToProto(each);
+    }
+  }
   for (v1::Slot& slot : services_.inventory.Slots()) *observed.add_slots() = std::move(slot);
   *observed.mutable_disk() = MeasureDisk(setup_);
   observed.set_time_us(UnixMicros(services_.clock.Wall()));

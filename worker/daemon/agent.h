@@ -54,6 +54,12 @@ class Agent {
   std::string RankBuild() const;
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
+  // The ids of models that attempts here use ("org/name").
+  std::set<std::string> ModelsInUse() const;
+  // Where Observe asks for downloads of models; call before there are other threads.
+  void SetDownloads(std::function<std::vector<ModelStore::Download>()> downloads) {
+    downloads_ = std::move(downloads);
+  }
   // Data kept on this node for later jobs that is in use now.
   DataInUse InUse() const;
   // `models_since`: the number of the model list that the server has; updated to the current one.
@@ -89,6 +95,7 @@ class Agent {
   const Options options_;
   const NodeSetup& setup_;
   const AttemptServices services_;
+  std::function<std::vector<ModelStore::Download>()> downloads_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -29,6 +29,8 @@
 #include "worker/base/disk.h"
 #include "worker/base/rank_user.h"
 #include "worker/daemon/agent.h"
+#include "worker/daemon/hub_options.h"
+#include "worker/daemon/model_requests.h"
 #include "worker/daemon/session.h"
 #include "worker/gpus/gpu_selection.h"
 #include "worker/node/cpus.h"
@@ -103,6 +105,10 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
     setup.model_dirs.push_back(std::move(path));
   }
   setup.hub_dirs = HubDirs();
+  if (!options.model_cache.empty()) {
+    SFT_ASSIGN_OR_RETURN(std::string path, Absolute(options.model_cache));
+    setup.hub_dirs.insert(setup.hub_dirs.begin(), std::move(path));
+  }
   setup.roots = setup.model_dirs;
   for (const std::string& dir : options.data_roots) {
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
@@ -155,7 +161,8 @@ int64_t MemoryBytes() {
 int Cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
-                          const std::string& incarnation, const std::string& data_dir_id) {
+                          const ModelStore& models, const std::string& incarnation,
+                          const std::string& data_dir_id) {
   v1::Register message;
   message.set_node(setup.node);
   message.set_incarnation(incarnation);
@@ -175,7 +182,27 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
+  v1::HubFacts& hub = *message.mutable_facts()->mutable_hub();
+  if (models.Downloads()) hub.set_endpoint(models.setup().endpoint);
+  hub.set_cache_limit_bytes(models.setup().cache_limit);
   return message;
+}
+
+absl::Status PrepareFolders(const NodeSetup& setup) {
+  SFT_RETURN_IF_ERROR(CheckDataDirFor(setup));
+  SFT_RETURN_IF_ERROR(PrepareDataDir(setup));
+  return setup.rank_user ? CheckSharedFor(setup) : absl::OkStatus();
+}
+
+// Each asks the other: which models are in use, and which on their way.
+void Introduce(ModelStore& models, Agent& agent, const NodeSetup& setup) {
+  if (models.Downloads()) {
+    spdlog::info("models are downloaded from {} to {}", models.setup().endpoint,
+                 models.setup().cache_dir);
+  }
+  models.SetInUse([&] { return agent.ModelsInUse(); });
+  agent.SetDownloads([&] { return models.List(); });
+  models.SetOnChange([&] { agent.SetModels(ListModels(setup)); });
 }
 
 void SayWhomRanksRunAs(const NodeSetup& setup, const Options& options) {
@@ -241,9 +268,7 @@ absl::Status RunWorker(const Options& options) {
   PassOnToo(options.rank_env);
   SFT_ASSIGN_OR_RETURN(const NodeSetup setup, MakeSetup(options, program));
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir, Clock::Real()));
-  SFT_RETURN_IF_ERROR(CheckDataDirFor(setup));
-  SFT_RETURN_IF_ERROR(PrepareDataDir(setup));
-  if (setup.rank_user) SFT_RETURN_IF_ERROR(CheckSharedFor(setup));
+  SFT_RETURN_IF_ERROR(PrepareFolders(setup));
   SayWhomRanksRunAs(setup, options);
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(
@@ -284,11 +309,14 @@ absl::Status RunWorker(const Options& options) {
   const auto channels = [&] { return identity->Channel(); };
   const std::string incarnation = RandomUuid();
   const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation, setup.rank_user);
-  Stager stager(setup, *server);
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelStore> models,
+                       OpenModelStore(options, setup, clock));
+  Stager stager(setup, *server, models.get());
   RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch, setup.rank_user); });
   ShimProcesses shims(setup.shim_binary, setup.rank_user);
   Agent agent({}, setup, stager, inventory, *server, shims, clock,
               [&] { return ranks.LibraryPath(); });
+  Introduce(*models, agent, setup);
   agent.SetRankProblem(ranks.Problem());
   // Starting a rank program takes seconds, so it is checked in a thread of its own.
   IoThread rank_check("rank-check", [&]() -> Nanos {
@@ -299,17 +327,19 @@ absl::Status RunWorker(const Options& options) {
   });
   agent.SetModels(ListModels(setup));
   SFT_RETURN_IF_ERROR(agent.Load());
-
   FileSender files(setup, *server);
+  ModelRequests requests(*models, agent);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   Session session(
       channels, agent,
       [&] {
-        v1::Register message = MakeRegister(setup, inventory, agent, incarnation, data_dir_id);
+        v1::Register message =
+            MakeRegister(setup, inventory, agent, *models, incarnation, data_dir_id);
         message.set_time_us(UnixMicros(clock.Wall()));
         return message;
       },
-      [&](const v1::FetchFile& request) { files.Send(request); });
+      [&](const v1::FetchFile& request) { files.Send(request); },
+      [&](const v1::ModelRequest& request) { requests.Take(request); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {
     ending = true;

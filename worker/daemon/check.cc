@@ -32,6 +32,7 @@
 #include "worker/base/disk.h"
 #include "worker/base/rank_user.h"
 #include "worker/daemon/app.h"
+#include "worker/daemon/hub_options.h"
 #include "worker/gpus/gpu_probe.h"
 #include "worker/gpus/gpu_selection.h"
 #include "worker/gpus/inventory.h"
@@ -353,6 +354,7 @@ void CheckAll(const Options& options, CheckReport& report) {
   CheckLinks(gpus, report);
   CheckEngine(options, *setup, *program, !gpus.empty(), report);
   CheckRoots(options, *setup, report);
+  CheckHub(options, report);
   CheckModels(*setup, report);
   CheckServer(options, *setup, report);
 }

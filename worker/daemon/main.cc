@@ -6,6 +6,7 @@
 #include "worker/channel/launch.h"
 #include "worker/daemon/app.h"
 #include "worker/daemon/check.h"
+#include "worker/daemon/hub_options.h"
 #include "worker/daemon/options.h"
 #include "worker/gpus/gpu_probe.h"
 
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
   const sft::worker::ParsedOptions parsed = sft::worker::ParseOptions(argc, argv);
   if (parsed.exit) return parsed.exit_code;
   if (parsed.options.check) return sft::worker::RunCheck(parsed.options);
+  if (!parsed.options.pull.empty()) return sft::worker::RunPull(parsed.options);
   absl::Status status = sft::obs::InitLogging({"sft-worker", parsed.options.log_level});
   sft::obs::RaiseOpenFileLimit();
   if (status.ok()) status = sft::worker::RunWorker(parsed.options);

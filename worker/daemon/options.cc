@@ -5,6 +5,7 @@
 #include "common/base/status.h"
 #include "common/base/version.h"
 #include "common/io/disk_space.h"
+#include "worker/daemon/hub_options.h"
 
 namespace sft::worker {
 
@@ -23,6 +24,30 @@ void AddDisk(CLI::App& app, Options& options) {
   app.add_option("--disk-full", options.disk_full, "Accept no new job when less is free")
       ->capture_default_str()
       ->check(disk_mark);
+}
+
+void AddHub(CLI::App& app, Options& options) {
+  const CLI::Validator size(
+      [](std::string& text) { return std::string(Message(ParseCacheLimit(text).status())); }, "");
+  app.add_option("--model-cache", options.model_cache,
+                 "Download models that jobs name by their hub id into this folder, a Hugging Face "
+                 "hub cache; without it none is downloaded");
+  app.add_option(
+         "--model-cache-limit", options.model_cache_limit,
+         "Most bytes of that folder, for example 2TB: models that were not used for longest "
+         "are removed for others [as many as the disk has]")
+      ->check(size);
+  app.add_option("--hub", options.hub,
+                 "Address of the model hub [HF_ENDPOINT, or https://huggingface.co]");
+  app.add_option("--hub-token-file", options.hub_token_file,
+                 "File with the token for the hub, for jobs whose project has none [HF_TOKEN]");
+  app.add_option("--hub-ca", options.hub_ca,
+                 "PEM file with the authorities that vouch for the hub [SSL_CERT_FILE, or the "
+                 "system's]");
+  CLI::App* pull = app.add_subcommand(
+      "pull", "Download a model into --model-cache as a worker with these options would, and exit");
+  pull->fallthrough();
+  pull->add_option("MODEL", options.pull, "org/name or org/name@revision")->required();
 }
 
 void AddCheck(CLI::App& app, Options& options) {
@@ -108,6 +133,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   AddDisk(app, options);
+  AddHub(app, options);
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
   AddCheck(app, options);

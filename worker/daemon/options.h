@@ -33,6 +33,11 @@ struct Options {
   double prepare_memory_gb = 0;
   std::string disk_low, disk_full;  // parsed by io::ParseDiskMark
   std::string log_level = "info";
+  std::string model_cache;        // empty: no model is downloaded
+  std::string model_cache_limit;  // parsed by io::ParseDiskMark
+  std::string hub;                // empty: HF_ENDPOINT, or Hugging Face
+  std::string hub_token_file, hub_ca;
+  std::string pull;    // download this model, and exit
   bool check = false;  // check whether a worker with these options would run, and exit
   bool json = false;   // output of check as JSON
 };

@@ -11,10 +11,12 @@
 
 #include "common/base/json.h"
 #include "common/base/utf8.h"
+#include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/model_folder.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "worker/hub/hub_cache.h"
 #include "worker/node/safetensors_check.h"
 
 namespace sft::worker {
@@ -97,22 +99,20 @@ absl::Status CheckWeights(const std::string& dir, const std::vector<std::string>
 
 std::string LastPart(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The snapshot of a hub cache's model folder that "main" refers to, or the only one.
-std::string Snapshot(const std::string& model_dir) {
-  const absl::StatusOr<std::string> ref = io::ReadFile(model_dir + "/refs/main", 256);
-  if (ref.ok()) {
-    const std::string name = ref->substr(0, ref->find_last_not_of(" \r\n") + 1);
-    if (io::IsSafeRelative(name) && io::IsDirectory(model_dir + "/snapshots/" + name)) {
-      return model_dir + "/snapshots/" + name;
-    }
+// The snapshot of a hub cache's model folder that "main" refers to, or the only one; with a
+// revision, the one that it refers to.
+std::string Snapshot(const std::string& model_dir, const std::string& revision = "") {
+  if (!revision.empty()) {
+    const std::string commit = CommitOf(model_dir, revision);
+    const std::string dir = model_dir + "/snapshots/" + commit;
+    return !commit.empty() && io::IsDirectory(dir) ? dir : "";
+  }
+  const std::string main = CommitOf(model_dir, "main");
+  if (!main.empty() && io::IsDirectory(model_dir + "/snapshots/" + main)) {
+    return model_dir + "/snapshots/" + main;
   }
   const auto names = io::ListDir(model_dir + "/snapshots", 2);
   return names.ok() && names->size() == 1 ? model_dir + "/snapshots/" + names->front() : "";
-}
-
-std::string HubName(std::string id) {
-  for (size_t at = 0; (at = id.find('/', at)) != std::string::npos;) id.replace(at, 1, "--");
-  return std::string(kHubPrefix) + id;
 }
 
 // Turns a hub cache's folder "models--org--name" into "org/name".
@@ -163,7 +163,7 @@ absl::Status CheckFiles(const std::string& dir, const std::vector<std::string>& 
   return absl::OkStatus();
 }
 
-bool HoldsModel(const std::string& dir) { return io::Exists(dir + "/config.json"); }
+bool HoldsModel(const std::string& dir) { return !dir.empty() && io::Exists(dir + "/config.json"); }
 
 class Lister {
  public:
@@ -214,9 +214,15 @@ class Lister {
                     "can name by id: give the folders of those that jobs use as --models",
                     kMaxModels, surplus_));
   }
+  // The snapshot that the id alone means, then others by their commits.
   void AddHubModel(const std::string& dir) {
-    const std::string snapshot = Snapshot(dir);
-    if (!snapshot.empty() && HoldsModel(snapshot)) Add(snapshot, HubId(LastPart(dir)));
+    const std::string id = HubId(LastPart(dir));
+    const std::string main = Snapshot(dir);
+    if (!main.empty() && HoldsModel(main)) Add(main, id);
+    for (const std::string& commit : Names(dir + "/snapshots")) {
+      const std::string snapshot = dir + "/snapshots/" + commit;
+      if (snapshot != main && HoldsModel(snapshot)) Add(snapshot, id + "@" + commit);
+    }
   }
   std::vector<std::string> Names(const std::string& dir) {
     if (left_ < 0 || !io::IsDirectory(dir)) return {};
@@ -258,17 +264,21 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
     return InvalidArgument(
         fmt::format("model \"{}\" is neither an absolute path nor a model's id", id));
   }
+  const auto named = hub::ParseModelName(id);
+  const std::string folder = hub::CacheFolderOf(named ? named->id : id);
+  const std::string revision = named ? named->revision : "";
   for (const std::string& dir : setup.model_dirs) {
     if (HoldsModel(dir + "/" + id)) return dir + "/" + id;
     if (HoldsModel(dir) && (ModelIdOf(dir) == id || LastPart(dir) == id)) return dir;
-    if (LastPart(dir) != HubName(id)) continue;
-    const std::string snapshot = Snapshot(dir);
-    if (!snapshot.empty()) return snapshot;
+    if (LastPart(dir) != folder) continue;
+    const std::string snapshot = Snapshot(dir, revision);
+    if (HoldsModel(snapshot)) return snapshot;
   }
   const std::vector<std::string> hubs = HubDirs(setup);
   for (const std::string& dir : hubs) {
-    const std::string snapshot = Snapshot(dir + "/" + HubName(id));
-    if (!snapshot.empty()) return snapshot;
+    const std::string snapshot = Snapshot(dir + "/" + folder, revision);
+    // config.json is the last that a download brings.
+    if (HoldsModel(snapshot)) return snapshot;
   }
   return NotFound(
       fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
@@ -305,7 +315,10 @@ v1::Model InspectModel(const std::string& dir, const std::string& id, const Node
   model.set_config_json(*config);
   std::string index_text;
   const absl::Status weights = CheckWeights(dir, roots, model, index_text);
-  if (!weights.ok()) {
+  const std::string missing = MissingOf(dir);
+  if (!missing.empty()) {
+    model.set_problem(ToUtf8(missing));
+  } else if (!weights.ok()) {
     model.set_problem(ToUtf8(Message(weights)));
   } else if (io::FindTokenizer([&dir](std::string_view name) {
                return io::Exists(fmt::format("{}/{}", dir, name));

@@ -88,7 +88,9 @@ struct BodyToProto {
   void operator()(const channel::PlanEvent&) const { SetNote("plan", line, out); }
   void operator()(const channel::CheckpointEvent&) const { SetNote("checkpoint", line, out); }
   void operator()(const channel::ResumedEvent&) const { SetNote("resumed", line, out); }
-  void operator()(const channel::WarningEvent& e) const { SetNote("warning", e.message, out); }
+  void operator()(const channel::WarningEvent& e) const {
+    SetNote(e.kind.empty() ? "warning" : e.kind.c_str(), e.message, out);
+  }
   // The server learns of these in other ways: as a registered artifact and in the verdict.
   void operator()(const channel::ArtifactEvent&) const {}
   void operator()(const channel::FatalEvent&) const {}

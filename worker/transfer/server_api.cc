@@ -132,6 +132,15 @@ class GrpcServerApi : public ServerApi {
     return rpc::FromGrpc(worker->CommitArtifact(&context, request, &artifact));
   }
 
+  absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest& request) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
+    grpc::ClientContext context;
+    Begin(context, rpc::kUnaryDeadline);
+    v1::GetHubTokenResponse response;
+    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->GetHubToken(&context, request, &response)));
+    return response.token();
+  }
+
   absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                         const std::string& error) override {
     const auto worker = v1::WorkerService::NewStub(channels_());

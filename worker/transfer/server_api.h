@@ -47,6 +47,8 @@ class ServerApi {
                                 const StopCheck& stop) = 0;
   virtual absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) = 0;
   virtual absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) = 0;
+  // The token of the attempt's project for the model hub; empty: it has none.
+  virtual absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest& request) = 0;
   // Answers the server's FetchFile with the file, or with `error` if that is not empty.
   virtual absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                                 const std::string& error) = 0;

@@ -36,7 +36,11 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   ordered_json json;
   json["peft_type"] = "LORA";
   json["task_type"] = "CAUSAL_LM";
-  json["base_model_name_or_path"] = config.base_model;
+  // PEFT has a key of its own for the commit of "org/name@commit".
+  const size_t at =
+      config.base_model.starts_with("/") ? std::string::npos : config.base_model.find('@');
+  json["base_model_name_or_path"] = config.base_model.substr(0, at);
+  if (at != std::string::npos) json["revision"] = config.base_model.substr(at + 1);
   json["r"] = config.r;
   // PEFT declares an integer and takes a float; a whole number is written as it declares.
   if (config.alpha == std::floor(config.alpha) && std::fabs(config.alpha) < 1e9) {

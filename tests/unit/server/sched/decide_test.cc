@@ -130,6 +130,32 @@ TEST(DecideTest, OnlyNodesThatSeeTheModelAreUsed) {
             (Lines{"j? no node with H100-4x sees model other (seen: big, small)"}));
 }
 
+TEST(DecideTest, AModelOfAHubIsPlacedWhereItIsAndElseWhereItIsDownloaded) {
+  NodeView has = Node("z", "H100", 4), downloads = Node("a", "H100", 4),
+           neither = Node("b", "H100", 8);
+  has.models = {"o/m", "o/m@c1"};
+  downloads.downloads = true;
+  PendingJob job = Job("j", "H100", 4);
+  job.on_hub = true;
+  job.model = "o/m@c1";
+  EXPECT_EQ(Text(Decide({{downloads, neither, has}, {job}})), (Lines{"j: z 0 1 2 3"}));
+  PendingJob next = job;
+  next.id = "k";
+  EXPECT_EQ(Text(Decide({{downloads, neither, has}, {job, next}})),
+            (Lines{"j: z 0 1 2 3", "k: a 0 1 2 3"}));
+  // A name alone is what nodes have, where one has it.
+  job.model = "o/m";
+  has.usable = false;
+  has.unusable_reason = "silent for 40 s";
+  EXPECT_EQ(Text(Decide({{downloads, has}, {job}})),
+            (Lines{"j? waiting for 4 x H100 on one node: a has 4 but does not see model o/m, which "
+                   "names a copy that other nodes have; z has 4 but is silent for 40 s"}));
+  EXPECT_EQ(Text(Decide({{downloads, neither}, {job}})), (Lines{"j: a 0 1 2 3"}));
+  job.on_hub = false;
+  EXPECT_EQ(Text(Decide({{downloads}, {job}})),
+            (Lines{"j? no node with H100-4x sees model o/m (seen: none)"}));
+}
+
 TEST(DecideTest, PreviewCountsTheJobsThatWaitAlready) {
   Snapshot snapshot{{Node("a", "H100", 4)}, {}};
   EXPECT_EQ(Preview(snapshot, Job("new", "H100", 4)).text, "could start now on a");

@@ -31,6 +31,45 @@ TEST_F(ModelsTest, AnIdIsFoundInAHubCacheThroughItsMainReference) {
   EXPECT_EQ(*ResolveModel("org/cached", setup_), cached + "/snapshots/abc");
 }
 
+TEST_F(ModelsTest, ARevisionIsFoundByItsCommitOrReferenceAndListedBesideMain) {
+  setup_.hub_dirs = {dir_ + "/hub"};
+  const std::string cached = dir_ + "/hub/models--org--cached";
+  const std::string main(40, 'a'), other(40, 'b'), half(40, 'c');
+  MakeModel(cached + "/snapshots/" + main);
+  MakeModel(cached + "/snapshots/" + other);
+  // config.json is the last that a download brings.
+  Write(cached + "/snapshots/" + half + "/tokenizer.json", "{}");
+  Write(cached + "/refs/main", main);
+  Write(cached + "/refs/v2", other);
+  EXPECT_EQ(*ResolveModel("org/cached@" + other, setup_), cached + "/snapshots/" + other);
+  EXPECT_EQ(*ResolveModel("org/cached@v2", setup_), cached + "/snapshots/" + other);
+  EXPECT_EQ(*ResolveModel("org/cached@main", setup_), cached + "/snapshots/" + main);
+  EXPECT_TRUE(absl::IsNotFound(ResolveModel("org/cached@v3", setup_).status()));
+  EXPECT_TRUE(absl::IsNotFound(ResolveModel("org/cached@" + half, setup_).status()));
+  std::vector<std::string> ids;
+  for (const v1::Model& model : ListModels(setup_)) ids.push_back(model.id());
+  EXPECT_EQ(ids, (std::vector<std::string>{"tiny", "org/cached", "org/cached@" + other}));
+}
+
+TEST_F(ModelsTest, ASnapshotThatLacksFilesOfItsTreeIsRefusedByName) {
+  setup_.hub_dirs = {dir_ + "/hub"};
+  const std::string cached = dir_ + "/hub/models--org--cached";
+  const std::string commit(40, 'a');
+  MakeModel(cached + "/snapshots/" + commit);
+  Write(cached + "/trees/" + commit + ".json",
+        R"({"format_version": 1, "files": {
+              "config.json": {"size": 22, "blob_id": "a"}, "README.md": {"size": 9, "blob_id": "r"},
+              "model.safetensors": {"size": 1000, "blob_id": "b"},
+              "special_tokens_map.json": {"size": 1, "blob_id": "c"},
+              "tokenizer.json": {"size": 2, "blob_id": "d"}}})");
+  const absl::Status status = ResolveModel("org/cached", setup_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_NE(Message(status).find(
+                "special_tokens_map.json and 1 more of 4 files that jobs need are missing"),
+            std::string::npos)
+      << status;
+}
+
 TEST_F(ModelsTest, TheModelFoldersGoBeforeTheHubCache) {
   setup_.hub_dirs = {dir_ + "/hub"};
   MakeModel(dir_ + "/hub/models--tiny/snapshots/abc");

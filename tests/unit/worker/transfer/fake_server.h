@@ -48,6 +48,7 @@ class FakeServer : public ServerApi {
     for (const v1::RankEvent& event : request.events()) events[request.rank()].push_back(event);
     return offset = request.end_offset();
   }
+  absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return hub_token; }
   absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
@@ -94,6 +95,7 @@ class FakeServer : public ServerApi {
   // died there.
   std::function<void(int)> before, after;
   int calls = 0;
+  std::string hub_token;
   std::map<Key, std::string> logs;
   std::map<Key, bool> ended;
   std::map<Key, int64_t> event_offsets;

@@ -1,7 +1,8 @@
-//! C interface of tokenizers and minijinja (ffi.h is its other half). No panic crosses it: each
+//! C interface of tokenizers and minijinja (ffi.h is its other half) and of HTTP (common/hub/http.cc). No panic crosses it: each
 //! entry catches them and returns an error.
 
 mod convert;
+mod http;
 mod memory;
 mod python;
 mod sentencepiece;
@@ -269,4 +270,66 @@ pub unsafe extern "C" fn sft_template_render(
             rendered.generation.iter().map(|(begin, end)| (*begin as u32, *end as u32)).unzip();
         Ok(Payload { text: rendered.text, starts, ends, ..Payload::default() })
     })
+}
+
+/// # Safety
+/// `options` points to `size` bytes; `out` receives the agent when the result is ok.
+#[no_mangle]
+pub unsafe extern "C" fn sft_http_open(
+    options: *const u8,
+    size: usize,
+    out: *mut *mut http::Agent,
+) -> SftResult {
+    guarded(|| {
+        let agent = http::Agent::open(text_of(options, size)?)?;
+        *out = Box::into_raw(Box::new(agent));
+        Ok(Payload::default())
+    })
+}
+
+/// # Safety
+/// `agent` came from sft_http_open and is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn sft_http_close(agent: *mut http::Agent) {
+    drop(Box::from_raw(agent));
+}
+
+/// # Safety
+/// `agent` is open; `request` points to `size` bytes; `out` receives the body when the result is ok.
+#[no_mangle]
+pub unsafe extern "C" fn sft_http_send(
+    agent: *const http::Agent,
+    request: *const u8,
+    size: usize,
+    out: *mut *mut http::Body,
+) -> SftResult {
+    guarded(|| {
+        let (text, body) = (*agent).send(text_of(request, size)?)?;
+        *out = Box::into_raw(Box::new(body));
+        Ok(Payload { text, ..Payload::default() })
+    })
+}
+
+/// # Safety
+/// `body` is open; `buffer` has room for `size` bytes; `count` receives how many were written.
+#[no_mangle]
+pub unsafe extern "C" fn sft_http_read(
+    body: *mut http::Body,
+    buffer: *mut u8,
+    size: usize,
+    count: *mut usize,
+) -> SftResult {
+    guarded(|| {
+        // A buffer of C++ whose bytes nobody has written yet is filled before it is read.
+        std::ptr::write_bytes(buffer, 0, size);
+        *count = (*body).read(std::slice::from_raw_parts_mut(buffer, size))?;
+        Ok(Payload::default())
+    })
+}
+
+/// # Safety
+/// `body` came from sft_http_send and is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn sft_http_body_close(body: *mut http::Body) {
+    drop(Box::from_raw(body));
 }

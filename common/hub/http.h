@@ -1,0 +1,78 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/status.h"
+
+namespace sft::hub {
+
+// One request. Only GET and HEAD are needed.
+struct HttpRequest {
+  std::string method = "GET";
+  std::string url;
+  std::vector<std::pair<std::string, std::string>> headers;
+};
+
+// The body of an answer, read once.
+class HttpBody {
+ public:
+  virtual ~HttpBody() = default;
+  // The number of bytes written to `data`; 0 at the end. UNAVAILABLE when the connection breaks or
+  // stands still for too long.
+  virtual absl::StatusOr<size_t> Read(char* data, size_t size) = 0;
+};
+
+// The answer to one request, whatever its status.
+struct HttpResponse {
+  int status = 0;
+  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
+  std::unique_ptr<HttpBody> body;
+
+  // The first header of that lower-case name; empty when there is none.
+  std::string_view Header(std::string_view name) const;
+};
+
+// Sends requests. Follows no redirects and tries nothing again: Hub does. Thread-safe.
+class HttpClient {
+ public:
+  virtual ~HttpClient() = default;
+  // UNAVAILABLE when there was no answer; FAILED_PRECONDITION when there will never be one: an
+  // address that is none, a certificate that is not trusted.
+  virtual absl::StatusOr<HttpResponse> Send(const HttpRequest& request) = 0;
+};
+
+// Addresses and limits of connections.
+struct HttpOptions {
+  // PEM file with the authorities to trust; empty: the system's, or those that come with the
+  // client.
+  std::string ca_file;
+  // Proxies for each scheme, and the hosts that are reached without ("host, .domain, *").
+  std::string https_proxy, http_proxy, no_proxy;
+  Nanos connect_timeout = std::chrono::seconds(10);
+  // The longest time without a byte.
+  Nanos stall_timeout = std::chrono::seconds(20);
+};
+
+// From SSL_CERT_FILE, HTTPS_PROXY, HTTP_PROXY and NO_PROXY (or their lower-case names). `ca_file`
+// comes first if it is given.
+HttpOptions HttpOptionsOf(const std::string& ca_file,
+                          const std::function<std::string(const std::string&)>& environment);
+
+// The proxy for a URL; empty: none.
+std::string ProxyFor(const HttpOptions& options, std::string_view url);
+
+// A client with TLS. FAILED_PRECONDITION when its certificates cannot be read.
+absl::StatusOr<std::unique_ptr<HttpClient>> MakeHttpClient(const HttpOptions& options);
+
+// "https://host:port" of a URL, in lower case; empty when it is none of http or https.
+std::string OriginOf(std::string_view url);
+// Where a Location header leads from `url`.
+std::string Follow(std::string_view url, std::string_view location);
+
+}  // namespace sft::hub

@@ -1,0 +1,50 @@
+#include "common/hub/hub_access.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "common/hub/http.h"
+#include "common/hub/hub.h"
+#include "common/io/file.h"
+
+namespace sft::hub {
+namespace {
+
+constexpr int64_t kMaxTokenBytes = 4096;
+
+// As huggingface_hub reads its switches.
+bool IsOn(std::string value) {
+  std::transform(value.begin(), value.end(), value.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return value == "1" || value == "ON" || value == "YES" || value == "TRUE";
+}
+
+}  // namespace
+
+absl::StatusOr<HubAccess> HubAccessOf(
+    const std::string& endpoint, const std::string& token_file, const std::string& ca_file,
+    const std::function<std::string(const std::string&)>& environment) {
+  HubAccess access;
+  access.endpoint = endpoint.empty() ? environment("HF_ENDPOINT") : endpoint;
+  if (access.endpoint.empty()) access.endpoint = kDefaultEndpoint;
+  while (access.endpoint.ends_with('/')) access.endpoint.pop_back();
+  if (OriginOf(access.endpoint).empty()) {
+    return InvalidArgument(
+        fmt::format("\"{}\" is no address of a model hub: it begins with https:// or http://",
+                    access.endpoint));
+  }
+  access.ca_file = ca_file;
+  access.offline = IsOn(environment("HF_HUB_OFFLINE"));
+  access.token = environment("HF_TOKEN");
+  if (token_file.empty()) return access;
+  SFT_ASSIGN_OR_RETURN(access.token, io::ReadFile(token_file, kMaxTokenBytes));
+  access.token.erase(access.token.find_last_not_of(" \r\n\t") + 1);
+  if (access.token.empty() || access.token.find_first_of(" \r\n\t") != std::string::npos) {
+    return InvalidArgument(fmt::format("{} does not hold one token and nothing else", token_file));
+  }
+  return access;
+}
+
+}  // namespace sft::hub

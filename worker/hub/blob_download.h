@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "common/hub/hub.h"
+#include "worker/hub/hub_cache.h"
+
+namespace sft::worker {
+
+// Where a file comes from.
+struct BlobSource {
+  const hub::Hub& hub;
+  std::string id;
+  std::string commit;
+};
+
+// What a download tells while it runs, and is told. Called from its own thread.
+struct BlobWatch {
+  hub::StopCheck stop;
+  // Bytes that have come, or been found; negative when some have to come again.
+  std::function<void(int64_t)> on_bytes;
+};
+
+// Brings one file into the cache, and checks its bytes against the hash that the hub names it by.
+// What came before a break, a stop or the end of the process is kept and continued, by this call or
+// a later one. While another program downloads the same file, it is waited for.
+//
+// Errors are those of hub::Hub, and: RESOURCE_EXHAUSTED when the disk is full; DATA_LOSS when the
+// bytes arrive wrong time and again; ABORTED when `stop` said so.
+absl::Status DownloadBlob(const BlobSource& source, const hub::HubFile& file, const HubCache& cache,
+                          const BlobWatch& watch, Clock& clock);
+
+}  // namespace sft::worker
