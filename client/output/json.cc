@@ -82,6 +82,7 @@ Json JobJson(const v1::Job& job) {
   Json json = {
       {"job", ShortName(job.name())},
       {"name", job.display_name()},
+      {"kind", job.kind() == v1::Job::GENERATE ? "generate" : "sft"},
       {"state", StateName(job.state())},
       {"reason", job.reason()},
       {"attempt", job.attempt()},

@@ -339,9 +339,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   if (readable) {
     ApplyDeepspeed(&draft);
     CheckRequired(&draft);
+    ResolveKind(&draft);
     ResolveDialect(&draft);
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);
+    CheckNodesOfKind(&draft);
     ResolveBatch(&draft);
     ResolveSchedule(&draft);
     ResolveSharding(&draft);
@@ -356,6 +358,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     draft.FillDefaults();
     WarnIdle(&draft);
     resolution.values = draft.Values();
+    // Of an unknown kind all are shown.
+    const std::string kind = draft.Faulty({"job.kind"}) ? "" : draft.String("job.kind");
+    std::erase_if(resolution.values, [&](const ResolvedValue& value) {
+      return !kind.empty() && !IsOfKind(*FindField(value.key), kind);
+    });
   }
   resolution.problems = draft.TakeProblems();
   resolution.warnings = draft.TakeWarnings();

@@ -111,6 +111,8 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
                                      .slots = inventory.SlotsLike(first_slot)});
   rank.model_dir = input.staged.model_dir;
   rank.model_name = input.job.job.model;
+  rank.adapter_dir =
+      input.staged.adapter_files.empty() ? input.staged.adapter_dir : dir + "/adapter";
   rank.train_file = input.staged.train_file;
   rank.val_file = input.staged.val_file;
   rank.train_name = input.staged.train_name;
@@ -146,11 +148,11 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
     const int number = rank.first_rank + i;
     Environment rank_env = GroupVariables(rank, i);
     rank_env.insert(env.begin(), env.end());
-    shim.ranks.push_back(
-        {fmt::format("rank-{}", number),
-         number,
-         {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
-         rank_env});
+    shim.ranks.push_back({fmt::format("rank-{}", number),
+                          number,
+                          {setup.rank_binary, input.job.generates() ? "generate" : "train",
+                           "--launch", launch, "--rank", std::to_string(number)},
+                          rank_env});
   }
   return files;
 }

@@ -226,8 +226,14 @@ bool BatchGenerator::Accept(Running& running, std::span<float> logits) {
   GenerationAnswer& answer = running.answer;
   std::vector<float> given;
   if (request.log_probabilities) given.assign(logits.begin(), logits.end());
-  const int32_t token =
-      NextToken(logits, request.sampling, {request.prompt, answer.tokens}, request.stop_ids);
+  int32_t token = 0;
+  try {
+    token = NextToken(logits, request.sampling, {request.prompt, answer.tokens}, request.stop_ids);
+  } catch (const UserError& error) {
+    answer.reason = EndReason::kFailed;
+    answer.problem = error.what();
+    return true;
+  }
   if (Contains(request.stop_ids, token)) {
     answer.reason = EndReason::kStopToken;
     return true;
