@@ -166,6 +166,17 @@ per_device_batch = 1
         self.assertNotEqual(self.answers(self.submit_generate()), answered)
         self.assertEqual(len(answered.splitlines()), len(prompts.read_text().splitlines()))
 
+        # One prompt by itself; the tiny model has no chat template.
+        def one(*who):
+            result = self.sftctl("generate", *who, "--raw", "--prompt", "hello", "--max-new-tokens", 12, "--json")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            return json.loads(result.stdout)["answer"]
+        self.assertNotEqual(one(trained), one("--model", "small"))
+        self.assertEqual(one(trained), one(trained))
+        refused = self.sftctl("generate", trained, "--prompt", "hello")
+        self.assertEqual(refused.returncode, USER_FAILURE, refused.stderr)
+        self.assertIn("chat template", refused.stderr)
+
     def test_a_bad_prompt_is_named_before_the_queue_and_a_bad_option_too(self):
         self.write_prompts(rows=3)
         with open(self.dir / "prompts.jsonl", "a") as out:
