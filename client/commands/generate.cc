@@ -7,11 +7,11 @@
 
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
+#include "client/base/one_job.h"
 #include "client/base/upload.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
-#include "client/output/progress.h"
 #include "client/output/text.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
@@ -26,15 +26,12 @@ namespace {
 constexpr size_t kMaxAnswerBytes = 64 << 20;
 
 struct GenerateOptions {
-  std::string job, model, adapter, prompt, system, gpu_type, project;
+  std::string job, model, prompt, system, gpu_type, project;
   bool raw = false;
   int max_new_tokens = 256;
   std::optional<double> temperature, top_p;
   std::optional<int> seed;
 };
-
-// TOML's basic strings take what JSON writes.
-std::string Quoted(const std::string& text) { return DumpJson(Json(text)); }
 
 // Answers one prompt by a job of kind "generate".
 class OnePrompt {
@@ -46,11 +43,15 @@ class OnePrompt {
     if (!IsUtf8(options_.prompt) || !IsUtf8(options_.system)) {
       return Fail(connection_, InvalidArgument("the prompt is not UTF-8"));
     }
-    absl::Status status = options_.job.empty() ? absl::OkStatus() : TakeModelOfJob();
+    absl::Status status = FindAnswerer();
     if (status.ok()) status = Submit();
     if (!status.ok()) return Fail(connection_, status);
     const absl::StatusOr<v1::Job> job = Follow();
-    if (!job.ok()) return Interrupt::Raised() ? Cancel() : Fail(connection_, job.status());
+    if (!job.ok() && Interrupt::Raised()) {
+      CancelOwn(connection_, id_, "sftctl generate was interrupted");
+      return kInterrupted;
+    }
+    if (!job.ok()) return Fail(connection_, job.status());
     if (job->state() != v1::Job::SUCCEEDED) {
       PrintEnding(connection_, *job);
       return ExitCodeOf(*job);
@@ -60,42 +61,22 @@ class OnePrompt {
   }
 
  private:
-  // What the job trained, and on which type of GPU.
-  absl::Status TakeModelOfJob() {
-    v1::GetJobRequest request;
-    request.set_name(options_.job);
-    SFT_ASSIGN_OR_RETURN(const v1::Job job,
-                         connection_.Call(&v1::JobService::Stub::GetJob, request));
-    v1::GetArtifactRequest wanted;
-    wanted.set_name(options_.job);
-    SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact,
-                         connection_.Call(&v1::DataService::Stub::GetArtifact, wanted));
-    const Json spec = ParseOrderedJson(job.resolved_json());
-    if (!spec.is_object()) return Internal("the server sent no settings of the job");
-    const auto value = [&](const char* table, const char* key) {
-      return spec.value(table, Json::object()).value(key, std::string());
-    };
-    if (options_.gpu_type.empty()) options_.gpu_type = value("compute", "gpu_type");
-    if (artifact.kind() == "model") {
-      options_.model = artifact.node_path();
+  absl::Status FindAnswerer() {
+    if (options_.job.empty()) {
+      answerer_.model = options_.model;
     } else {
-      options_.model = value("job", "model");
-      options_.adapter = ShortName(job.name());
+      SFT_ASSIGN_OR_RETURN(answerer_, AnswererOfJob(connection_, options_.job));
     }
+    if (!options_.gpu_type.empty()) answerer_.gpu_type = options_.gpu_type;
     return absl::OkStatus();
   }
 
   std::string JobFile() const {
-    std::string text = fmt::format(
-        "[job]\nkind = \"generate\"\nname = \"one prompt\"\nmodel = {}\nadapter = {}\ndata = "
-        "\"prompt.jsonl\"\n[generate]\nmax_new_tokens = {}\n",
-        Quoted(options_.model), Quoted(options_.adapter), options_.max_new_tokens);
+    std::string text = AnswererTables(answerer_, "generate", "one prompt");
+    text += fmt::format("[generate]\nmax_new_tokens = {}\n", options_.max_new_tokens);
     if (options_.temperature) text += fmt::format("temperature = {}\n", *options_.temperature);
     if (options_.top_p) text += fmt::format("top_p = {}\n", *options_.top_p);
     if (options_.seed) text += fmt::format("seed = {}\n", *options_.seed);
-    text += "[compute]\ngpu_count = 1\n";
-    if (!options_.gpu_type.empty())
-      text += fmt::format("gpu_type = {}\n", Quoted(options_.gpu_type));
     return text;
   }
 
@@ -152,21 +133,6 @@ class OnePrompt {
     return job;
   }
 
-  // Nobody waits for the answer any more.
-  ExitCode Cancel() {
-    grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
-    v1::CancelJobRequest request;
-    request.set_name(id_);
-    request.set_reason("sftctl generate was interrupted");
-    v1::Job job;
-    const grpc::Status status = connection_.To<v1::JobService>().CancelJob(&context, request, &job);
-    connection_.console().err << (status.ok()
-                                      ? fmt::format("\ncancelled {}\n", id_)
-                                      : fmt::format("\nstop it with `sftctl cancel {}`\n", id_));
-    return kInterrupted;
-  }
-
   absl::StatusOr<Json> FetchAnswer() {
     grpc::ClientContext context;
     const Interrupt interrupt(context);
@@ -201,6 +167,7 @@ class OnePrompt {
 
   Connection& connection_;
   GenerateOptions options_;
+  Answerer answerer_;
   const bool json_;
   std::string id_;
 };

@@ -9,10 +9,11 @@ constexpr Field kJobTable[] = {
     {.key = "job.kind",
      .type = Type::kChoice,
      .def = "sft",
-     .doc = "What the job does: sft trains, generate answers prompts (docs/generate.md).",
-     .choices = "sft|generate",
+     .doc = "What the job does: sft trains, generate answers a file of prompts, serve answers "
+            "whoever asks while it runs (docs/generate.md).",
+     .choices = "sft|generate|serve",
      .aliases = "job.type",
-     .newer_choices = "generate",
+     .newer_choices = "generate|serve",
      .newer_since = 2},
     {.key = "job.name",
      .derived = "the job file's name without .toml",
@@ -32,7 +33,8 @@ constexpr Field kJobTable[] = {
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.adapter",
      .def = "",
-     .doc = "With kind = \"generate\": the adapter that answers, which is what a job that has "
+     .doc = "With kind = \"generate\" or \"serve\": the adapter that answers, which is what a job "
+            "that has "
             "succeeded delivered (its id), or a directory on the nodes (an absolute path). Empty: "
             "the base model answers.",
      .since = 2},

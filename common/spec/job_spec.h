@@ -30,7 +30,7 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // Values of job.kind.
-inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate";
+inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve";
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
 // kHybridShard is kFullShard within a node and kDdp over nodes.
@@ -211,7 +211,9 @@ struct JobSpec {
     int batch = 32;
   } generate;
 
-  bool generates() const { return job.kind == kGenerateKind; }
+  // Answers instead of training: a file of prompts, or whoever asks while it runs.
+  bool generates() const { return job.kind == kGenerateKind || serves(); }
+  bool serves() const { return job.kind == kServeKind; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
 };

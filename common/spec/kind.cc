@@ -17,6 +17,8 @@ constexpr std::string_view kOfGeneration[] = {"generate."};
 // Of [data], whose other keys are about what is learnt from its rows.
 constexpr std::string_view kDataOfBoth[] = {"data.topology.", "data.chat_template",
                                             "data.max_examples"};
+// What a job without a file of prompts has no use for.
+constexpr std::string_view kOfPrompts[] = {"job.data", "data.max_examples", "generate.num_samples"};
 
 template <size_t N>
 bool IsAmong(std::string_view key, const std::string_view (&starts)[N]) {
@@ -33,10 +35,31 @@ void RefuseKey(const Field& field, const std::string& why, Draft* draft) {
   }
 }
 
+// One process holds the model, for a time that somebody has thought of.
+void CheckServing(Draft* draft) {
+  if (!draft->Faulty({kGpuCountKey}) && draft->Has(kGpuCountKey) && draft->Int(kGpuCountKey) > 1) {
+    draft->AddProblem(
+        kGpuCountKey,
+        fmt::format("{}: a job of kind = \"serve\" is one process; not supported yet: "
+                    "several",
+                    draft->Quote(kGpuCountKey)));
+  }
+  constexpr std::string_view kLimit = "scheduling.time_limit";
+  const std::string limit = draft->Has(kLimit) ? draft->String(kLimit) : "";
+  if (draft->Faulty({kLimit}) ||
+      (!limit.empty() && limit.find_first_of("123456789") != limit.npos)) {
+    return;
+  }
+  draft->AddProblem(kLimit,
+                    "is missing: a job of kind = \"serve\" holds its GPU until it is cancelled or "
+                    "this time is over, for example \"8h\"");
+}
+
 }  // namespace
 
 bool IsOfKind(const Field& field, std::string_view kind) {
-  if (kind == kGenerateKind) {
+  if (kind == kServeKind && IsAmong(field.key, kOfPrompts)) return false;
+  if (kind == kGenerateKind || kind == kServeKind) {
     if (IsForeign(field) || IsAmong(field.key, kOfTraining)) return false;
     return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfBoth);
   }
@@ -46,17 +69,19 @@ bool IsOfKind(const Field& field, std::string_view kind) {
 void ResolveKind(Draft* draft) {
   if (draft->Faulty({kKindKey})) return;
   const std::string kind = draft->Has(kKindKey) ? draft->String(kKindKey) : kTrainingKind;
-  const bool generates = kind == kGenerateKind;
+  const bool generates = kind != kTrainingKind;
   for (const Field* field : Fields()) {
     if (!draft->Given(field->key) || IsOfKind(*field, kind)) continue;
     if (field->key == kAdapterKey) {
       draft->AddProblem(kAdapterKey,
-                        "is for jobs of kind = \"generate\"; not supported yet: training that goes "
-                        "on from an adapter");
+                        "is for jobs of kind = \"generate\" or \"serve\"; not supported yet: "
+                        "training that goes on from an adapter");
     } else {
       RefuseKey(*field,
-                generates ? "a job of kind = \"generate\" trains nothing"
-                          : "is for jobs of kind = \"generate\"",
+                !generates ? "is for jobs of kind = \"generate\""
+                : IsAmong(field->key, kOfPrompts)
+                    ? "a job of kind = \"serve\" has no file of prompts"
+                    : fmt::format("a job of kind = \"{}\" trains nothing", kind),
                 draft);
     }
   }
@@ -72,8 +97,9 @@ void ResolveKind(Draft* draft) {
 }
 
 void CheckNodesOfKind(Draft* draft) {
-  const bool generates = draft->Has(kKindKey) && draft->String(kKindKey) == kGenerateKind;
-  if (!generates || draft->Faulty({kNodesKey, kKindKey})) return;
+  const std::string kind = draft->Has(kKindKey) ? draft->String(kKindKey) : kTrainingKind;
+  if (kind == kTrainingKind || draft->Faulty({kNodesKey, kKindKey})) return;
+  if (kind == kServeKind) return CheckServing(draft);
   if (draft->Has(kNodesKey) && draft->Int(kNodesKey) > 1) {
     draft->AddProblem(
         kNodesKey, fmt::format("{}: a job of kind = \"generate\" runs on one node; not supported "

@@ -190,6 +190,8 @@ void CheckData(Draft* draft) {
 void CheckRequired(Draft* draft) {
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
+    const bool serves = draft->Has("job.kind") && draft->String("job.kind") == kServeKind;
+    if (serves && key == "job.data") continue;
     if (!draft->Has(key)) {
       draft->AddProblem(key, fmt::format("is missing; set it in the file, or with {}",
                                          key == "job.data" ? "--dataset PATH" : "--model MODEL"));

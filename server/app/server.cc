@@ -64,7 +64,8 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest),
+        serving(*store, relay),
+        job_service(intake, jobs, checkpoints, ingest, serving),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev, planner.fleet(), &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
@@ -124,6 +125,7 @@ struct Server::Parts {
   Sweeps sweeps;
   Projects projects;
   Reconciler reconciler;
+  Serving serving;
   JobService job_service;
   WorkerService worker_service;
   ClusterService cluster_service;

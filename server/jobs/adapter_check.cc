@@ -24,8 +24,8 @@ std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>&
     return fmt::format("{} is {}: an adapter is there once its job has succeeded", maker.id,
                        ToString(maker.state));
   }
-  if (maker.kind == v1::Job::GENERATE) {
-    return fmt::format("{} delivered answers, not an adapter", maker.id);
+  if (maker.kind != v1::Job::SFT) {
+    return fmt::format("{} answers prompts: it delivered no adapter", maker.id);
   }
   if (artifacts.empty()) {
     return fmt::format("what {} delivered was removed", maker.id);

@@ -87,7 +87,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   const spec::JobSpec& spec = resolution.spec;
   JobRecord job;
   job.id = RandomId("job");
-  job.kind = spec.generates() ? v1::Job::GENERATE : v1::Job::SFT;
+  job.kind = spec.serves() ? v1::Job::SERVE : spec.generates() ? v1::Job::GENERATE : v1::Job::SFT;
   job.project = ProjectOf(request.project());
   job.owner = principal;
   job.display_name = spec.job.name;

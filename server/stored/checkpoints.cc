@@ -162,7 +162,7 @@ absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(const v1::CheckpointJ
               "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),
               IsTerminal(job.state) ? "; `sftctl checkpoints JOB` lists what there is" : ""));
         }
-        if (job.kind == v1::Job::GENERATE) {
+        if (job.kind != v1::Job::SFT) {
           return FailedPrecondition(
               fmt::format("job {} answers prompts: it writes no checkpoints, and goes on behind "
                           "its last answer",

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import unittest
 
 import harness
@@ -176,6 +177,55 @@ per_device_batch = 1
         refused = self.sftctl("generate", trained, "--prompt", "hello")
         self.assertEqual(refused.returncode, USER_FAILURE, refused.stderr)
         self.assertIn("chat template", refused.stderr)
+
+    def chat(self, *arguments, lines):
+        return subprocess.run(
+            [str(harness.BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "chat", *map(str, arguments)],
+            input="".join(line + "\n" for line in lines), capture_output=True, text=True,
+            timeout=harness.DEADLINE_S, check=False)
+
+    def test_a_job_that_serves_is_talked_with_and_its_base_beside_it(self):
+        config = json.loads((self.model / "tokenizer_config.json").read_text())
+        config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        (self.model / "tokenizer_config.json").write_text(json.dumps(config))
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        serve = self.dir / "serve.toml"
+        serve.write_text(f"""
+[job]
+kind = "serve"
+model = "small"
+adapter = "{self.dir}/models/mine"
+[compute]
+gpu_type = "H100"
+[scheduling]
+time_limit = "1h"
+[generate]
+max_new_tokens = 12
+""")
+        result = self.sftctl("submit", serve, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        job = json.loads(result.stdout)["job"]
+        first = self.chat(job, "--base", lines=["hello", "again"])
+        self.assertEqual(first.returncode, SUCCEEDED, first.stderr)
+        said = first.stdout.splitlines()
+        self.assertEqual([line.split(" ")[0] for line in said], ["[trained]", "[base]"] * 2, first.stdout)
+        self.assertNotEqual(said[0][len("[trained] "):], said[1][len("[base] "):])
+        # The same question gets the same answer, from whoever asks beside.
+        both = [self.chat(job, lines=["hello"]) for _ in range(2)]
+        self.assertEqual({each.stdout for each in both}, {said[0][len("[trained] "):] + "\n"})
+        self.assertEqual(self.status(job)["state"], "RUNNING")
+        refused = self.chat(job, "--top-p", "2", lines=["hello"])
+        self.assertIn("top_p is 2", refused.stderr)
+        self.assertEqual(refused.returncode, 5, refused.stderr)
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+        # A chat without a job makes its own, and ends it.
+        own = self.chat("--model", "small", "--max-new-tokens", 5, lines=["hello"])
+        self.assertEqual(own.returncode, SUCCEEDED, own.stderr)
+        made = json.loads(self.sftctl("list", "--json").stdout)[0]
+        self.assertEqual(made["kind"], "serve")
+        self.assert_ends(made["job"], 12)
 
     def test_a_bad_prompt_is_named_before_the_queue_and_a_bad_option_too(self):
         self.write_prompts(rows=3)

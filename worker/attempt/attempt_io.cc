@@ -139,6 +139,9 @@ absl::Status AttemptIo::Stage() {
   SFT_ASSIGN_OR_RETURN(StagedJob staged,
                        services.stager.Stage(dispatch, context_.job->job.model,
                                              [this] { return shared_.wish().leaves(); }));
+  if (staged.train_file.empty() && !context_.job->serves()) {
+    return Internal("the dispatch has no file for job.data");
+  }
   absl::StatusOr<PortLease> port = PortLease();
   if (dispatch.first_rank() == 0) port = PortLease::Take(services.setup.address);
   if (!port.ok()) return Internal(Message(port.status()));  // the node's fault, not the job's

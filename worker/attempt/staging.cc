@@ -94,7 +94,6 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std:
       staged.val_stamp = std::move(here.stamp);
     }
   }
-  if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
   if (dispatch.has_resume()) {
     absl::StatusOr<std::string> dir =
         StageCheckpoint(dispatch.resume(), dispatch.job_id(), setup_, server_, stop);

@@ -54,6 +54,8 @@ struct RankLaunch {
   std::string output_dir;   // the artifact (adapter or full model) is written here
   std::string job_id;
   std::string node;  // its name, for messages
+  // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).
+  std::string serve_socket;
   // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
   // A complete checkpoint to continue from; empty: begin at step 0.

@@ -23,11 +23,12 @@ constexpr seconds kMaxHeartbeat{60};
 }  // namespace
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
-                 OnFetchFile on_fetch_file)
+                 OnFetchFile on_fetch_file, OnAsk on_ask)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
-      on_fetch_file_(std::move(on_fetch_file)) {}
+      on_fetch_file_(std::move(on_fetch_file)),
+      on_ask_(std::move(on_ask)) {}
 
 Session::~Session() { Stop(); }
 
@@ -112,6 +113,7 @@ void Session::ReadLoop(Stream& stream) {
     if (message.has_desired()) agent_.OnDesired(message.desired());
     if (message.has_notice()) spdlog::error("the server says: {}", message.notice().text());
     if (message.has_fetch_file()) on_fetch_file_(message.fetch_file());
+    if (message.has_ask()) on_ask_(message.ask());
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
 }

@@ -26,10 +26,13 @@ class Session {
   using MakeRegister = std::function<v1::Register()>;
   using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
+  using OnAsk = std::function<void(const v1::Ask&)>;
 
-  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file` is called on the
-  // reading thread and must not block.
-  Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file);
+  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file` and `on_ask` are called
+  // on the reading thread and must not block.
+  Session(
+      Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
+      OnAsk on_ask = [](const v1::Ask&) {});
   ~Session();
 
   void Start();
@@ -57,6 +60,7 @@ class Session {
   Agent& agent_;
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
+  const OnAsk on_ask_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,

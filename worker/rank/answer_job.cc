@@ -23,6 +23,33 @@ namespace {
 constexpr Nanos kTellInterval = std::chrono::seconds(1);
 constexpr Nanos kOthersInterval = std::chrono::milliseconds(100);
 
+Prompts ReadPrompts(const Launch& launch) {
+  const channel::RankLaunch& file = launch.file;
+  Prompts prompts{.file = file.train_name.empty() ? file.train_file : file.train_name};
+  if (!file.train_stamp.empty() && io::ContentStampOf(file.train_file) != file.train_stamp) {
+    throw engine::UserError(prompts.file + " was replaced or written to since the job was placed",
+                            "data_changed", "leave the file alone while a job reads it");
+  }
+  auto rows = data::ReadPromptRows(file.train_file, prompts.file, launch.spec.data.max_examples);
+  if (!rows.ok()) {
+    throw engine::UserError(fmt::format("{}, {}", prompts.file, Message(rows.status())),
+                            "bad_prompt", "correct the row, or leave it out");
+  }
+  prompts.rows = *std::move(rows);
+  return prompts;
+}
+
+// Everything of the model that can be wrong without computing anything.
+int64_t CheckBase(const Launch& launch) {
+  const auto config = engine::ReadConfig(launch.file.model_dir);
+  const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
+  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
+             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
+  return config.learned_positions;
+}
+
+}  // namespace
+
 AnswerOptions OptionsFor(const Launch& launch) {
   const spec::JobSpec::Generate& g = launch.spec.generate;
   return {.model = launch.file.model_dir,
@@ -44,43 +71,27 @@ AnswerOptions OptionsFor(const Launch& launch) {
           .samples = g.num_samples};
 }
 
-Prompts ReadPrompts(const Launch& launch) {
-  const channel::RankLaunch& file = launch.file;
-  Prompts prompts{.file = file.train_name.empty() ? file.train_file : file.train_name};
-  if (!file.train_stamp.empty() && io::ContentStampOf(file.train_file) != file.train_stamp) {
-    throw engine::UserError(prompts.file + " was replaced or written to since the job was placed",
-                            "data_changed", "leave the file alone while a job reads it");
-  }
-  auto rows = data::ReadPromptRows(file.train_file, prompts.file, launch.spec.data.max_examples);
-  if (!rows.ok()) {
-    throw engine::UserError(fmt::format("{}, {}", prompts.file, Message(rows.status())),
-                            "bad_prompt", "correct the row, or leave it out");
-  }
-  prompts.rows = *std::move(rows);
-  return prompts;
-}
-
 void LimitMemory(const spec::JobSpec& spec, const Device& device) {
   const double budget = spec.compute.memory_budget_gb;
   if (device.cuda == nullptr || budget <= 0) return;
   device.cuda->devices->LimitMemory(device.torch.index(), static_cast<int64_t>(budget * 1e9));
 }
 
-// Everything of the model that can be wrong without computing anything.
-int64_t CheckBase(const Launch& launch) {
-  const auto config = engine::ReadConfig(launch.file.model_dir);
-  const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
-  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
-             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
-  return config.learned_positions;
+// Only a hang of it would be named less well without a record.
+std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunch& file, int rank,
+                                                        Clock& clock) {
+  auto flight = channel::FlightRecorder::Create(channel::FlightPath(file.attempt_dir, rank), rank,
+                                                file.world_size, clock);
+  if (flight.ok()) return *std::move(flight);
+  fmt::print(stderr, "no flight record: {}\n", Message(flight.status()));
+  return std::nullopt;
 }
-
-}  // namespace
 
 void PrepareAnswers(const Launch& launch, EventLog& events) {
   const AnswerOptions options = OptionsFor(launch);
   CheckOptions(options);
   const int64_t positions = CheckBase(launch);
+  if (launch.spec.serves()) return;
   const Prompts prompts = ReadPrompts(launch);
   const engine::ChatTokenizer tokenizer = OpenTokenizer(options);
   channel::PreparedEvent prepared{.rows = static_cast<int64_t>(prompts.rows.size())};
@@ -122,19 +133,6 @@ bool AnswerJob::Stopped() {
   if (reason.empty() && !StopSignalled()) return false;
   fmt::print("stopped: {}\n", reason.empty() ? "SIGTERM" : reason);
   return true;
-}
-
-// Only a hang of it would be named less well without a record.
-void AnswerJob::OpenFlight() {
-  const channel::RankLaunch& file = context_.launch.file;
-  auto flight =
-      channel::FlightRecorder::Create(channel::FlightPath(file.attempt_dir, context_.rank),
-                                      context_.rank, file.world_size, context_.clock);
-  if (flight.ok()) {
-    flight_.emplace(*std::move(flight));
-  } else {
-    fmt::print(stderr, "no flight record: {}\n", Message(flight.status()));
-  }
 }
 
 void AnswerJob::Enter(channel::FlightPhase phase) {
@@ -242,7 +240,9 @@ channel::ExitCode AnswerJob::Run() {
   const channel::RankLaunch& file = context_.launch.file;
   // First of all: nothing may ask LibTorch for a GPU before the plugin is open.
   const Device device = OpenDevice(file.device, LocalRank(context_.rank, file, GetEnv));
-  OpenFlight();
+  if (auto flight = OpenFlightRecord(file, context_.rank, context_.clock)) {
+    flight_.emplace(*std::move(flight));
+  }
   Enter(channel::FlightPhase::kLoading);
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);

@@ -20,6 +20,14 @@ namespace sft::rank {
 // errors.
 void PrepareAnswers(const Launch& launch, EventLog& events);
 
+// What the job's file says of answering, with the model and the adapter of this node.
+AnswerOptions OptionsFor(const Launch& launch);
+// Keeps the process within compute.memory_budget_gb of its GPU.
+void LimitMemory(const spec::JobSpec& spec, const Device& device);
+// Nothing where there is no room for one.
+std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunch& file, int rank,
+                                                        Clock& clock);
+
 // One process of a job that answers prompts. It answers its share of the rows, in order, into
 // <checkpoint dir>/answers, where a later attempt goes on, and shares nothing else with the others:
 // each ends when its rows are done. Rank 0 stays until all are, tells how many there are, and
@@ -41,7 +49,6 @@ class AnswerJob {
 
  private:
   bool Stopped();
-  void OpenFlight();
   void Enter(channel::FlightPhase phase);
   void TellReady(const Device& device);
   // False: it was told to stop.

@@ -28,6 +28,7 @@
 #include "worker/rank/logits.h"
 #include "worker/rank/prepare.h"
 #include "worker/rank/runaway_report.h"
+#include "worker/rank/serve_job.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/train.h"
 
@@ -94,6 +95,9 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     }
     ReportRunaways({.event_file = EventPath(*launch, process)}, clock);
     CatchStopSignals();
+    if (launch->spec.serves()) {
+      return ServeJob({*launch, *events, commands, clock, start}).Run();
+    }
     if (launch->spec.generates()) {
       return AnswerJob({*launch, rank, *events, commands, clock, start}).Run();
     }

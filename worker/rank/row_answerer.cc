@@ -70,7 +70,9 @@ std::string NameOfBase(const std::string& folder) {
   return hash.FinishHex();
 }
 
-std::string ReasonOf(const engine::GenerationAnswer& made) {
+}  // namespace
+
+std::string FinishReason(const engine::GenerationAnswer& made) {
   switch (made.reason) {
     case engine::EndReason::kLength:
       return "length";
@@ -80,8 +82,6 @@ std::string ReasonOf(const engine::GenerationAnswer& made) {
       return "stop";
   }
 }
-
-}  // namespace
 
 void CheckOptions(const AnswerOptions& options) {
   engine::CheckSampling(options.sampling);
@@ -153,7 +153,7 @@ RowAnswer RowAnswerer::AnswerOf(const engine::GenerationAnswer& made) const {
   if (made.reason == engine::EndReason::kStopString) answer.text.resize(made.text_bytes);
   answer.prompt_tokens = prompt_tokens_[static_cast<size_t>(made.request)];
   answer.tokens = made.tokens.size();
-  answer.finish_reason = ReasonOf(made);
+  answer.finish_reason = FinishReason(made);
   answer.error = made.problem;
   return answer;
 }

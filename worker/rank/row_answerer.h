@@ -74,6 +74,9 @@ class RowAnswerer {
   int64_t tokens_ = 0;
 };
 
+// "stop", "length" or "error".
+std::string FinishReason(const engine::GenerationAnswer& made);
+
 // The tokenizer whose template is asked: that of the adapter, if it brings one.
 engine::ChatTokenizer OpenTokenizer(const AnswerOptions& options);
 

@@ -89,7 +89,27 @@ TEST(KindTest, WhatCannotBeAnsweredIsRefused) {
   EXPECT_THAT(Describe(ResolveText("[job]\nkind = \"answer\"\nmodel = \"m\"\ndata = \"d\"\n"
                                    "[compute]\ngpu_type = \"H100\"\n")
                            .problems),
-              HasSubstr("job.kind:2: must be \"sft\" or \"generate\""));
+              HasSubstr("job.kind:2: must be \"sft\", \"generate\" or \"serve\""));
+}
+
+TEST(KindTest, AJobThatServesHasNoFileOneProcessAndATimeLimit) {
+  const auto serve = [](const std::string& job, const std::string& rest) {
+    return ResolveText("[job]\nkind = \"serve\"\nmodel = \"m\"\n" + job +
+                       "[compute]\ngpu_type = \"H100\"\n" + rest);
+  };
+  const Resolution job = serve("", "[scheduling]\ntime_limit = \"8h\"\n");
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_TRUE(job.spec.serves() && job.spec.generates());
+  EXPECT_EQ(TextOf(job, "job.data"), "(absent)");
+  EXPECT_THAT(NeededFiles(job), IsEmpty());
+  EXPECT_THAT(Describe(serve("", "").problems), HasSubstr("scheduling.time_limit:0: is missing"));
+  EXPECT_THAT(Describe(serve("", "gpu_count = 2\n[scheduling]\ntime_limit = \"1h\"\n").problems),
+              HasSubstr("compute.gpu_count:6: compute.gpu_count = 2 (job.toml:6): a job of kind"));
+  EXPECT_THAT(
+      Describe(serve("data = \"d\"\n", "[scheduling]\ntime_limit = \"1h\"\n").problems),
+      HasSubstr("job.data:4: a job of kind = \"serve\" has no file of prompts; leave it out"));
+  EXPECT_THAT(Describe(serve("", "[lora]\nr = 4\n[scheduling]\ntime_limit = \"1h\"\n").problems),
+              HasSubstr("lora.r:7: a job of kind = \"serve\" trains nothing"));
 }
 
 }  // namespace
