@@ -52,6 +52,16 @@ std::string AnswererTables(const Answerer& answerer, const std::string& kind,
   return text;
 }
 
+absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,
+                                       const v1::SubmitJobRequest& request) {
+  absl::StatusOr<v1::Job> job = connection.Call(&v1::JobService::Stub::SubmitJob, request);
+  if (absl::IsInvalidArgument(job.status()) && answerer.gpu_type.empty()) {
+    return InvalidArgument(fmt::format(
+        "{}; `sftctl variants` lists types of GPUs, --gpu-type takes one", Message(job.status())));
+  }
+  return job;
+}
+
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason) {
   grpc::ClientContext context;
   rpc::SetDeadline(context, rpc::kUnaryDeadline);

@@ -94,8 +94,7 @@ class Chat {
     request.set_source_text(
         AnswererTables(answerer, "serve", "chat") +
         fmt::format("[scheduling]\ntime_limit = \"{}\"\n", options_.time_limit));
-    SFT_ASSIGN_OR_RETURN(const v1::Job job,
-                         connection_.Call(&v1::JobService::Stub::SubmitJob, request));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer, request));
     id_ = ShortName(job.name());
     own_ = true;
     return absl::OkStatus();

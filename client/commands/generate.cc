@@ -108,8 +108,7 @@ class OnePrompt {
     sent.set_size(file.size);
     sent.set_client_path("prompt.jsonl");
     SFT_RETURN_IF_ERROR(UploadDataset(connection_, file, options_.project));
-    SFT_ASSIGN_OR_RETURN(const v1::Job job,
-                         connection_.Call(&v1::JobService::Stub::SubmitJob, request));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer_, request));
     id_ = ShortName(job.name());
     return absl::OkStatus();
   }
