@@ -84,6 +84,7 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
                            {"job.data", flags.dataset, "--dataset"},
                            {"data.val", flags.val, "--val"},
                            {"job.model", flags.model, "--model"},
+                           {"job.adapter", flags.adapter, "--adapter"},
                            {"scheduling.priority", flags.priority, "--priority"},
                            {"scheduling.after", flags.after, "--after"},
                            {"scheduling.time_limit", flags.time_limit, "--time-limit"}}) {

@@ -17,6 +17,7 @@ struct SubmitFlags {
   std::optional<std::string> dataset;
   std::optional<std::string> val;
   std::optional<std::string> model;
+  std::optional<std::string> adapter;
   std::optional<std::string> name;
   std::optional<std::string> priority;
   std::optional<std::string> after;  // ids, separated by commas

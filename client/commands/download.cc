@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
@@ -149,7 +149,8 @@ class Downloader {
 // The artifact's folder without -o: a name of its own in the current folder. The job's texts are
 // not used, because the submitter may be another person than the one who downloads.
 std::string DefaultFolder(const std::string& job, const v1::Artifact& artifact) {
-  const std::string kind = artifact.kind() == "model" ? "model" : "adapter";
+  const bool known = artifact.kind() == "model" || artifact.kind() == "answers";
+  const std::string kind = known ? artifact.kind() : "adapter";
   std::string name = ShortName(job) + "-" + kind;
   std::replace_if(
       name.begin(), name.end(),
@@ -194,12 +195,13 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
 }  // namespace
 
 void AddDownload(Command& app, Session& session) {
-  Command* command = app.AddCommand("download", "Fetch a job's adapter or full model",
+  Command* command = app.AddCommand("download", "Fetch a job's adapter, full model or answers",
                                     "sftctl download job-abc -o my-adapter");
   auto options = std::make_shared<DownloadOptions>();
   command->AddOption("JOB", options->job, "Job, or artifacts/NAME")->Required();
-  command->AddOption("-o,--output", options->out,
-                     "Folder to create (default: JOB-adapter or JOB-model in the current folder)");
+  command->AddOption(
+      "-o,--output", options->out,
+      "Folder to create (default: JOB-adapter, JOB-model or JOB-answers in the current folder)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Download(connection, *options, session.json);

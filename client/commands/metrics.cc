@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
@@ -44,12 +44,39 @@ std::vector<std::string> Row(const v1::Metric& metric) {
           Bytes(metric.gpu_memory_bytes())};
 }
 
+// Of a job that answers prompts.
+std::vector<std::string> AnswersRow(const v1::Metric& metric) {
+  return {std::to_string(metric.step()), std::to_string(metric.total_steps()),
+          std::to_string(metric.tokens()), Count(metric.tokens_per_second())};
+}
+
+Json AnswersJson(const v1::Metric& metric) {
+  return {{"type", "answers"},
+          {"answers", metric.step()},
+          {"total", metric.total_steps()},
+          {"tokens", metric.tokens()},
+          {"tokens_per_second", metric.tokens_per_second()},
+          {"time", Utc(metric.time())},
+          {"attempt", metric.attempt()}};
+}
+
+bool AnswersPrompts(Connection& connection, const std::string& job) {
+  v1::GetJobRequest request;
+  request.set_name(job);
+  const auto found = connection.Call(&v1::JobService::Stub::GetJob, request);
+  return found.ok() && found->kind() == v1::Job::GENERATE;
+}
+
 ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json) {
   v1::ReadMetricsRequest request;
   request.set_name(options.job);
   request.set_follow(options.follow);
   request.set_all_attempts(options.all_attempts);
-  Table table({"STEP", "LOSS", "VAL.LOSS", "LR", "GRAD_NORM", "TOKENS", "TOK/S", "MEMORY"});
+  const bool answers = AnswersPrompts(connection, options.job);
+  const std::vector<std::string> of_answers = {"ANSWERS", "OF", "TOKENS", "TOK/S"};
+  const std::vector<std::string> of_steps = {"STEP",      "LOSS",   "VAL.LOSS", "LR",
+                                             "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
+  Table table(answers ? of_answers : of_steps);
   // A broken stream resumes at the point it had reached.
   const auto stream = [&](bool& heard, bool& ended) {
     grpc::ClientContext context;
@@ -60,9 +87,10 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
       heard = true;
       for (const v1::Metric& metric : response.metrics()) {
         if (json || options.follow) {
-          connection.console().out << DumpJson(MetricJson(metric)) << std::endl;
+          connection.console().out << DumpJson(answers ? AnswersJson(metric) : MetricJson(metric))
+                                   << std::endl;
         } else {
-          table.Add(Row(metric));
+          table.Add(answers ? AnswersRow(metric) : Row(metric));
         }
       }
       request.set_index(response.next_index());

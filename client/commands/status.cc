@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/progress.h"
@@ -19,10 +19,11 @@ struct StatusOptions {
 };
 
 // "1 on node-a, steps 0 to 12: FAILED rank_killed: rank 1 was killed; restarted: 1 of 10 ..."
-std::string AttemptLine(const v1::Attempt& attempt) {
+std::string AttemptLine(const v1::Attempt& attempt, v1::Job::Kind kind) {
   std::string nodes;
   for (const std::string& node : attempt.nodes()) nodes += (nodes.empty() ? "" : ", ") + node;
-  std::string text = fmt::format("{} on {}, steps {} to {}: {}", attempt.number(), nodes,
+  std::string text = fmt::format("{} on {}, {} {} to {}: {}", attempt.number(), nodes,
+                                 kind == v1::Job::GENERATE ? "answers" : "steps",
                                  attempt.first_step(), attempt.last_step(), attempt.state());
   const v1::Verdict& verdict = attempt.verdict();
   if (verdict.code().empty() || verdict.domain() == v1::Verdict::NONE) return text;
@@ -59,12 +60,12 @@ void PrintJob(Connection& connection, const v1::Job& job) {
          fmt::format("from step {} of {}", job.resumed_step(), ShortName(job.resumed_from())));
   }
   if (job.attempts_size() > 1) {
-    for (const v1::Attempt& attempt : job.attempts()) line("", AttemptLine(attempt));
+    for (const v1::Attempt& attempt : job.attempts()) line("", AttemptLine(attempt, job.kind()));
   }
   if (job.checkpoint_step() > 0) line("checkpoint", fmt::format("step {}", job.checkpoint_step()));
   const v1::Progress& progress = job.progress();
   if (progress.step() > 0) {
-    line("progress", ProgressLine(progress, 100));
+    line("progress", ProgressLine(progress, job.kind(), 100));
   } else {
     line("progress", progress.phase());
   }

@@ -17,7 +17,9 @@
 #include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
+#include "common/data/prompt_row.h"
 #include "common/io/file.h"
+#include "common/spec/job_spec.h"
 #include "common/spec/sweep.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
@@ -140,17 +142,26 @@ class Submission {
   }
 
   std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
+    if (ValueOf(resolution_, "job.kind") == spec::kGenerateKind) return CheckPrompts(file);
     const std::vector<std::string> columns =
         absl::StrSplit(ValueOf(resolution_, "data.columns"), ',', absl::SkipEmpty());
     const absl::StatusOr<data::DatasetCheck> found =
         data::CheckDataset(file.path, file.path, data::NamesOf(columns, {}));
     if (!found.ok()) return std::string(Message(found.status()));
-    int64_t taken = 0;
-    if (needed.key() == "job.data") {
-      const std::string text = ValueOf(resolution_, "data.max_examples");
-      std::from_chars(text.data(), text.data() + text.size(), taken);
-    }
+    const int64_t taken = needed.key() == "job.data" ? RowsTaken() : 0;
     return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
+  }
+
+  int64_t RowsTaken() const {
+    int64_t taken = 0;
+    const std::string text = ValueOf(resolution_, "data.max_examples");
+    std::from_chars(text.data(), text.data() + text.size(), taken);
+    return taken;
+  }
+
+  std::string CheckPrompts(const LocalFile& file) const {
+    const absl::StatusOr<int64_t> rows = data::CountPromptRows(file.path, file.path, RowsTaken());
+    return std::string(Message(rows.status()));
   }
 
   void AddFileProblem(const v1::NeededFile& needed, const std::string& message) {
@@ -386,14 +397,15 @@ void AddSubmit(Command& app, Session& session) {
   auto options = std::make_shared<SubmitOptions>();
   Option* file = command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)");
   command->AddOption("--config", options->config, "Job file, in place of FILE")->Excludes(file);
-  command->AddOption("--type", options->type, "Kind of job: sft");
+  command->AddOption("--type", options->type, "Kind of job: sft, generate or serve");
   command->AddOption("--name", options->name, "Label shown in lists (job.name)");
   command->AddOption("--dataset", options->dataset,
-                     "File with training rows, in place of job.data");
+                     "File with training rows or prompts, in place of job.data");
   command->AddOption("--val", options->val, "File with validation rows, in place of data.val");
-  command->AddOption("--examples", options->examples, "Train on the first N rows only")
-      ->WholeNumber(1);
+  command->AddOption("--examples", options->examples, "Take the first N rows only")->WholeNumber(1);
   command->AddOption("--model", options->model, "Base model, in place of job.model");
+  command->AddOption("--adapter", options->adapter,
+                     "Job whose adapter answers, or its folder on the nodes (job.adapter)");
   command->AddOption("--deepspeed", options->deepspeed,
                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
   command->AddOption("--set", options->set,

@@ -40,6 +40,10 @@ class Note {
 };
 
 std::string Prepared(const Note& note) {
+  if (note.Number("loss_tokens") == 0) {  // prompts
+    return fmt::format("{:.0f} prompts, {} tokens", note.Number("rows"),
+                       Count(note.Number("tokens")));
+  }
   return fmt::format("{:.0f} of {:.0f} rows, {:.0f} left out; {} tokens, {} of them with loss{}",
                      note.Number("used"), note.Number("rows"), note.Number("skipped"),
                      Count(note.Number("tokens")), Count(note.Number("loss_tokens")),
@@ -47,6 +51,11 @@ std::string Prepared(const Note& note) {
 }
 
 std::string Ready(const Note& note) {
+  if (note.Number("total_parameters") == 0) {  // it trains nothing
+    return fmt::format("rank {:.0f} of {:.0f} on {} after {:.1f} s: {:.0f} answers in all",
+                       note.Number("rank"), note.Number("world"), note.Text("device"),
+                       note.Number("seconds"), note.Number("total_steps"));
+  }
   return fmt::format(
       "rank {:.0f} of {:.0f} on {} after {:.1f} s: {:.0f} steps, {} of {} parameters train",
       note.Number("rank"), note.Number("world"), note.Text("device"), note.Number("seconds"),

@@ -78,10 +78,22 @@ Json OutlookJson(const v1::Outlook& outlook) {
           {"source", outlook.source()}};
 }
 
+std::string KindName(v1::Job::Kind kind) {
+  switch (kind) {
+    case v1::Job::GENERATE:
+      return "generate";
+    case v1::Job::SERVE:
+      return "serve";
+    default:
+      return "sft";
+  }
+}
+
 Json JobJson(const v1::Job& job) {
   Json json = {
       {"job", ShortName(job.name())},
       {"name", job.display_name()},
+      {"kind", KindName(job.kind())},
       {"state", StateName(job.state())},
       {"reason", job.reason()},
       {"attempt", job.attempt()},

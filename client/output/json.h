@@ -28,6 +28,8 @@ Json ProblemJson(const v1::Problem& problem);
 
 // "PENDING", ... without a prefix.
 std::string StateName(v1::Job::State state);
+// "sft", "generate", "serve": as job.kind.
+std::string KindName(v1::Job::Kind kind);
 bool IsEnded(v1::Job::State state);
 
 }  // namespace sft::client

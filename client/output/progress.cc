@@ -10,9 +10,10 @@
 
 namespace sft::client {
 
-std::string ProgressLine(const v1::Progress& progress, int width) {
-  std::string tail =
-      fmt::format(" {}/{}  loss {:.4f}", progress.step(), progress.total_steps(), progress.loss());
+std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width) {
+  const bool answers = kind == v1::Job::GENERATE;
+  std::string tail = fmt::format(" {}/{}", progress.step(), progress.total_steps());
+  tail += answers ? " answers" : fmt::format("  loss {:.4f}", progress.loss());
   if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
   tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));
   if (progress.mfu() > 0) tail += fmt::format("  MFU {:.1f}%", 100 * progress.mfu());
@@ -39,6 +40,7 @@ void ProgressView::PrintLine(const std::string& line) {
 void ProgressView::OnJob(const v1::Job& job) {
   const v1::Progress& progress = job.progress();
   total_steps_ = progress.total_steps();
+  kind_ = job.kind();
   std::string line = fmt::format("{} {}", ShortName(job.name()), StateName(job.state()));
   if (!job.reason().empty()) line += ": " + job.reason();
   line = OneLine(line);
@@ -46,7 +48,7 @@ void ProgressView::OnJob(const v1::Job& job) {
   last_state_line_ = line;
   if (!console_.terminal || IsEnded(job.state())) return;
   if (job.state() == v1::Job::RUNNING && progress.step() > 0) {
-    console_.err << "\r\033[K" << ProgressLine(progress, console_.width) << std::flush;
+    console_.err << "\r\033[K" << ProgressLine(progress, kind_, console_.width) << std::flush;
     drawn_ = true;
   } else if (job.state() == v1::Job::PREPARING && !progress.phase().empty()) {
     console_.err << "\r\033[K" << OneLine(progress.phase()) << std::flush;
@@ -58,6 +60,11 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
   if (console_.terminal) return;
   if (metric.is_eval()) {
     PrintLine(fmt::format("step {}  val.loss {:.4f}", metric.step(), metric.val_loss()));
+    return;
+  }
+  if (kind_ == v1::Job::GENERATE) {
+    PrintLine(fmt::format("{}/{} answers  {} tok/s", metric.step(), metric.total_steps(),
+                          Count(metric.tokens_per_second())));
     return;
   }
   std::string line =

@@ -25,12 +25,14 @@ class ProgressView {
   std::string last_state_line_;
   bool drawn_ = false;
   int64_t total_steps_ = 0;
+  v1::Job::Kind kind_ = v1::Job::SFT;
 };
 
 // "place 3 in line, start 2026-..., end 2026-..."; empty if nothing is known.
 std::string OutlookText(const v1::Outlook& outlook);
 
-// "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`.
-std::string ProgressLine(const v1::Progress& progress, int width);
+// "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`; of a
+// job that answers prompts "12/40 answers  850 tok/s  eta 1m20s".
+std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width);
 
 }  // namespace sft::client

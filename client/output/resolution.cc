@@ -57,8 +57,8 @@ void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
         fmt::format("{}{} {}", parts.empty() ? "" : ", ", item.category(), Bytes(item.bytes()));
   }
   if (plan.execution().empty()) {
-    out << fmt::format("memory       {} a rank, activations not counted ({})\n", Bytes(total),
-                       parts);
+    out << fmt::format("memory       {} a rank, {} not counted ({})\n", Bytes(total),
+                       plan.trainable_parameters() > 0 ? "activations" : "keys and values", parts);
     return;
   }
   out << fmt::format("execution    {}\n", plan.execution());
@@ -81,8 +81,10 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
     out << fmt::format("expected     {}\n", outlook);
   }
-  out << fmt::format("batch        {}\n", plan.batch());
-  if (plan.total_parameters() > 0) {
+  if (!plan.batch().empty()) out << fmt::format("batch        {}\n", plan.batch());
+  if (plan.total_parameters() > 0 && plan.trainable_parameters() == 0) {
+    out << fmt::format("parameters   {}\n", Count(plan.total_parameters()));
+  } else if (plan.total_parameters() > 0) {
     out << fmt::format("parameters   {} trainable of {} ({:.3f} %)\n",
                        Count(plan.trainable_parameters()), Count(plan.total_parameters()),
                        100.0 * plan.trainable_parameters() / plan.total_parameters());

@@ -76,7 +76,8 @@ A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `comput
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
 `multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, `qlora_14b_2xrtx4090.toml`,
 `qlora_70b_4xh200.toml`, `run_unsloth.toml` (the words of an Unsloth script), and `long_run.toml`
-(checkpoints, restarts, lost nodes, early stopping, the best model). `sftctl submit --dry-run FILE`
+(checkpoints, restarts, lost nodes, early stopping, the best model), and `generate_2xcpu.toml`
+([answers to prompts](generate.md)). `sftctl submit --dry-run FILE`
 shows each resolved value with where it came from, and all problems at once.
 
 ## Where a value comes from

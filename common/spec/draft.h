@@ -111,9 +111,11 @@ class Draft {
 // The steps of Resolve after parsing, in this order. Each reports into the draft.
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);  // overrides.cc
 void ApplyDeepspeed(Draft* draft);                                          // deepspeed.cc
+void ResolveKind(Draft* draft);                                             // kind.cc
 void ResolveDialect(Draft* draft);                                          // dialect.cc
 void ResolveMethod(Draft* draft);                                           // method.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
+void CheckNodesOfKind(Draft* draft);                                        // kind.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
 void ResolveSchedule(Draft* draft);                                         // schedule.cc
 void ResolveSharding(Draft* draft);                                         // sharding.cc

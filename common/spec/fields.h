@@ -81,6 +81,9 @@ bool IsTable(std::string_view table);
 // True for keys of other tools that have no table of ours; a dry run shows them only when given.
 bool IsForeign(const Field& field);
 
+// True for keys that jobs of this kind (job.kind) have.
+bool IsOfKind(const Field& field, std::string_view kind);
+
 // True for keys that can also be written as their last part alone and as "train." + last part
 // (hyperparameters, parallelism, validation, checkpoint).
 bool HasLeafAliases(const Field& field);
@@ -141,6 +144,7 @@ std::string_view LeafOf(std::string_view dotted);
 std::span<const Field> JobFields();
 std::span<const Field> TrainingFields();
 std::span<const Field> AdapterFields();
+std::span<const Field> GenerateFields();
 std::span<const Field> ForeignFields();
 
 }  // namespace sft::spec

@@ -9,9 +9,12 @@ constexpr Field kJobTable[] = {
     {.key = "job.kind",
      .type = Type::kChoice,
      .def = "sft",
-     .doc = "What kind of job this is.",
-     .choices = "sft",
-     .aliases = "job.type"},
+     .doc = "What the job does: sft trains, generate answers a file of prompts, serve answers "
+            "whoever asks while it runs (docs/generate.md).",
+     .choices = "sft|generate|serve",
+     .aliases = "job.type",
+     .newer_choices = "generate|serve",
+     .newer_since = 2},
     {.key = "job.name",
      .derived = "the job file's name without .toml",
      .doc = "A label for lists, at most 128 bytes on one line; need not be unique.",
@@ -26,10 +29,16 @@ constexpr Field kJobTable[] = {
                 "model_name_or_path model.model_name_or_path"},
     {.key = "job.data",
      .derived = "required",
-     .doc = "Training rows (docs/data.md): a file of the submitter's, relative to the job file, "
-            "which is "
-            "uploaded; or \"node:/path\", a file that every node sees.",
+     .doc = "Training rows (docs/data.md), or prompts: a file of the submitter's, relative to the "
+            "job file, which is uploaded; or \"node:/path\", a file that every node sees.",
      .aliases = "data.train train_file train_dataset train.train_file"},
+    {.key = "job.adapter",
+     .def = "",
+     .doc = "With kind = \"generate\" or \"serve\": the adapter that answers, which is what a job "
+            "that has "
+            "succeeded delivered (its id), or a directory on the nodes (an absolute path). Empty: "
+            "the base model answers.",
+     .since = 2},
     {.key = "job.output_dir",
      .def = "",
      .doc = "Stored with the job but not used: `sftctl download` writes into -o, or a folder named "

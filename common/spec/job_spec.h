@@ -29,6 +29,8 @@ enum class LossOn { kAssistant, kAll };
 enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
+// Values of job.kind.
+inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve";
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
 // kHybridShard is kFullShard within a node and kDdp over nodes.
@@ -56,10 +58,11 @@ struct LrSettings {
 // All settings of one job, with the defaults of docs/config.md. A plain value.
 struct JobSpec {
   struct Job {
-    std::string kind = "sft";
-    std::string name;   // label; empty: the job file's name without ".toml"
-    std::string model;  // directory on the nodes, or an id looked up in their model folders
-    std::string data;   // training rows: a file of the client, or "node:/path"
+    std::string kind = kTrainingKind;
+    std::string name;     // label; empty: the job file's name without ".toml"
+    std::string model;    // directory on the nodes, or an id looked up in their model folders
+    std::string data;     // training rows or prompts: a file of the client, or "node:/path"
+    std::string adapter;  // that answers prompts: a job's id or a directory on the nodes
     std::string output_dir;
   } job;
 
@@ -190,6 +193,27 @@ struct JobSpec {
     int save_total_limit = 3;  // 0: keep all
   } checkpoint;
 
+  // How prompts are answered; worker/engine/generate/sampling.h has what the numbers do.
+  struct Generate {
+    int64_t max_new_tokens = 256;
+    int num_samples = 1;
+    double temperature = 0;
+    int64_t top_k = 0;
+    double top_p = 1;
+    double min_p = 0;
+    double repetition_penalty = 1;
+    double frequency_penalty = 0;
+    double presence_penalty = 0;
+    int64_t no_repeat_ngram = 0;
+    int64_t min_new_tokens = 0;
+    std::vector<std::string> stop;
+    uint64_t seed = 0;
+    int batch = 32;
+  } generate;
+
+  // Answers instead of training: a file of prompts, or whoever asks while it runs.
+  bool generates() const { return job.kind == kGenerateKind || serves(); }
+  bool serves() const { return job.kind == kServeKind; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
 };

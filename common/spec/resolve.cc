@@ -190,6 +190,8 @@ void CheckData(Draft* draft) {
 void CheckRequired(Draft* draft) {
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
+    const bool serves = draft->Has("job.kind") && draft->String("job.kind") == kServeKind;
+    if (serves && key == "job.data") continue;
     if (!draft->Has(key)) {
       draft->AddProblem(key, fmt::format("is missing; set it in the file, or with {}",
                                          key == "job.data" ? "--dataset PATH" : "--model MODEL"));
@@ -339,9 +341,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   if (readable) {
     ApplyDeepspeed(&draft);
     CheckRequired(&draft);
+    ResolveKind(&draft);
     ResolveDialect(&draft);
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);
+    CheckNodesOfKind(&draft);
     ResolveBatch(&draft);
     ResolveSchedule(&draft);
     ResolveSharding(&draft);
@@ -356,6 +360,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     draft.FillDefaults();
     WarnIdle(&draft);
     resolution.values = draft.Values();
+    // Of an unknown kind all are shown.
+    const std::string kind = draft.Faulty({"job.kind"}) ? "" : draft.String("job.kind");
+    std::erase_if(resolution.values, [&](const ResolvedValue& value) {
+      return !kind.empty() && !IsOfKind(*FindField(value.key), kind);
+    });
   }
   resolution.problems = draft.TakeProblems();
   resolution.warnings = draft.TakeWarnings();

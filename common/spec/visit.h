@@ -98,6 +98,24 @@ void VisitScheduling(Scheduling& s, Visit&& visit) {
   visit("scheduling.preemptible", s.preemptible);
 }
 
+template <typename Generate, typename Visit>
+void VisitGenerate(Generate& g, Visit&& visit) {
+  visit("generate.max_new_tokens", g.max_new_tokens);
+  visit("generate.num_samples", g.num_samples);
+  visit("generate.temperature", g.temperature);
+  visit("generate.top_k", g.top_k);
+  visit("generate.top_p", g.top_p);
+  visit("generate.min_p", g.min_p);
+  visit("generate.repetition_penalty", g.repetition_penalty);
+  visit("generate.frequency_penalty", g.frequency_penalty);
+  visit("generate.presence_penalty", g.presence_penalty);
+  visit("generate.no_repeat_ngram", g.no_repeat_ngram);
+  visit("generate.min_new_tokens", g.min_new_tokens);
+  visit("generate.stop", g.stop);
+  visit("generate.seed", g.seed);
+  visit("generate.batch", g.batch);
+}
+
 // Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
 // JobSpec. Two members are derived and have no key of their own in a job file:
 // hyperparameters.parallelism.sharding and .compute_type.
@@ -107,6 +125,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("job.name", s.job.name);
   visit("job.model", s.job.model);
   visit("job.data", s.job.data);
+  visit("job.adapter", s.job.adapter);
   visit("job.output_dir", s.job.output_dir);
   VisitCompute(s.compute, visit);
   VisitScheduling(s.scheduling, visit);
@@ -185,6 +204,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("checkpoint.save_steps", s.checkpoint.save_steps);
   visit("checkpoint.save_minutes", s.checkpoint.save_minutes);
   visit("checkpoint.save_total_limit", s.checkpoint.save_total_limit);
+  VisitGenerate(s.generate, visit);
 }
 
 }  // namespace sft::spec

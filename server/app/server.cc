@@ -65,7 +65,8 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest),
+        serving(*store, relay),
+        job_service(intake, jobs, checkpoints, ingest, serving),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
@@ -126,6 +127,7 @@ struct Server::Parts {
   Sweeps sweeps;
   Projects projects;
   Reconciler reconciler;
+  Serving serving;
   JobService job_service;
   WorkerService worker_service;
   ClusterService cluster_service;

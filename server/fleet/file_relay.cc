@@ -7,9 +7,9 @@
 
 namespace sft::server {
 
-absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
-    const std::string& node, const std::string& path, int64_t offset,
-    const std::vector<std::string>& jobs) {
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Begin(const std::string& node,
+                                                                      int64_t offset,
+                                                                      const Fill& fill) {
   const std::string request = RandomId("fetch");
   {
     MutexLock lock(mutex_);
@@ -22,15 +22,33 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
   }
   std::unique_ptr<Transfer> transfer(new Transfer(*this, request, node));
   v1::ServerMessage message;
-  message.mutable_fetch_file()->set_request(request);
-  message.mutable_fetch_file()->set_path(path);
-  message.mutable_fetch_file()->set_offset(offset);
-  v1::JobFolders& folders = *message.mutable_fetch_file()->mutable_folders();
-  for (const std::string& job : jobs) folders.add_jobs(job);
+  fill(request, message);
   if (!registry_.Send(node, message)) {
     return Unavailable(fmt::format("{} keeps the file and is not connected now", node));
   }
   return transfer;
+}
+
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
+    const std::string& node, const std::string& path, int64_t offset,
+    const std::vector<std::string>& jobs) {
+  return Begin(node, offset, [&](const std::string& request, v1::ServerMessage& message) {
+    message.mutable_fetch_file()->set_request(request);
+    message.mutable_fetch_file()->set_path(path);
+    message.mutable_fetch_file()->set_offset(offset);
+    v1::JobFolders& folders = *message.mutable_fetch_file()->mutable_folders();
+    for (const std::string& job : jobs) folders.add_jobs(job);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Ask(const std::string& node,
+                                                                    const std::string& attempt_uid,
+                                                                    const std::string& question) {
+  return Begin(node, 0, [&](const std::string& request, v1::ServerMessage& message) {
+    message.mutable_ask()->set_request(request);
+    message.mutable_ask()->set_attempt_uid(attempt_uid);
+    message.mutable_ask()->set_question(question);
+  });
 }
 
 FileRelay::Transfer::~Transfer() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,6 +48,11 @@ class FileRelay {
                                                   int64_t offset,
                                                   const std::vector<std::string>& jobs);
 
+  // The same for a question to an attempt that serves: the chunks are lines of the answer.
+  absl::StatusOr<std::unique_ptr<Transfer>> Ask(const std::string& node,
+                                                const std::string& attempt_uid,
+                                                const std::string& question);
+
   // The sending end: takes a chunk of the node's SendFile call. Blocks while the queue is full.
   // NOT_FOUND when nobody wants the file any more, or it was requested of another node (an empty
   // `node` matches any); INVALID_ARGUMENT for a chunk that is not the next one of the file.
@@ -61,6 +67,11 @@ class FileRelay {
     std::deque<v1::SendFileRequest> chunks;
     bool ended = false;
   };
+  // Sends the node its request, which `fill` completes.
+  using Fill = std::function<void(const std::string& request, v1::ServerMessage& message)>;
+  absl::StatusOr<std::unique_ptr<Transfer>> Begin(const std::string& node, int64_t offset,
+                                                  const Fill& fill);
+
   WorkerRegistry& registry_;
   Mutex mutex_;
   CondVar changed_;

@@ -101,7 +101,9 @@ absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAtt
   wanted.set_cancelled(job.cancel_requested);
   // A cancel says itself whether one is wanted; a job that is told to stop goes on from it.
   const bool told = !attempt.stop_code.empty() && !job.cancel_requested;
-  wanted.set_checkpoint_first(told || (job.cancel_requested && job.cancel_checkpoint));
+  // Answers are kept as they come.
+  const bool saves = job.kind == v1::Job::SFT;
+  wanted.set_checkpoint_first(saves && (told || (job.cancel_requested && job.cancel_checkpoint)));
   if (told) wanted.set_checkpoint_patience_seconds(kStopPatienceSeconds);
   return absl::OkStatus();
 }

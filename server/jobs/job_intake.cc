@@ -17,6 +17,7 @@
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
+#include "server/jobs/adapter_check.h"
 #include "server/jobs/job_checks.h"
 #include "server/jobs/model_pin.h"
 #include "server/resume/resume.h"
@@ -87,6 +88,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   const spec::JobSpec& spec = resolution.spec;
   JobRecord job;
   job.id = RandomId("job");
+  job.kind = spec.serves() ? v1::Job::SERVE : spec.generates() ? v1::Job::GENERATE : v1::Job::SFT;
   job.project = ProjectOf(request.project());
   job.owner = principal;
   job.display_name = spec.job.name;
@@ -151,6 +153,7 @@ absl::Status CheckSizes(const std::string& text, const std::string& file_name,
 absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolution& resolution) {
   const spec::JobSpec& spec = resolution.spec;
   for (const auto& [key, path] : {std::pair("job.model", spec.job.model),
+                                  {"job.adapter", spec.job.adapter},
                                   {"job.data", std::string(spec::NodePath(spec.job.data))},
                                   {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
     const std::vector<std::string> named = JobsInPaths({path});
@@ -189,7 +192,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
-  ResolveComputeType(*fleet, resolution);
+  if (!resolution.spec.generates()) ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
     SFT_RETURN_IF_ERROR(
@@ -228,6 +231,8 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     submit.set_request_id(request.request_id());
     const JobRecord job = MakeJob(submit, resolution, principal);
     SFT_RETURN_IF_ERROR(CheckSchedule(job, /*together=*/1, resolution));
+    std::vector<JobFileRecord> files;
+    SFT_RETURN_IF_ERROR(CheckAdapter(store_, job.project, resolution, files));
     SFT_RETURN_IF_ERROR(CheckRoom(job, {}));
   }
   v1::ResolveJobResponse response;
@@ -286,13 +291,16 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
       continue;
     }
     const spec::JobSpec::Data& data = resolution.spec.data;
-    // The upload was looked at under the columns' own names.
-    const std::string problem =
-        data.columns.empty() ? data::RowsProblem({dataset->rows, dataset->odd_rows,
-                                                  dataset->first_odd_row, dataset->first_odd},
-                                                 data.on_bad_rows == spec::BadRows::kSkip,
-                                                 needed.key == "job.data" ? data.max_examples : 0)
-                             : "";
+    std::string problem;
+    if (resolution.spec.generates()) {
+      SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sent->sha256()));
+      problem = PromptsProblem(path, sent->client_path(), data.max_examples);
+    } else if (data.columns.empty()) {  // the upload was looked at under the columns' own names
+      problem = data::RowsProblem(
+          {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
+          data.on_bad_rows == spec::BadRows::kSkip,
+          needed.key == "job.data" ? data.max_examples : 0);
+    }
     if (!problem.empty()) {
       AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
     }
@@ -359,6 +367,7 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   int64_t rows = 0;
   SFT_ASSIGN_OR_RETURN(prepared.files,
                        CheckFiles(request, resolution, outcome.missing_files, rows));
+  SFT_RETURN_IF_ERROR(CheckAdapter(store_, prepared.job.project, resolution, prepared.files));
   if (request.validate_only()) {
     outcome.missing_files.clear();
   } else {

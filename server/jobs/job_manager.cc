@@ -107,6 +107,11 @@ absl::Status UseDatasets(Database& db, const JobRecord& job,
                          const std::vector<JobFileRecord>& files) {
   for (const JobFileRecord& file : files) {
     if (file.sha256.empty()) continue;
+    if (file.key.starts_with(store::kAdapterFilePrefix)) {
+      SFT_ASSIGN_OR_RETURN(const bool there, store::IsArtifactsBlob(db, file.sha256));
+      if (!there) return Aborted("the adapter was removed meanwhile");
+      continue;
+    }
     SFT_RETURN_IF_ERROR(store::UseDataset(db, file.sha256, job.created_us));
   }
   return absl::OkStatus();

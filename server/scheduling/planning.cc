@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/base/bytes.h"
 #include "common/base/json.h"
 #include "common/base/round.h"
 #include "common/hub/model_name.h"
@@ -64,10 +65,20 @@ plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec
           .memory_bytes = plan::AllocatorBytes(spec, memory, /*opened=*/false)};
 }
 
+// What a process that answers prompts holds of the base: fp32 on a CPU, bf16 on a GPU.
+int64_t WeightBytes(const plan::ModelShape& shape, const spec::JobSpec& spec) {
+  return plan::BaseParameters(shape) * (spec.compute.gpu_type == kCpuType ? 4 : 2);
+}
+
 // Fills in the job's memory and, for GPUs of `gpu_memory` bytes, how it would run.
 absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
                         v1::JobPlan& plan) {
   SFT_ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseModelConfig(config));
+  if (spec.generates()) {
+    AddMemory({{"weights", WeightBytes(model, spec)}}, plan);
+    plan.set_total_parameters(plan::BaseParameters(model));
+    return absl::OkStatus();
+  }
   SFT_ASSIGN_OR_RETURN(const std::vector<plan::Unit> units, plan::MakeUnits(model, spec));
   const plan::ParameterCounts counts = plan::CountParameters(units);
   plan.set_trainable_parameters(counts.trainable);
@@ -151,11 +162,13 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
     return spec::Problem{"job.model", 0,
                          fmt::format("{}: {}", spec.job.model, Message(model.status()))};
   }
+  if (spec.generates()) return complete ? CheckWeightsFit(*model, spec) : std::nullopt;
   if (auto problem = plan::CheckJob(*model, spec)) return problem;
   return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
 std::optional<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
+  if (spec.generates()) return std::nullopt;  // its rows have no given length
   const absl::StatusOr<std::string> config = FindConfig(spec);
   if (!config.ok()) return std::nullopt;
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
@@ -176,7 +189,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   plan.set_variant(spec.compute.variant);
   plan.set_nodes(spec.compute.nodes);
   plan.set_ranks(spec.compute.gpu_count);
-  plan.set_batch(BatchArithmetic(spec));
+  if (!spec.generates()) plan.set_batch(BatchArithmetic(spec));
   sched::PendingJob job;
   job.id = "this job";
   job.gpu_type = spec.compute.gpu_type;
@@ -260,6 +273,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
 
 Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
   Run run;
+  if (spec.generates()) return run;  // answers are as long as they are
   run.steps = StepsOf(spec, rows);
   const double step = run.steps > 0 ? StepSeconds(spec) : 0;
   if (step <= 0) return run;
@@ -269,6 +283,7 @@ Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
 }
 
 spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
+  if (spec.generates()) return spec;
   using spec::MasterWeights;
   using spec::Optimizer;
   spec::JobSpec chosen = spec;
@@ -284,6 +299,18 @@ spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
   if (!config.ok()) return chosen;
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
   return model.ok() ? plan::WithPrecision(InputOf(*model, spec, memory)) : chosen;
+}
+
+std::optional<spec::Problem> Planner::CheckWeightsFit(const plan::ModelShape& shape,
+                                                      const spec::JobSpec& spec) {
+  const int64_t memory = spec.compute.gpu_type == kCpuType ? 0 : GpuMemory(spec);
+  const int64_t weights = WeightBytes(shape, spec);
+  if (memory == 0 || weights <= memory) return std::nullopt;
+  return spec::Problem{
+      "compute.gpu_type", 0,
+      fmt::format("the weights of {} take {} on each GPU, which has {}: answering needs a larger "
+                  "GPU",
+                  spec.job.model, BytesText(weights), BytesText(memory))};
 }
 
 std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,

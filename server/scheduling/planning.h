@@ -57,6 +57,9 @@ class Planner {
   spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);
 
  private:
+  // Of a job that answers prompts.
+  std::optional<spec::Problem> CheckWeightsFit(const plan::ModelShape& shape,
+                                               const spec::JobSpec& spec);
   std::optional<spec::Problem> CheckFits(const plan::ModelShape& shape, const spec::JobSpec& spec);
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
   // UNAVAILABLE when there is no node to ask; the last node's answer when none has it.

@@ -59,6 +59,7 @@ void JobService::AddTo(Methods& methods) {
   methods.Follow({"JobService.ReadLog", kUser, kViewer, kNamed}, this, &Self::ReadLog);
   methods.ServerStream({"JobService.ReadTensorBoard", kUser, kViewer, kNamed}, this,
                        &Self::ReadTensorBoard);
+  methods.ServerStream({"JobService.Generate", kUser, kSubmitter, kNamed}, this, &Self::Generate);
 }
 
 absl::StatusOr<v1::ResolveJobResponse> JobService::ResolveJob(

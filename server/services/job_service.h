@@ -6,6 +6,7 @@
 #include "server/gangs/ingest.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/job_manager.h"
+#include "server/jobs/serving.h"
 #include "server/stored/checkpoints.h"
 #include "sft/v1/job_service.pb.h"
 
@@ -17,8 +18,13 @@ absl::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string&
 // JobService: validates and calls. Its streams are in job_streams.cc.
 class JobService final {
  public:
-  JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest)
-      : intake_(intake), jobs_(jobs), checkpoints_(checkpoints), ingest_(ingest) {}
+  JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
+             Serving& serving)
+      : intake_(intake),
+        jobs_(jobs),
+        checkpoints_(checkpoints),
+        ingest_(ingest),
+        serving_(serving) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -45,12 +51,15 @@ class JobService final {
                                                     const v1::ReadLogRequest& request);
   absl::Status ReadTensorBoard(CallContext& call, const v1::ReadTensorBoardRequest& request,
                                Sink<v1::ReadTensorBoardResponse>& sink);
+  absl::Status Generate(CallContext& call, const v1::GenerateRequest& request,
+                        Sink<v1::GenerateResponse>& sink);
 
  private:
   JobIntake& intake_;
   JobManager& jobs_;
   Checkpoints& checkpoints_;
   Ingest& ingest_;
+  Serving& serving_;
 };
 
 }  // namespace sft::server

@@ -114,4 +114,10 @@ absl::Status JobService::ReadTensorBoard(CallContext&, const v1::ReadTensorBoard
   return absl::OkStatus();
 }
 
+absl::Status JobService::Generate(CallContext&, const v1::GenerateRequest& request,
+                                  Sink<v1::GenerateResponse>& sink) {
+  return serving_.Ask(request,
+                      [&](const v1::GenerateResponse& piece) { return sink.Write(piece); });
+}
+
 }  // namespace sft::server

@@ -223,6 +223,22 @@ absl::StatusOr<bool> BlobInUse(Database& db, const std::string& sha256) {
   return find.Bind(sha256).Bind(sha256).Step();
 }
 
+absl::StatusOr<bool> IsArtifactsBlob(Database& db, const std::string& sha256) {
+  SFT_ASSIGN_OR_RETURN(Statement find,
+                       db.Prepare("SELECT 1 FROM artifact_blobs WHERE sha256 = ? LIMIT 1"));
+  return find.Bind(sha256).Step();
+}
+
+absl::StatusOr<std::string> LiveJobWithAdapter(Database& db, const std::string& artifact_id) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement find,
+      db.Prepare("SELECT j.id FROM artifact_blobs b JOIN job_files f ON f.sha256 = b.sha256 AND "
+                 "f.sha256 != '' JOIN jobs j ON j.id = f.job_id WHERE b.artifact = ? AND "
+                 "substr(f.key, 1, 12) = 'job.adapter/' AND j.state " SFT_IS_LIVE " LIMIT 1"));
+  SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(artifact_id).Step());
+  return row ? find.Text(0) : std::string();
+}
+
 absl::StatusOr<std::vector<CheckpointUse>> CheckpointUses(Database& db, const std::string& after,
                                                           int limit) {
   SFT_ASSIGN_OR_RETURN(

@@ -3,6 +3,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/database/sqlite.h"
@@ -60,6 +61,12 @@ absl::Status TouchArtifact(Database& db, const std::string& id, int64_t now_us);
 // Returns its blobs that nothing names any more.
 absl::StatusOr<std::vector<ArtifactFileRecord>> DeleteArtifact(Database& db,
                                                                const ArtifactRecord& artifact);
+// Keys of the job_files rows that are an adapter's files.
+inline constexpr std::string_view kAdapterFilePrefix = "job.adapter/";
+// Whether an artifact names the blob.
+absl::StatusOr<bool> IsArtifactsBlob(Database& db, const std::string& sha256);
+// A job that has not ended and answers with this adapter; empty: none.
+absl::StatusOr<std::string> LiveJobWithAdapter(Database& db, const std::string& artifact_id);
 // Whether a data set or an artifact names it.
 absl::StatusOr<bool> BlobInUse(Database& db, const std::string& sha256);
 

@@ -162,6 +162,12 @@ absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(const v1::CheckpointJ
               "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),
               IsTerminal(job.state) ? "; `sftctl checkpoints JOB` lists what there is" : ""));
         }
+        if (job.kind != v1::Job::SFT) {
+          return FailedPrecondition(
+              fmt::format("job {} answers prompts: it writes no checkpoints, and goes on behind "
+                          "its last answer",
+                          job.id));
+        }
         SFT_ASSIGN_OR_RETURN(auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
         if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job.id));
         if (request.request_id().empty() || attempt->checkpoint_request != request.request_id()) {

@@ -185,6 +185,13 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
     std::vector<ArtifactFileRecord> unused;
     const absl::Status done = store_.Write(
         [&](Database& db) -> absl::Status {
+          SFT_ASSIGN_OR_RETURN(const std::string user, store::LiveJobWithAdapter(db, artifact.id));
+          if (!user.empty()) {
+            return FailedPrecondition(fmt::format(
+                "artifact {} is the adapter with which job {} answers, which has not ended: it "
+                "stays",
+                artifact.id, user));
+          }
           SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));
           // In the same transaction: the node learns only from that row what it has to remove.
           SFT_RETURN_IF_ERROR(

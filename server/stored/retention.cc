@@ -96,7 +96,9 @@ absl::Status Removal::RetainArtifacts() {
       after = use.artifact.id;
       if (use.holder.live || use.last_used_us >= Before(ages_.artifacts)) continue;
       Task task{Rule("--keep-artifacts", ages_.artifacts), false, false, {}};
-      SFT_RETURN_IF_ERROR(RemoveArtifact(use, task));
+      const absl::Status removed = RemoveArtifact(use, task);
+      // A job may answer with it.
+      if (!absl::IsFailedPrecondition(removed)) SFT_RETURN_IF_ERROR(removed);
       Say(task.done);
     }
     more = page.size() == kBatch;

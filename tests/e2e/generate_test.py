@@ -6,6 +6,7 @@ import json
 import pathlib
 import random
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -86,6 +87,59 @@ class GenerateTest(unittest.TestCase):
         self.assertFalse(out.exists())
         subprocess.run(self.command(out), check=True)
         self.assertEqual(out.read_text(), whole)
+
+    def poison(self, letter):
+        """Makes the embedding of a letter NaN: whatever holds it cannot be answered."""
+        path = self.model / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        size = struct.unpack("<Q", data[:8])[0]
+        entry = json.loads(data[8:8 + size])["model.embed_tokens.weight"]
+        width = entry["shape"][1]
+        begin = 8 + size + entry["data_offsets"][0] + 2 * width * (ord(letter) - 33 + 4)
+        data[begin:begin + 2 * width] = b"\xc0\x7f" * width  # bf16
+        path.write_bytes(data)
+
+    def test_a_row_whose_logits_are_nan_says_so_and_changes_no_other(self):
+        before = [json.loads(line) for line in self.answers("before.jsonl", 1).splitlines()]
+        self.poison("Z")
+        for batch in ("1", "32"):
+            out = self.folder / f"poisoned-{batch}.jsonl"
+            subprocess.run(self.command(out, "--batch", batch), check=True)
+            rows = [json.loads(line) for line in out.read_text().splitlines()]
+            self.assertEqual(len(rows), ROWS)
+            failed = 0
+            for row, clean in zip(rows, before):
+                if "Z" in row["prompt"]:
+                    self.assertEqual((row["finish_reason"], row["answer"]), ("error", ""))
+                    self.assertIn("token 1 of the answer cannot be chosen: the model's logits are NaN", row["error"])
+                    failed += 1
+                elif "Z" not in clean["answer"]:
+                    self.assertEqual(row, clean)
+                elif row != clean:  # it wrote the letter itself, and had to go on from there
+                    self.assertEqual(row["finish_reason"], "error")
+                    self.assertTrue(row["answer"].endswith("Z"), row)
+            self.assertGreater(failed, 50)
+
+    def test_an_adapter_trained_anew_into_the_same_folder_does_not_keep_old_answers(self):
+        out = self.folder / "adapter.jsonl"
+        subprocess.run(self.command(out), check=True)
+        out.rename(self.folder / "old.jsonl")
+        weights = self.model / "adapter/adapter_model.safetensors"
+        data = bytearray(weights.read_bytes())
+        data[-2] ^= 0x40
+        weights.write_bytes(data)
+        ended = subprocess.run(self.command(out), capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 64, ended.stderr)
+        self.assertIn("holds answers of another run (adapter differs)", ended.stderr)
+
+    def test_bad_options_are_refused_before_anything_is_read(self):
+        out = self.folder / "options.jsonl"
+        command = self.command(out, "--top-p", "2")
+        command[command.index("--model") + 1] = str(self.folder / "no-model")
+        ended = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 64, ended.stderr)
+        self.assertIn("top_p is 2", ended.stderr)
+        self.assertFalse(pathlib.Path(f"{out}.parts").exists())
 
     def test_a_bad_prompt_is_named_before_anything_is_answered(self):
         lines = self.prompts.read_text().splitlines()

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "common/io/file.h"
 #include "worker/attempt/launch_plan.h"
@@ -173,6 +176,7 @@ absl::Status AttemptControl::WriteLaunchFiles(const ControlView& view) {
   files.shim.fencing_seconds = Seconds(context_.fencing).count();
   files.shim.fencing_age = Seconds(services.clock.Mono() - view.heard).count();
   SFT_RETURN_IF_ERROR(MakeRankFolders(files.rank, record.dispatch.first_rank() == 0));
+  SFT_RETURN_IF_ERROR(LinkAdapter(staged.adapter_files, files.rank.adapter_dir));
   for (const auto& [name, text] : {std::pair("/launch.json", ToJson(files.rank)),
                                    std::pair("/shim.json", ToJson(files.shim))}) {
     SFT_RETURN_IF_ERROR(io::WriteFileAtomic(context_.dir + name, text));
@@ -205,6 +209,22 @@ absl::Status AttemptControl::MakeRankFolders(const channel::RankLaunch& launch, 
   if (delivers) SFT_RETURN_IF_ERROR(io::RemoveAll(launch.output_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(launch.output_dir));
   return io::MakeDirs(launch.checkpoint_dir);
+}
+
+// One folder of the files, each of which lies under its hash.
+absl::Status AttemptControl::LinkAdapter(const std::map<std::string, std::string>& files,
+                                         const std::string& folder) {
+  if (files.empty()) return absl::OkStatus();
+  const RankRights rights(context_.rank_user);
+  SFT_RETURN_IF_ERROR(io::RemoveAll(folder));
+  for (const auto& [name, path] : files) {
+    const std::string link = folder + "/" + name;
+    SFT_RETURN_IF_ERROR(io::MakeDirs(link.substr(0, link.rfind('/'))));
+    if (symlink(path.c_str(), link.c_str()) != 0) {
+      return ErrnoStatus(fmt::format("cannot link {}", link), errno);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AttemptControl::Launch(const ControlView& view) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -39,6 +40,8 @@ class AttemptControl {
   absl::Status WriteLaunchFiles(const ControlView& view);
   // Makes what ranks write into; `delivers`: rank 0 is here, and its output folder shall be empty.
   absl::Status MakeRankFolders(const channel::RankLaunch& launch, bool delivers);
+  absl::Status LinkAdapter(const std::map<std::string, std::string>& files,
+                           const std::string& folder);
   // ALREADY_EXISTS: the shim was started before; UNKNOWN: it may have been, what it writes tells.
   absl::Status StartShim();
   // After a start that failed: leaves the status of an attempt that has ended, which every shim

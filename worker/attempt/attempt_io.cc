@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/io/file.h"
 #include "common/rpc/progress.h"
 #include "worker/attempt/verdict.h"
 #include "worker/shipping/artifact.h"
+#include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
 namespace {
@@ -147,6 +149,9 @@ absl::Status AttemptIo::Stage() {
   SFT_ASSIGN_OR_RETURN(StagedJob staged, services.stager.Stage(
                                              dispatch, context_.job->job.model,
                                              [this] { return shared_.wish().leaves(); }, ask));
+  if (staged.train_file.empty() && !context_.job->serves()) {
+    return Internal("the dispatch has no file for job.data");
+  }
   absl::StatusOr<PortLease> port = PortLease();
   if (dispatch.first_rank() == 0) port = PortLease::Take(services.setup.address);
   if (!port.ok()) return Internal(Message(port.status()));  // the node's fault, not the job's
@@ -187,6 +192,13 @@ absl::Status AttemptIo::Deliver() {
       [this] { return shared_.wish().leaves(); }, context_.rank_user));
   shared_.With([](AttemptData& data) { data.record.committed = true; });
   (void)shared_.Save();
+  if (artifact.kind == "answers") {
+    const RankRights rights(context_.rank_user);
+    const std::string dir = AnswersDir(context_.job_id, context_.services.setup);
+    if (const absl::Status removed = io::RemoveAll(dir); !removed.ok()) {
+      spdlog::warn("attempt {}: {} stays: {}", context_.uid, dir, Message(removed));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -292,6 +304,8 @@ void AttemptIo::OnEvent(int rank, const channel::Event& event) {
       shown.set_total_parameters(ready->total_parameters);
     } else if (const auto* step = std::get_if<channel::StepEvent>(&event.body)) {
       rpc::Advance(MetricOf(*step), shown);
+    } else if (const auto* answers = std::get_if<channel::AnswersEvent>(&event.body)) {
+      rpc::Advance(MetricOf(*answers), shown);
     } else if (const auto* eval = std::get_if<channel::EvalEvent>(&event.body)) {
       rpc::Advance(MetricOf(*eval), shown);
     }

@@ -119,6 +119,8 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
                                      .slots = inventory.SlotsLike(first_slot)});
   rank.model_dir = input.staged.model_dir;
   rank.model_name = NameOfModel(input.job.job.model, input.staged.model_dir);
+  rank.adapter_dir =
+      input.staged.adapter_files.empty() ? input.staged.adapter_dir : dir + "/adapter";
   rank.train_file = input.staged.train_file;
   rank.val_file = input.staged.val_file;
   rank.train_name = input.staged.train_name;
@@ -129,6 +131,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.attempt_dir = dir;
   rank.output_dir =
       OutputDir(input.attempt_uid, dispatch.job_id(), input.job.full_finetune(), setup);
+  if (input.job.serves()) rank.serve_socket = setup.ServeSocket(input.attempt_uid);
   rank.job_id = dispatch.job_id();
   rank.node = setup.node;
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
@@ -154,11 +157,11 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
     const int number = rank.first_rank + i;
     Environment rank_env = GroupVariables(rank, i);
     rank_env.insert(env.begin(), env.end());
-    shim.ranks.push_back(
-        {fmt::format("rank-{}", number),
-         number,
-         {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
-         rank_env});
+    shim.ranks.push_back({fmt::format("rank-{}", number),
+                          number,
+                          {setup.rank_binary, input.job.generates() ? "generate" : "train",
+                           "--launch", launch, "--rank", std::to_string(number)},
+                          rank_env});
   }
   return files;
 }

@@ -13,6 +13,7 @@
 #include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
+#include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "worker/base/job_folders.h"
 #include "worker/base/rank_user.h"
@@ -24,6 +25,8 @@
 namespace sft::worker {
 namespace {
 
+// Keys of an adapter's files in a dispatch.
+constexpr std::string_view kAdapterFile = "job.adapter/";
 // How soon a stop ends the wait for another download.
 constexpr std::chrono::milliseconds kClaimInterval{100};
 // What has arrived broken so often in a row will not arrive whole.
@@ -80,8 +83,16 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std:
   SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, stop, ask));
   SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
+    if (file.key() == "job.adapter") {
+      SFT_ASSIGN_OR_RETURN(staged.adapter_dir, StageFolder(file, dispatch));
+      continue;
+    }
     SFT_ASSIGN_OR_RETURN(StagedFile here, StageFile(file, dispatch, stop));
-    if (file.key() == "job.data") {
+    if (file.key().starts_with(kAdapterFile)) {
+      const std::string name = file.key().substr(kAdapterFile.size());
+      if (!io::IsSafeRelative(name)) return Internal("a file of an adapter has no name");
+      staged.adapter_files[name] = std::move(here.path);
+    } else if (file.key() == "job.data") {
       staged.train_file = std::move(here.path);
       staged.train_name = file.name();
       staged.train_stamp = std::move(here.stamp);
@@ -91,7 +102,6 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std:
       staged.val_stamp = std::move(here.stamp);
     }
   }
-  if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
   if (dispatch.has_resume()) {
     absl::StatusOr<std::string> dir =
         StageCheckpoint(dispatch.resume(), dispatch.job_id(), setup_, server_, stop);
@@ -154,6 +164,19 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
   return Internal(fmt::format(
       "{}, {} times in a row: this node's disk or memory is damaged, or its way to the server",
       Message(fetched), kMaxBroken));
+}
+
+absl::StatusOr<std::string> Stager::StageFolder(const v1::JobFileRef& file,
+                                                const v1::Dispatch& dispatch) {
+  const RankRights rights(setup_.rank_user);
+  absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
+  const absl::Status found =
+      !path.ok() ? path.status()
+      : io::Exists(*path + "/adapter_config.json")
+          ? absl::OkStatus()
+          : NotFound(fmt::format("{} holds no adapter_config.json", file.node_path()));
+  if (found.ok()) return path;
+  return Annotate(found, fmt::format("{} on node {}", file.key(), setup_.node));
 }
 
 absl::StatusOr<Stager::StagedFile> Stager::StageFile(const v1::JobFileRef& file,

@@ -26,6 +26,9 @@ struct StagedJob {
   // How files of this node looked (channel::RankLaunch); empty: fetched ones.
   std::string train_stamp;
   std::string val_stamp;
+  // The adapter that answers: a folder of this node, or files by their names in one.
+  std::string adapter_dir;
+  std::map<std::string, std::string> adapter_files;
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 
@@ -74,6 +77,8 @@ class Stager {
     // As it looked when it was opened; empty: it was fetched, and nobody but the worker writes it.
     std::string stamp;
   };
+  // A folder of the node's that holds an adapter.
+  absl::StatusOr<std::string> StageFolder(const v1::JobFileRef& file, const v1::Dispatch& dispatch);
   absl::StatusOr<StagedFile> StageFile(const v1::JobFileRef& file, const v1::Dispatch& dispatch,
                                        const StopCheck& stop);
   // Where the blob's file is, which ranks may read.

@@ -48,6 +48,10 @@ struct NodeSetup {
   std::string kernel_log = "/dev/kmsg";
 
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
+  // Where the process of an attempt that serves is asked.
+  std::string ServeSocket(const std::string& uid) const {
+    return data_dir + "/run/" + uid + ".serve";
+  }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }
 };
 

@@ -25,9 +25,9 @@ namespace {
 constexpr size_t kMaxLineBytes = 1 << 20;
 
 // The `event` member, in the order of EventBody's alternatives.
-constexpr const char* kNames[] = {"progress", "prepared",    "ready",    "step",
-                                  "eval",     "consistency", "artifact", "fatal",
-                                  "plan",     "checkpoint",  "resumed",  "warning"};
+constexpr const char* kNames[] = {"progress",    "prepared", "ready",  "step", "eval",
+                                  "consistency", "artifact", "fatal",  "plan", "checkpoint",
+                                  "resumed",     "warning",  "answers"};
 static_assert(std::size(kNames) == std::variant_size_v<EventBody>);
 
 template <typename V>
@@ -151,6 +151,15 @@ template <typename V>
 void Fields(V& v, WarningEvent& e) {
   v("message", e.message);
   v("kind", e.kind);
+}
+
+template <typename V>
+void Fields(V& v, AnswersEvent& e) {
+  v("answers", e.answers);
+  v("total", e.total);
+  v("tokens", e.tokens);
+  v("tokens_per_second", e.tokens_per_second);
+  v("seconds", e.seconds);
 }
 
 // A default-constructed alternative with that index.

@@ -78,6 +78,14 @@ struct StepEvent {
   double epoch = 0;              // position in the data, 0 .. n_epochs
 };
 
+// Answers to prompts that there are so far, of all ranks. Sent by rank 0 of a job that answers.
+struct AnswersEvent {
+  int64_t answers = 0, total = 0;
+  int64_t tokens = 0;  // of the answers since the last event
+  double tokens_per_second = 0;
+  double seconds = 0;  // an answer, over all ranks, since this attempt began; 0: not known
+};
+
 // The validation rows were evaluated.
 struct EvalEvent {
   int64_t step = 0;
@@ -101,7 +109,7 @@ struct ConsistencyEvent {
 
 // A file set was written and verified.
 struct ArtifactEvent {
-  std::string kind;  // "adapter" or "model"
+  std::string kind;  // "adapter", "model" or "answers"
   std::string path;  // folder on this node
   int64_t bytes = 0;
 };
@@ -135,15 +143,15 @@ struct FatalEvent {
   std::string advice;   // what to do
 };
 
-// A word of the worker for the job's owner that ends nothing, in node.events.
+// A word for the job's owner that ends nothing. Written by the worker, in node.events, and by ranks.
 struct WarningEvent {
   std::string message;
   std::string kind;  // its type in the job's history: "model"; empty: a warning
 };
 
-using EventBody =
-    std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent, ConsistencyEvent,
-                 ArtifactEvent, FatalEvent, PlanEvent, CheckpointEvent, ResumedEvent, WarningEvent>;
+using EventBody = std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent,
+                               ConsistencyEvent, ArtifactEvent, FatalEvent, PlanEvent,
+                               CheckpointEvent, ResumedEvent, WarningEvent, AnswersEvent>;
 
 // The content of a line.
 struct Event {

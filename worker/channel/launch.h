@@ -22,7 +22,8 @@
 //   <attempt dir>/rank-<r>.flight  its flight record (worker/channel/flight_record.h)
 //   <attempt dir>/node.events      warnings of the worker about the attempt
 //   <attempt dir>/rank-<r>.gap     LogGap, written by the shim; prepare.gap likewise
-//   <attempt dir>/output/          the attempt's result: adapter or full model
+//   <attempt dir>/adapter/         links to the adapter that a job answers with
+//   <attempt dir>/output/          the attempt's result: adapter, full model or answers
 
 namespace sft::channel {
 
@@ -37,11 +38,12 @@ struct RankLaunch {
   std::string rendezvous;  // "host:port" of the rendezvous store, where rank 0 listens
   std::string device;      // "cpu" or "cuda"; local rank k uses cuda:k of those visible to it
   int threads_per_rank = 1;
-  std::string model_dir;   // Hugging Face directory on this node
-  std::string model_name;  // the job's name for it, for the adapter's configuration
-  std::string train_file;  // data set on this node
-  std::string val_file;    // empty: no validation rows
-  std::string train_name;  // the submitter's names for them, for messages; empty: no other name
+  std::string model_dir;    // Hugging Face directory on this node
+  std::string model_name;   // the job's name for it, for the adapter's configuration
+  std::string adapter_dir;  // that answers prompts; empty: the base alone
+  std::string train_file;   // data set on this node, or prompts
+  std::string val_file;     // empty: no validation rows
+  std::string train_name;   // the submitter's names for them, for messages; empty: no other name
   std::string val_name;
   // Stamps of the files when the worker allowed them (common/io/file_stamp.h, ContentStamp); a file
   // that was replaced or written since is refused. Empty: not checked.
@@ -51,7 +53,9 @@ struct RankLaunch {
   std::string attempt_dir;  // folder of the event files
   std::string output_dir;   // the artifact (adapter or full model) is written here
   std::string job_id;
-  std::string node;         // its name, for messages
+  std::string node;  // its name, for messages
+  // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).
+  std::string serve_socket;
   // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
   // A complete checkpoint to continue from; empty: begin at step 0.

@@ -39,6 +39,7 @@
 #include "worker/node/node_facts.h"
 #include "worker/node/rank_check.h"
 #include "worker/node/torch_locator.h"
+#include "worker/transfer/asker.h"
 #include "worker/transfer/file_sender.h"
 
 namespace sft::worker {
@@ -329,6 +330,7 @@ absl::Status RunWorker(const Options& options) {
   SFT_RETURN_IF_ERROR(agent.Load());
   FileSender files(setup, *server);
   ModelRequests requests(*models, agent);
+  Asker asker(setup, *server);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   Session session(
       channels, agent,
@@ -339,7 +341,8 @@ absl::Status RunWorker(const Options& options) {
         return message;
       },
       [&](const v1::FetchFile& request) { files.Send(request); },
-      [&](const v1::ModelRequest& request) { requests.Take(request); });
+      [&](const v1::ModelRequest& request) { requests.Take(request); },
+      [&](const v1::Ask& ask) { asker.Ask(ask); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {
     ending = true;

@@ -23,12 +23,13 @@ constexpr seconds kMaxHeartbeat{60};
 }  // namespace
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
-                 OnFetchFile on_fetch_file, OnModelRequest on_model_request)
+                 OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
       on_fetch_file_(std::move(on_fetch_file)),
-      on_model_request_(std::move(on_model_request)) {}
+      on_model_request_(std::move(on_model_request)),
+      on_ask_(std::move(on_ask)) {}
 
 Session::~Session() { Stop(); }
 
@@ -116,6 +117,7 @@ void Session::ReadLoop(Stream& stream) {
     if (message.has_model_request() && on_model_request_) {
       on_model_request_(message.model_request());
     }
+    if (message.has_ask() && on_ask_) on_ask_(message.ask());
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
 }

@@ -27,11 +27,12 @@ class Session {
   using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
   using OnModelRequest = std::function<void(const v1::ModelRequest&)>;
+  using OnAsk = std::function<void(const v1::Ask&)>;
 
-  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file` and
-  // `on_model_request` are called on the reading thread and must not block.
+  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request` and
+  // `on_ask` are called on the reading thread and must not block.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
-          OnModelRequest on_model_request = {});
+          OnModelRequest on_model_request = {}, OnAsk on_ask = {});
   ~Session();
 
   void Start();
@@ -60,6 +61,7 @@ class Session {
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
   const OnModelRequest on_model_request_;
+  const OnAsk on_ask_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,

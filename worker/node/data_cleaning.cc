@@ -1,5 +1,6 @@
 #include "worker/node/data_cleaning.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
@@ -8,12 +9,13 @@
 #include <vector>
 
 #include "common/io/file.h"
+#include "worker/base/rank_user.h"
 #include "worker/transfer/checked_file.h"
 
 namespace sft::worker {
 namespace {
 
-constexpr std::chrono::hours kUnusedLimit{30 * 24};
+constexpr std::chrono::hours kUnusedLimit{30 * 24}, kAnswersLimit{7 * 24};
 constexpr std::chrono::minutes kMoment{10};
 
 // A file that no attempt uses.
@@ -56,6 +58,31 @@ std::vector<Unused> FindUnused(const DataInUse& in_use, const NodeSetup& setup, 
   return unused;
 }
 
+// Answers of jobs that ended without delivering them, or are not started again.
+absl::Status CleanAnswers(const NodeSetup& setup, WallTime now) {
+  const RankRights rights(setup.rank_user);
+  std::vector<std::string> dirs;
+  const std::string own = setup.data_dir + "/checkpoints/";
+  for (const std::string& job : NamesIn(own)) dirs.push_back(own + job + "/answers");
+  if (setup.has_shared) {
+    for (const std::string& job : NamesIn(setup.shared_dir)) {
+      dirs.push_back(fmt::format("{}/{}/checkpoints/answers", setup.shared_dir, job));
+    }
+  }
+  for (const std::string& dir : dirs) {
+    std::optional<WallTime> newest;
+    for (const std::string& folder : {dir, dir + "/answers.jsonl.parts"}) {
+      for (const std::string& name : NamesIn(folder)) {
+        newest = std::max(newest, LastUse(folder + "/" + name));
+      }
+    }
+    if (!newest || *newest >= now - kAnswersLimit) continue;
+    SFT_RETURN_IF_ERROR(io::RemoveAll(dir));
+    spdlog::info("{} was removed: nothing was written to it for 7 days", dir);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::optional<WallTime> LastUse(const std::string& path) {
@@ -66,6 +93,7 @@ std::optional<WallTime> LastUse(const std::string& path) {
 
 absl::Status CleanData(const DataInUse& in_use, const NodeSetup& setup, WallTime now,
                        const std::function<absl::StatusOr<io::DiskSpace>()>& space) {
+  SFT_RETURN_IF_ERROR(CleanAnswers(setup, now));
   for (const Unused& file : FindUnused(in_use, setup, now)) {
     const bool old = file.used < now - kUnusedLimit;
     if (!old) {

@@ -25,8 +25,9 @@ struct DataInUse {
 std::optional<WallTime> LastUse(const std::string& path);
 
 // Removes unused data: data not used for 30 days and, while `space` says that the disk is below its
-// low mark, the rest, least recently used first. Recently used data stays, because its attempt may
-// not be known yet. Marks the data sets in use.
+// low mark, the rest, least recently used first. Answers that were left undelivered go after 7
+// days. Recently used data stays, because its attempt may not be known yet. Marks the data sets in
+// use.
 absl::Status CleanData(const DataInUse& in_use, const NodeSetup& setup, WallTime now,
                        const std::function<absl::StatusOr<io::DiskSpace>()>& space);
 

@@ -4,6 +4,10 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+#include "worker/engine/base/error.h"
 
 namespace sft::rank {
 namespace {
@@ -11,12 +15,11 @@ namespace {
 constexpr int64_t kRowsToSync = 64;
 constexpr size_t kChunk = size_t{1} << 20;
 
-// Calls `use` with the file's bytes, in pieces.
+// Calls `use` with the file's bytes from `offset` on, in pieces.
 template <typename Use>
-absl::Status ForEachPiece(const std::string& path, const Use& use) {
+absl::Status ForEachPiece(const std::string& path, const Use& use, int64_t offset = 0) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   std::string piece(kChunk, '\0');
-  int64_t offset = 0;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const size_t size,
                          io::ReadAt(fd.get(), offset, piece.data(), piece.size(), path));
@@ -24,6 +27,28 @@ absl::Status ForEachPiece(const std::string& path, const Use& use) {
     SFT_RETURN_IF_ERROR(use(std::string_view(piece.data(), size)));
     offset += static_cast<int64_t>(size);
   }
+}
+
+std::string PartPath(const std::string& out, int rank, int ranks) {
+  return fmt::format("{}.parts/part-{:05}-of-{:05}.jsonl", out, rank, ranks);
+}
+
+// What differs between the notes of two runs: "seed is 4, was 3".
+std::string Difference(const std::string& was_text, const std::string& is_text) {
+  const nlohmann::ordered_json was = ParseOrderedJson(was_text), is = ParseOrderedJson(is_text);
+  std::string text;
+  if (!was.is_object() || !is.is_object()) return "its note cannot be read";
+  for (const auto& item : is.items()) {
+    if (was.contains(item.key()) && was[item.key()] == item.value()) continue;
+    // Hashes say nothing to people.
+    const bool hash = item.key() == "prompts" || item.key() == "model" || item.key() == "adapter";
+    text += text.empty() ? "" : ", ";
+    text += hash || !was.contains(item.key())
+                ? fmt::format("{} differs", item.key())
+                : fmt::format("{} is {}, was {}", item.key(), DumpJson(item.value()),
+                              DumpJson(was[item.key()]));
+  }
+  return text.empty() ? "it was made by another version" : text;
 }
 
 struct WholeLines {
@@ -45,9 +70,7 @@ absl::StatusOr<WholeLines> CountLines(const std::string& path) {
 
 }  // namespace
 
-std::string AnswerPart::PathOf(int rank) const {
-  return fmt::format("{}/part-{:05}-of-{:05}.jsonl", Folder(), rank, share_.ranks);
-}
+std::string AnswerPart::PathOf(int rank) const { return PartPath(out_, rank, share_.ranks); }
 
 absl::StatusOr<AnswerPart> AnswerPart::Open(const std::string& out, const RowShare& share,
                                             const std::string& run) {
@@ -58,13 +81,12 @@ absl::StatusOr<AnswerPart> AnswerPart::Open(const std::string& out, const RowSha
     SFT_ASSIGN_OR_RETURN(of_parts, io::ReadFile(note));
     if (of_parts != run) {
       return AlreadyExists(
-          fmt::format("{} holds answers of another run (other prompts, model, options or number "
-                      "of processes): remove it, or give another --out",
-                      part.Folder()));
+          fmt::format("{} holds answers of another run ({}): remove it, or give another --out",
+                      part.Folder(), Difference(of_parts, run)));
     }
   }
   if (io::Exists(out)) {
-    if (of_parts == run) {
+    if (of_parts == run) {  // all of this run was joined
       part.answered_ = share.size();
       return part;
     }
@@ -138,6 +160,66 @@ absl::StatusOr<bool> AnswerPart::Finish() {
   // Of two that finish at once one may find the other's parts removed: the file is there then.
   if ((!all.ok() || !*all) && io::Exists(out_)) return true;
   return all;
+}
+
+absl::Status AnswerCount::Read(const std::string& path, int64_t first, Part& part) {
+  std::string rest;  // a line that has begun
+  const absl::Status read = ForEachPiece(
+      path,
+      [&](std::string_view piece) {
+        rest += piece;
+        size_t begin = 0;
+        for (size_t end; (end = rest.find('\n', begin)) != std::string::npos; begin = end + 1) {
+          const nlohmann::json line = ParseJson(std::string_view(rest).substr(begin, end - begin));
+          if (line.is_object()) {
+            part.sums.tokens += line.value("answer_tokens", int64_t{0});
+            if (line.contains("error") && part.sums.errors++ == 0) {
+              part.sums.first_error = first + part.sums.answers;
+            }
+          }
+          ++part.sums.answers;
+        }
+        part.offset += static_cast<int64_t>(begin);
+        rest.erase(0, begin);
+        return absl::OkStatus();
+      },
+      part.offset);
+  return absl::IsNotFound(read) ? absl::OkStatus() : read;
+}
+
+absl::StatusOr<AnswerCount::Sums> AnswerCount::Look() {
+  const bool joined = io::Exists(out_);
+  Sums sums;
+  if (joined) {
+    Part whole;
+    SFT_RETURN_IF_ERROR(Read(out_, 0, whole));
+    return whole.sums;
+  }
+  for (int rank = 0; rank < share_.ranks; ++rank) {
+    Part& part = parts_[static_cast<size_t>(rank)];
+    const RowShare own{rank, share_.ranks, share_.rows};
+    SFT_RETURN_IF_ERROR(Read(PartPath(out_, rank, share_.ranks), own.begin(), part));
+    sums.answers += part.sums.answers;
+    sums.tokens += part.sums.tokens;
+    sums.errors += part.sums.errors;
+    if (sums.first_error < 0) sums.first_error = part.sums.first_error;
+  }
+  return sums;
+}
+
+absl::Status CopyFile(const std::string& from, const std::string& to) {
+  SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(to));
+  SFT_RETURN_IF_ERROR(file.Truncate(0));
+  SFT_RETURN_IF_ERROR(
+      ForEachPiece(from, [&](std::string_view piece) { return file.Append(piece); }));
+  return file.Sync();
+}
+
+void ThrowIfError(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::string message(Message(status));
+  if (absl::IsAlreadyExists(status)) throw engine::UserError(message, "output_exists");
+  throw engine::InfrastructureError(message);
 }
 
 }  // namespace sft::rank

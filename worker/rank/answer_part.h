@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/io/file.h"
@@ -27,8 +28,8 @@ struct RowShare {
 // time, and then go on behind the last whole line. Not thread-safe.
 class AnswerPart {
  public:
-  // `run` names what is asked, of whom and how; ALREADY_EXISTS where `out` or its parts belong to
-  // another run.
+  // `run` names what is asked, of whom and how, as a JSON object; ALREADY_EXISTS where `out` or its
+  // parts belong to another run, with what differs.
   static absl::StatusOr<AnswerPart> Open(const std::string& out, const RowShare& share,
                                          const std::string& run);
 
@@ -40,6 +41,8 @@ class AnswerPart {
   // When all rows are answered: makes them durable and, if no other process has any left, joins the
   // parts into `out`. True if that is there now.
   absl::StatusOr<bool> Finish();
+  // Makes the answers so far durable.
+  absl::Status Sync() { return file_ ? file_->Sync() : absl::OkStatus(); }
 
  private:
   AnswerPart(std::string out, const RowShare& share) : out_(std::move(out)), share_(share) {}
@@ -55,5 +58,36 @@ class AnswerPart {
   std::optional<io::AppendFile> file_;  // none: all is joined
   io::UniqueFd lock_;                   // on the part, while this process writes it
 };
+
+// Counts the answers of all processes while they come, reading only what is new.
+class AnswerCount {
+ public:
+  AnswerCount(std::string out, const RowShare& share)
+      : out_(std::move(out)), share_(share), parts_(static_cast<size_t>(share.ranks)) {}
+
+  struct Sums {
+    int64_t answers = 0, tokens = 0, errors = 0;  // errors: answers that have one
+    int64_t first_error = -1;                     // number of the first of them
+  };
+  absl::StatusOr<Sums> Look();
+
+ private:
+  struct Part {
+    int64_t offset = 0;  // behind the last whole line that was read
+    Sums sums;
+  };
+  absl::Status Read(const std::string& path, int64_t first, Part& part);
+
+  std::string out_;
+  RowShare share_;
+  std::vector<Part> parts_;
+};
+
+// Copies a file durably.
+absl::Status CopyFile(const std::string& from, const std::string& to);
+
+// Throws a status of the above as an engine error: a full disk is the machine's fault, a file that
+// is in the way the user's.
+void ThrowIfError(const absl::Status& status);
 
 }  // namespace sft::rank

@@ -128,7 +128,8 @@ absl::StatusOr<Arguments> ParseGenerate(const std::vector<std::string>& args) {
   Arguments result{.command = Command::kGenerate};
   GenerateNumbers numbers;
   SFT_RETURN_IF_ERROR(ParseFlags(args,
-                                 {{"--model", &result.model},
+                                 {{"--launch", &result.launch},
+                                  {"--model", &result.model},
                                   {"--adapter", &result.adapter},
                                   {"--prompt", &result.prompt},
                                   {"--prompts", &result.prompts},
@@ -146,6 +147,15 @@ absl::StatusOr<Arguments> ParseGenerate(const std::vector<std::string>& args) {
                                   {"--seed", &numbers.seed},
                                   {"--device", &result.device}},
                                  &result.json));
+  if (!result.launch.empty()) {
+    if (!result.model.empty() || !result.prompt.empty() || !result.prompts.empty()) {
+      return InvalidArgument(
+          "\"sft-rank generate --launch FILE\" has its model and prompts from the file");
+    }
+    if (numbers.rank.empty()) return result;
+    SFT_RETURN_IF_ERROR(ParseInt("--rank", numbers.rank, 0, &result.rank));
+    return result;
+  }
   SFT_RETURN_IF_ERROR(Require("generate", "--model DIR", result.model));
   if (result.prompt.empty() == result.prompts.empty()) {
     return InvalidArgument("\"sft-rank generate\" needs either --prompt TEXT or --prompts FILE");
@@ -175,13 +185,15 @@ absl::StatusOr<Arguments> ParseLogits(const std::vector<std::string>& args) {
 }  // namespace
 
 std::string HelpText() {
-  return R"(sft-rank: one process of a training job, and text from a trained model
+  return R"(sft-rank: one process of a job, and text from a trained model
 
   sft-rank prepare  --launch FILE           tokenise the data of a job into the node's cache
   sft-rank train    --launch FILE [--rank N]
                                             run rank N of a job (started by sft-shim); without
                                             --rank the variable RANK says which
                     [--profile TRACE]       write a Chrome trace of step 4
+  sft-rank generate --launch FILE [--rank N]
+                                            the same for a job of kind "generate"
   sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
                     [--max-new-tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P]
                     [--repetition-penalty X] [--seed N] [--stop TEXT] [--batch N]

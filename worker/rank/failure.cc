@@ -33,6 +33,12 @@ std::string LessMemory(const FailureContext& context) {
            "activation_checkpointing, use_qlora or more GPUs with sharding need less memory too.";
   }
   const spec::JobSpec& spec = *context.spec;
+  if (spec.generates()) {
+    return fmt::format(
+        "Lower {}, which changes no answer, or {}; or use GPUs with more memory.",
+        Key("generate.batch", spec.generate.batch),
+        Key("generate.max_new_tokens", static_cast<int>(spec.generate.max_new_tokens)));
+  }
   const auto& hyper = spec.hyperparameters;
   const std::string batch = fmt::format(
       "lower {} and raise {} by the same factor: the global batch, and with it the "

@@ -1,6 +1,6 @@
-// sft-rank: one process of a training job (train), the step before it (prepare), and text or logits
-// from a trained model (generate, logits). Exit codes are channel::ExitCode; a rank that fails says
-// why in a `fatal` event and on its standard error.
+// sft-rank: one process of a job that trains (train) or answers (generate --launch), the step
+// before it (prepare), and text or logits from a trained model (generate, logits). Exit codes are
+// channel::ExitCode; a rank that fails says why in a `fatal` event and on its standard error.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@
 #include "common/base/env.h"
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"
+#include "worker/rank/answer_job.h"
 #include "worker/rank/arguments.h"
 #include "worker/rank/build.h"
 #include "worker/rank/failure.h"
@@ -27,6 +28,7 @@
 #include "worker/rank/logits.h"
 #include "worker/rank/prepare.h"
 #include "worker/rank/runaway_report.h"
+#include "worker/rank/serve_job.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/train.h"
 
@@ -93,6 +95,12 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     }
     ReportRunaways({.event_file = EventPath(*launch, process)}, clock);
     CatchStopSignals();
+    if (launch->spec.serves()) {
+      return ServeJob({*launch, *events, commands, clock, start}).Run();
+    }
+    if (launch->spec.generates()) {
+      return AnswerJob({*launch, rank, *events, commands, clock, start}).Run();
+    }
     run.emplace(TrainContext{*launch, rank, *events, commands, clock, start, arguments.profile});
     const int code = run->Run();
     if (code == channel::kExitOk) return code;
@@ -117,6 +125,27 @@ void LimitSpinning(char** argv) {
   if (!error) execv(program.c_str(), argv);
 }
 
+int RunByHand(const Arguments& arguments, Clock& clock) {
+  try {
+    ReportRunaways({}, clock);
+    const bool generate = arguments.command == Command::kGenerate;
+    generate ? RunGenerate(arguments) : RunLogits(arguments);
+    return channel::kExitOk;
+  } catch (const std::exception& error) {
+    std::optional<EventLog> none;
+    return Report(error, none);
+  }
+}
+
+int RunOfJob(const Arguments& arguments, Clock& clock, MonoTime start) {
+  try {
+    return RunJob(arguments, clock, start);
+  } catch (const engine::UserError& error) {
+    std::optional<EventLog> none;  // whose it would be is what is missing
+    return Report(error, none);
+  }
+}
+
 int Main(int argc, char** argv) {
   Clock& clock = Clock::Real();
   const MonoTime start = clock.Mono();
@@ -133,25 +162,11 @@ int Main(int argc, char** argv) {
       return Show(fmt::format("sft-rank {}\n", BuildText()));
     case Command::kGenerate:
     case Command::kLogits:
-      LimitSpinning(argv);
-      try {
-        ReportRunaways({}, clock);
-        const bool generate = arguments->command == Command::kGenerate;
-        generate ? RunGenerate(*arguments) : RunLogits(*arguments);
-        return channel::kExitOk;
-      } catch (const std::exception& error) {
-        std::optional<EventLog> none;
-        return Report(error, none);
-      }
     case Command::kTrain:
     case Command::kPrepare:
       LimitSpinning(argv);
-      try {
-        return RunJob(*arguments, clock, start);
-      } catch (const engine::UserError& error) {
-        std::optional<EventLog> none;  // whose it would be is what is missing
-        return Report(error, none);
-      }
+      return arguments->launch.empty() ? RunByHand(*arguments, clock)
+                                       : RunOfJob(*arguments, clock, start);
   }
   return channel::kExitInternal;
 }

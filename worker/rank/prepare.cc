@@ -6,6 +6,7 @@
 
 #include "common/base/bytes.h"
 #include "common/plan/parameters.h"
+#include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/data/runaway.h"
@@ -13,6 +14,7 @@
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
+#include "worker/rank/answer_job.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
 
@@ -147,6 +149,7 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   const MemoryLimit limit = MemoryLimitOf(launch.file);
   ApplyMemoryLimit(limit);
   try {
+    if (launch.spec.generates()) return PrepareAnswers(launch, events);
     Prepare(launch, limit, events, clock);
   } catch (const std::bad_alloc&) {
     ThrowRefusedMemory(limit, "");

@@ -1,30 +1,23 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "common/data/prompt_row.h"
 #include "worker/engine/data/chat_tokenizer.h"
 
 namespace sft::rank {
 
-// A prompt of a file: what is asked, and the members that its answer is written beside.
-struct PromptRow {
-  int64_t line = 0;                           // in its file, from 1
-  nlohmann::ordered_json members;             // {"prompt": ...} of a line of plain text
-  std::vector<engine::ChatMessage> messages;  // empty: `text` is continued as it is
-  std::string text;
-};
+// The rows of a file for `sft-rank generate --prompts`, blank lines left out. A line that starts
+// with a brace is a row (data::ReadPromptRow); any other is what a user says. Throws UserError,
+// which names file and line.
+std::vector<data::PromptRow> ReadPromptFile(const std::string& path);
 
-// The rows of a file, blank lines left out. A line that starts with a brace is JSON: "messages", a
-// conversation whose last message is left out where it is an answer; or "prompt", messages or text
-// that is continued without a template, as training has them. Any other line is what a user says.
-// Throws UserError, which names file and line.
-std::vector<PromptRow> ReadPromptRows(const std::string& path);
-PromptRow UserPrompt(const std::string& text);
+// "prompts.jsonl:7", of a row of that file.
+std::string PlaceOf(const std::string& file, const data::PromptRow& row);
 
-// The tokens that a row gives the model.
-std::vector<int32_t> EncodeRow(const engine::ChatTokenizer& tokenizer, const PromptRow& row);
+// The tokens that a row gives the model. Throws UserError.
+std::vector<int32_t> EncodeRow(const engine::ChatTokenizer& tokenizer, const data::PromptRow& row);
 
 }  // namespace sft::rank

@@ -84,6 +84,11 @@ struct BodyToProto {
     *out.mutable_metric() = MetricOf(e);
     SetTime(time, *out.mutable_metric());
   }
+  void operator()(const channel::AnswersEvent& e) const {
+    if (rank != 0) return;
+    *out.mutable_metric() = MetricOf(e);
+    SetTime(time, *out.mutable_metric());
+  }
   void operator()(const channel::ConsistencyEvent&) const { SetNote("consistency", line, out); }
   void operator()(const channel::PlanEvent&) const { SetNote("plan", line, out); }
   void operator()(const channel::CheckpointEvent&) const { SetNote("checkpoint", line, out); }
@@ -121,6 +126,16 @@ v1::Metric MetricOf(const channel::EvalEvent& eval) {
   metric.set_val_loss(eval.loss);
   metric.set_tokens(eval.tokens);
   metric.set_is_eval(true);
+  return metric;
+}
+
+v1::Metric MetricOf(const channel::AnswersEvent& answers) {
+  v1::Metric metric;
+  metric.set_step(answers.answers);
+  metric.set_total_steps(answers.total);
+  metric.set_tokens(answers.tokens);
+  metric.set_tokens_per_second(answers.tokens_per_second);
+  metric.set_step_seconds(answers.seconds);
   return metric;
 }
 

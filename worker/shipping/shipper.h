@@ -18,6 +18,7 @@ inline constexpr int kNodeStream = -2;
 
 // Events as points of the curve, without their time.
 v1::Metric MetricOf(const channel::StepEvent& step);
+v1::Metric MetricOf(const channel::AnswersEvent& answers);
 v1::Metric MetricOf(const channel::EvalEvent& eval);
 
 // Ships one attempt's logs and events from their files to the server, in bounded chunks. The files

@@ -181,6 +181,10 @@ std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup) {
                           : setup.data_dir + "/checkpoints/" + job_id;
 }
 
+std::string AnswersDir(const std::string& job_id, const NodeSetup& setup) {
+  return CheckpointDir(job_id, setup) + "/answers";
+}
+
 absl::Status OpenCheckpointFolder(const std::string& job_id, const NodeSetup& setup) {
   return GiveToRanks(fmt::format("{}/checkpoints/{}", setup.data_dir, job_id), setup.rank_user);
 }

@@ -16,6 +16,7 @@
 //   <shared>/<job>/checkpoints/step-<n>           complete; with one
 //   .../step-<n>.partial                          ranks are writing it
 //   <data>/checkpoints/<job>/step-<n>.fetch       being downloaded for a resume
+//   .../answers                                   of a job that answers prompts, until delivered
 //
 // Where ranks run as another user, all of it belongs to that user, except the first two folders and
 // downloads.
@@ -24,7 +25,9 @@ namespace sft::worker {
 
 // The folder that a job's ranks write to.
 std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup);
-// The same below the shared folder; empty without one.
+// The answers of a job so far, inside of it.
+std::string AnswersDir(const std::string& job_id, const NodeSetup& setup);
+// The folder of checkpoints below the shared folder; empty without one.
 std::string SharedCheckpointPath(const std::string& job_id, const NodeSetup& setup);
 
 // Makes <data>/checkpoints/<job> writable for ranks, and gives them the files in it.

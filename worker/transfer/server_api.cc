@@ -159,6 +159,27 @@ class GrpcServerApi : public ServerApi {
     return rpc::FromGrpc(stream->Finish());
   }
 
+  absl::Status SendLines(const std::string& request, const NextLine& next) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
+    grpc::ClientContext context;
+    Begin(context, kTransferDeadline);
+    v1::SendFileResponse response;
+    const auto stream = worker->SendFile(&context, &response);
+    v1::SendFileRequest chunk;
+    chunk.set_request(request);
+    for (;;) {
+      const absl::StatusOr<std::string> line = next();
+      if (line.ok() && line->empty()) break;
+      chunk.set_offset(chunk.total_size());
+      if (line.ok()) chunk.set_data(*line);
+      if (!line.ok()) chunk.set_error(std::string(Message(line.status())));
+      chunk.set_total_size(chunk.offset() + static_cast<int64_t>(chunk.data().size()));
+      if (!stream->Write(chunk) || !line.ok()) break;
+    }
+    stream->WritesDone();
+    return rpc::FromGrpc(stream->Finish());
+  }
+
  private:
   void Begin(grpc::ClientContext& context, Nanos timeout) const {
     rpc::SetDeadline(context, timeout);

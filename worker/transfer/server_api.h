@@ -52,6 +52,10 @@ class ServerApi {
   // Answers the server's FetchFile with the file, or with `error` if that is not empty.
   virtual absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                                 const std::string& error) = 0;
+  // Answers the server's Ask with the lines that `next` gives until it gives none; an error of it
+  // ends the answer and says why. Returns early when nobody waits for the answer any more.
+  using NextLine = std::function<absl::StatusOr<std::string>()>;
+  virtual absl::Status SendLines(const std::string& request, const NextLine& next) = 0;
 };
 
 // The API over gRPC, as the incarnation `incarnation` of this worker; `channels` is called at each

@@ -69,15 +69,20 @@ v1::Progress HalfWay() {
 }
 
 TEST(ProgressLineTest, ABarThatFitsItsWidth) {
-  const std::string line = ProgressLine(HalfWay(), 80);
+  const std::string line = ProgressLine(HalfWay(), v1::Job::SFT, 80);
   EXPECT_THAT(line, HasSubstr("20/40  loss 1.2500  850 tok/s  eta 1m20s"));
   EXPECT_EQ(line.front(), '[');
   EXPECT_LE(line.size(), 80u);
   EXPECT_NEAR(static_cast<double>(line.find('>')), line.find(']') / 2.0, 1.5);
 }
 
+TEST(ProgressLineTest, AJobThatAnswersCountsAnswersAndHasNoLoss) {
+  const std::string line = ProgressLine(HalfWay(), v1::Job::GENERATE, 80);
+  EXPECT_THAT(line, HasSubstr("20/40 answers  850 tok/s  eta 1m20s"));
+}
+
 TEST(ProgressLineTest, ANarrowTerminalGetsNoBar) {
-  const std::string line = ProgressLine(HalfWay(), 20);
+  const std::string line = ProgressLine(HalfWay(), v1::Job::SFT, 20);
   EXPECT_LT(line.size(), 20u);
   EXPECT_EQ(line.substr(0, 5), "20/40");
 }

@@ -182,7 +182,14 @@ void BatchGenerator::TakeTokens(const std::vector<Piece>& pieces,
     auto token = static_cast<int32_t>(best[row]);
     if (!std::isfinite(logit) || !IsGreedy(running.request, answered)) {
       const Tensor logits = scores.logits[static_cast<int64_t>(row)].to(at::kCPU, at::kFloat);
-      token = Choose(running, logits);
+      try {
+        token = Choose(running, logits);
+      } catch (const UserError& error) {
+        running.answer.reason = EndReason::kFailed;
+        running.answer.problem = error.what();
+        done[pieces[row].running] = true;
+        continue;
+      }
     }
     done[pieces[row].running] = Accept(running, token);
   }

@@ -32,13 +32,15 @@ struct GenerationRequest {
   std::function<bool(int32_t)> on_token;
 };
 
-enum class EndReason { kStopToken, kStopString, kLength, kListener };
+// kFailed: no token could be chosen (NextToken).
+enum class EndReason { kStopToken, kStopString, kLength, kListener, kFailed };
 
 // What a request got.
 struct GenerationAnswer {
   int64_t request = 0;  // what Add returned
   std::vector<int32_t> tokens;
   EndReason reason = EndReason::kLength;
+  std::string problem;    // with kFailed
   size_t text_bytes = 0;  // with kStopString: of the answer's text, up to the stop string
   std::vector<double> log_probabilities;
 };

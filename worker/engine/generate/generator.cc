@@ -163,6 +163,9 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
               .on_token = on_token});
   std::vector<GenerationAnswer> answers;
   while (answers.empty()) answers = batch->Step();
+  if (answers.front().reason == EndReason::kFailed) {
+    throw UserError(answers.front().problem, "bad_logits");
+  }
   return answers.front().tokens;
 }
 

@@ -197,12 +197,17 @@ int32_t DrawToken(std::span<const float> logits, double uniform) {
 
 int32_t NextToken(std::span<float> logits, const SamplingOptions& options,
                   const TokensSoFar& tokens, std::span<const int32_t> stop_ids) {
+  const auto refuse = [&](const char* why, const char* advice) {
+    throw UserError(
+        fmt::format("token {} of the answer cannot be chosen: {}", tokens.answer.size() + 1, why),
+        "bad_logits", advice);
+  };
+  if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); })) {
+    refuse("the model's logits are NaN or infinite", "look for NaN in the weights");
+  }
   PenaliseLogits(logits, options, tokens, stop_ids);
   if (!std::isfinite(logits[LikeliestToken(logits)])) {
-    throw UserError(
-        fmt::format("token {} of an answer cannot be chosen: no token has a finite logit",
-                    tokens.answer.size()),
-        "bad_logits", "look for NaN in the weights, or relax no_repeat_ngram");
+    refuse("none is allowed", "relax no_repeat_ngram or min_new_tokens");
   }
   if (options.temperature == 0.0) return LikeliestToken(logits);
   NarrowLogits(logits, options);

@@ -46,7 +46,8 @@ double UniformOf(uint64_t seed, uint64_t index);
 // The first token, by id, at which the sum of the probabilities passes `uniform` of the whole.
 int32_t DrawToken(std::span<const float> logits, double uniform);
 
-// All of the above: the next token. Overwrites `logits`.
+// All of the above: the next token. Overwrites `logits`. Throws UserError where one of them is NaN
+// or infinite, so that sampling has no meaning, and where no token may come.
 int32_t NextToken(std::span<float> logits, const SamplingOptions& options,
                   const TokensSoFar& tokens, std::span<const int32_t> stop_ids);
 

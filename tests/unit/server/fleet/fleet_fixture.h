@@ -27,6 +27,7 @@ class FakeWorker : public WorkerLink {
       ++desired_count;
     }
     if (message.has_notice()) notices.push_back(message.notice().text());
+    if (message.has_ask() && on_ask) on_ask(message.ask());
     if (!message.has_fetch_file()) return;
     fetches.push_back(message.fetch_file());
     if (on_fetch) on_fetch(message.fetch_file());
@@ -46,6 +47,7 @@ class FakeWorker : public WorkerLink {
   std::vector<v1::FetchFile> fetches;
   std::vector<std::string> notices;
   std::function<void(const v1::FetchFile&)> on_fetch;  // answers the server, if a test needs that
+  std::function<void(const v1::Ask&)> on_ask;
   absl::Status closed = absl::OkStatus();
 };
 

@@ -1,8 +1,13 @@
+#include <gmock/gmock.h>
+
 #include <functional>
 #include <map>
 
 #include "common/spec/fields.h"
 #include "server/store/access.h"
+#include "server/store/files.h"
+#include "server/store/jobs.h"
+#include "server/store/storage.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
 
 namespace sft::server {
@@ -336,6 +341,118 @@ TEST_F(IntakeTest, ProblemsOfTheFileOfTheFleetAndOfTheFilesComeAtOnce) {
   EXPECT_EQ(lines.size(), 4u);
   ASSERT_EQ(response->needed_files_size(), 1);
   EXPECT_EQ(response->needed_files(0).line(), 3);
+}
+
+class AnsweringIntakeTest : public IntakeTest {
+ protected:
+  static std::string JobFile(const std::string& adapter = "",
+                             const std::string& model = "/models/tiny") {
+    return "[job]\nkind = \"generate\"\nmodel = \"" + model +
+           "\"\ndata = \"rows.jsonl\"\nadapter = \"" + adapter +
+           "\"\n[compute]\ngpu_type = \"CPU\"\ngpu_count = 2\n";
+  }
+  v1::SubmitJobRequest RequestFor(const std::string& text) {
+    v1::SubmitJobRequest request = Request(text);
+    request.mutable_files(0)->set_sha256(io::Sha256Hex(kPrompts));
+    request.mutable_files(0)->set_client_path("rows.jsonl");
+    return request;
+  }
+  // A job that has trained an adapter and delivered it.
+  std::string Trained() {
+    JoinWithModel(kConfig);
+    EXPECT_TRUE(Upload(kRows).ok());
+    const auto outcome = intake_.Submit(Request(), "local");
+    EXPECT_TRUE(outcome.ok() && outcome->problems.empty());
+    const std::string name = outcome->job.name();
+    Tick();
+    return name.substr(name.rfind('/') + 1);
+  }
+  void Succeed(const std::string& id, const std::string& kind = "adapter") {
+    const absl::Status done = store_->Write([&](Database& db) -> absl::Status {
+      SFT_RETURN_IF_ERROR(db.Execute("UPDATE jobs SET state = 5"));  // SUCCEEDED
+      ArtifactRecord artifact;
+      artifact.id = "artifact-" + kind;
+      artifact.job_id = id;
+      artifact.attempt_uid = Uid(id);
+      artifact.kind = kind;
+      artifact.created_us = kind == "adapter" ? 1 : 2;
+      artifact.node_path = kind == "model" ? "/shared/x/model" : "";
+      artifact.node = kind == "model" ? "a" : "";
+      artifact.files = {{"adapter_config.json", io::Sha256Hex("config"), 6},
+                        {"adapter_model.safetensors", io::Sha256Hex("weights"), 7}};
+      return store::PutArtifact(db, artifact).status();
+    });
+    EXPECT_TRUE(done.ok()) << done;
+  }
+  std::vector<JobFileRecord> Files(const std::string& name) {
+    std::vector<JobFileRecord> files;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(files,
+                                           store::FilesOfJob(db, name.substr(name.rfind('/') + 1)));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return files;
+  }
+
+  static constexpr char kPrompts[] = "{\"prompt\":\"a\"}\n";
+};
+
+TEST_F(AnsweringIntakeTest, AJobThatAnswersTakesTheFilesOfTheAdapterThatAnotherDelivered) {
+  const std::string id = Trained();
+  ASSERT_TRUE(Upload(kPrompts).ok());
+  EXPECT_THAT(
+      Problems(RequestFor(JobFile(id))),
+      testing::ElementsAre("job.adapter: " + id +
+                           " is PREPARING: an adapter is there once its job has succeeded"));
+  Succeed(id);
+  const auto outcome = intake_.Submit(RequestFor(JobFile(id)), "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  EXPECT_EQ(outcome->job.kind(), v1::Job::GENERATE);
+  const std::vector<JobFileRecord> files = Files(outcome->job.name());
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_EQ(files[0].key, "job.adapter/adapter_config.json");
+  EXPECT_EQ(files[1].sha256, io::Sha256Hex("weights"));
+  EXPECT_EQ(files[2].key, "job.data");
+  std::string user;
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(user, store::LiveJobWithAdapter(db, "artifact-adapter"));
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_TRUE(outcome->job.name().ends_with(user)) << "it may not be removed now";
+}
+
+TEST_F(AnsweringIntakeTest, AnAdapterThatDoesNotFitIsRefusedWithWhatWouldBeRight) {
+  const std::string id = Trained();
+  ASSERT_TRUE(Upload(kPrompts).ok());
+  Succeed(id);
+  EXPECT_THAT(Problems(RequestFor(JobFile(id, "/models/other"))),
+              testing::ElementsAre("job.adapter: " + id +
+                                   " trained an adapter for /models/tiny, not for /models/other: "
+                                   "set job.model = \"/models/tiny\""));
+  EXPECT_THAT(
+      Problems(RequestFor(JobFile("job-nobody"))),
+      testing::ElementsAre(testing::HasSubstr("must be a job that has delivered an adapter")));
+  Succeed(id, "model");
+  EXPECT_THAT(Problems(RequestFor(JobFile(id))),
+              testing::ElementsAre(testing::HasSubstr(
+                  "delivered a full model: set job.model = \"/shared/x/model\"")));
+}
+
+TEST_F(AnsweringIntakeTest, RowsThatAreNoPromptsAreRefusedAndRowsToLearnFromAreNotNeeded) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kPrompts).ok());
+  EXPECT_TRUE(Problems(RequestFor(JobFile())).empty()) << "training would need answers";
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = RequestFor(JobFile());
+  request.mutable_files(0)->set_sha256(io::Sha256Hex(kRows));
+  EXPECT_THAT(Problems(request),
+              testing::ElementsAre(
+                  "job.data: rows.jsonl: line 1: the row has neither \"messages\" nor \"prompt\""));
 }
 
 }  // namespace

@@ -139,5 +139,20 @@ TEST_F(LaunchPlanTest, TheLibraryPathIsSetOnlyWhereItIsNeeded) {
 
 TEST(InterfaceTest, LoopbackIsLo) { EXPECT_EQ(InterfaceOf("127.0.0.1"), "lo"); }
 
+TEST_F(LaunchPlanTest, AJobThatAnswersRunsGenerateWithItsAdapter) {
+  job_.job.kind = spec::kGenerateKind;
+  staged_.adapter_files = {{"adapter_config.json", "/blobs/a"}};
+  LaunchFiles files = Plan(Gpus());
+  EXPECT_EQ(files.shim.ranks[1].argv[1], "generate");
+  EXPECT_EQ(files.shim.ranks[1].argv[2], "--launch");
+  EXPECT_EQ(files.rank.adapter_dir, setup_.AttemptDir("a-1") + "/adapter");
+  staged_.adapter_files.clear();
+  staged_.adapter_dir = "/models/mine";
+  files = Plan(Gpus());
+  EXPECT_EQ(files.rank.adapter_dir, "/models/mine");
+  job_.job.kind = spec::kTrainingKind;
+  EXPECT_EQ(Plan(Gpus()).shim.ranks[1].argv[1], "train");
+}
+
 }  // namespace
 }  // namespace sft::worker

@@ -326,5 +326,35 @@ TEST_F(StagingTest, AnEmptyDataSetIsAFileToo) {
   EXPECT_EQ(*io::ReadFile(Stage()->train_file), "");
 }
 
+TEST_F(StagingTest, TheFilesOfAnAdapterAreFetchedUnderTheirNames) {
+  for (const auto& [name, bytes] : {std::pair("adapter_config.json", "{}"),
+                                    std::pair("deep/adapter_model.safetensors", "weights")}) {
+    v1::JobFileRef& file = *dispatch_.add_files();
+    file.set_key(std::string("job.adapter/") + name);
+    file.set_sha256(io::Sha256Hex(bytes));
+    file.set_size(static_cast<int64_t>(std::string(bytes).size()));
+    server_.blobs[file.sha256()] = bytes;
+  }
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_EQ(staged->adapter_files.size(), 2u);
+  EXPECT_EQ(*io::ReadFile(staged->adapter_files.at("deep/adapter_model.safetensors")), "weights");
+  dispatch_.mutable_files(1)->set_key("job.adapter/../../escape");
+  EXPECT_TRUE(absl::IsInternal(Stage().status()));
+}
+
+TEST_F(StagingTest, AnAdapterOnTheNodeMustBeOne) {
+  v1::JobFileRef& file = *dispatch_.add_files();
+  file.set_key("job.adapter");
+  file.set_node_path(dir_ + "/models/tiny");
+  const absl::Status none = Stage().status();
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  EXPECT_NE(Message(none).find("holds no adapter_config.json"), std::string::npos) << none;
+  ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/models/tiny/adapter_config.json", "{}").ok());
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->adapter_dir, dir_ + "/models/tiny");
+}
+
 }  // namespace
 }  // namespace sft::worker

@@ -107,5 +107,43 @@ TEST_F(AnswerPartTest, AnswersOfAnotherRunAreNotMixedIn) {
   EXPECT_EQ(*io::ReadFile(Out()), "mine");
 }
 
+TEST_F(AnswerPartTest, WhatDiffersFromTheOtherRunIsNamed) {
+  const std::string run = "{\"adapter\":\"aa\",\"seed\":3,\"stop\":[]}";
+  EXPECT_TRUE(Open(0, 2, run).ok());
+  const auto message = [&](const std::string& other) {
+    return std::string(Message(Open(1, 2, other).status()));
+  };
+  EXPECT_THAT(message("{\"adapter\":\"aa\",\"seed\":4,\"stop\":[]}"),
+              HasSubstr("another run (seed is 4, was 3): remove it"));
+  EXPECT_THAT(message("{\"adapter\":\"bb\",\"seed\":3,\"stop\":[\"x\"]}"),
+              HasSubstr("(adapter differs, stop is [\"x\"], was [])"));
+}
+
+TEST_F(AnswerPartTest, AnswersOfAllProcessesAreCountedWhileTheyCome) {
+  const RowShare share{0, 2, kRows};
+  AnswerCount count(Out(), share);
+  EXPECT_EQ(count.Look()->answers, 0);
+  auto first = Open(0, 2), second = Open(1, 2);
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_TRUE(first->Append(R"({"answer":"a","answer_tokens":3})").ok());
+  ASSERT_TRUE(second->Append(R"({"answer":"","error":"NaN","answer_tokens":2})").ok());
+  AnswerCount::Sums sums = *count.Look();
+  EXPECT_EQ(sums.answers, 2);
+  EXPECT_EQ(sums.tokens, 5);
+  EXPECT_EQ(sums.errors, 1);
+  EXPECT_EQ(sums.first_error, kRows / 2) << "the first row of the second process";
+  ASSERT_TRUE(first->Append(R"({"answer":"b","answer_tokens":4})").ok());
+  sums = *count.Look();
+  EXPECT_EQ(sums.answers, 3);
+  EXPECT_EQ(sums.tokens, 9);
+  while (first->answered() < share.size()) ASSERT_TRUE(first->Append("{}").ok());
+  while (second->answered() < kRows - share.size()) ASSERT_TRUE(second->Append("{}").ok());
+  ASSERT_TRUE(first->Finish().ok() && *second->Finish());
+  EXPECT_EQ(count.Look()->answers, kRows) << "joined";
+  EXPECT_EQ(count.Look()->tokens, 9);
+  ASSERT_TRUE(CopyFile(Out(), dir_ + "/copy").ok());
+  EXPECT_EQ(*io::ReadFile(dir_ + "/copy"), *io::ReadFile(Out()));
+}
+
 }  // namespace
 }  // namespace sft::rank

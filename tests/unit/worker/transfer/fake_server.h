@@ -90,7 +90,15 @@ class FakeServer : public ServerApi {
     return absl::OkStatus();
   }
 
-  absl::Status failure;  // returned by every call while it is not OK
+  absl::Status SendLines(const std::string& request, const NextLine& next) override {
+    absl::StatusOr<std::string> line = next();
+    for (; line.ok() && !line->empty(); line = next()) lines[request] += *line;
+    lines[request] += Message(line.status());
+    return absl::OkStatus();
+  }
+
+  std::map<std::string, std::string> lines;  // sent by SendLines, and the error at their end
+  absl::Status failure;                      // returned by every call while it is not OK
   // Called before and after each call, with the number of calls so far; may throw, as if the worker
   // died there.
   std::function<void(int)> before, after;

@@ -218,6 +218,23 @@ TEST_F(BatchGeneratorTest, EndsForEachReason) {
   EXPECT_EQ(answers[2].tokens.size(), 3u);
 }
 
+TEST_F(BatchGeneratorTest, ARequestWhoseTokenCannotBeChosenFailsAloneAndSaysWhy) {
+  Generator generator = Open();
+  std::vector<GenerationRequest> requests(2);
+  for (GenerationRequest& request : requests) {
+    request.prompt = Prompt(5, 1);
+    request.max_new_tokens = 3;
+  }
+  const Ids whole = Answers(generator, {requests[0]})[0].tokens;
+  for (int32_t id = 0; id < kTinyVocabulary; ++id) requests[1].prompt.push_back(id);
+  requests[1].sampling.no_repeat_ngram = 1;  // the prompt has every token
+  const auto answers = Answers(generator, requests);
+  EXPECT_EQ(answers[0].tokens, whole);
+  EXPECT_EQ(answers[1].reason, EndReason::kFailed);
+  EXPECT_TRUE(answers[1].tokens.empty());
+  EXPECT_THAT(answers[1].problem, HasSubstr("token 1 of the answer cannot be chosen"));
+}
+
 TEST_F(BatchGeneratorTest, WhatCannotBeAnsweredIsRefusedByName) {
   GenerationRequest good;
   good.prompt = {1, 2, 3};

@@ -56,5 +56,19 @@ TEST(SamplingTest, LogitsWithoutAFiniteOneAreRefused) {
   EXPECT_THROW(NextToken(banned, {.no_repeat_ngram = 1}, {prompt, answer}, {}), UserError);
 }
 
+TEST(SamplingTest, LogitsThatAreNoNumbersAreRefusedWhateverTheSampling) {
+  const std::vector<int32_t> prompt = {0, 1}, answer;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinite = std::numeric_limits<float>::infinity();
+  for (const float bad : {nan, infinite, -infinite}) {
+    for (const SamplingOptions& options : {SamplingOptions{},
+                                           {.temperature = 1.0, .top_k = 2},
+                                           {.temperature = 1.0, .top_p = 0.5}}) {
+      std::vector<float> logits = {1.0f, bad, 2.0f};
+      EXPECT_THROW(NextToken(logits, options, {prompt, answer}, {}), UserError) << bad;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sft::engine

@@ -1,0 +1,77 @@
+#include "client/base/one_job.h"
+
+#include <fmt/format.h>
+
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "common/base/json.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+
+namespace sft::client {
+namespace {
+
+// TOML's basic strings take what JSON writes.
+std::string Quoted(const std::string& text) { return DumpJson(Json(text)); }
+
+}  // namespace
+
+absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& name) {
+  v1::GetJobRequest request;
+  request.set_name(name);
+  SFT_ASSIGN_OR_RETURN(const v1::Job job, connection.Call(&v1::JobService::Stub::GetJob, request));
+  v1::GetArtifactRequest wanted;
+  wanted.set_name(name);
+  SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact,
+                       connection.Call(&v1::DataService::Stub::GetArtifact, wanted));
+  const Json spec = ParseOrderedJson(job.resolved_json());
+  if (!spec.is_object()) return Internal("the server sent no settings of the job");
+  const auto value = [&](const char* table, const char* key) {
+    return spec.value(table, Json::object()).value(key, std::string());
+  };
+  Answerer answerer{.model = value("job", "model"),
+                    .adapter = ShortName(job.name()),
+                    .gpu_type = value("compute", "gpu_type")};
+  if (artifact.kind() == "model") {
+    answerer.model = artifact.node_path();
+    answerer.adapter.clear();
+  }
+  return answerer;
+}
+
+std::string AnswererTables(const Answerer& answerer, const std::string& kind,
+                           const std::string& name) {
+  std::string text =
+      fmt::format("[job]\nkind = {}\nname = {}\nmodel = {}\nadapter = {}\n", Quoted(kind),
+                  Quoted(name), Quoted(answerer.model), Quoted(answerer.adapter));
+  if (kind == "generate") text += "data = \"prompt.jsonl\"\n";
+  text += "[compute]\ngpu_count = 1\n";
+  if (!answerer.gpu_type.empty()) {
+    text += fmt::format("gpu_type = {}\n", Quoted(answerer.gpu_type));
+  }
+  return text;
+}
+
+absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,
+                                       const v1::SubmitJobRequest& request) {
+  absl::StatusOr<v1::Job> job = connection.Call(&v1::JobService::Stub::SubmitJob, request);
+  if (absl::IsInvalidArgument(job.status()) && answerer.gpu_type.empty()) {
+    return InvalidArgument(fmt::format(
+        "{}; `sftctl variants` lists types of GPUs, --gpu-type takes one", Message(job.status())));
+  }
+  return job;
+}
+
+void CancelOwn(Connection& connection, const std::string& id, const std::string& reason) {
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, rpc::kUnaryDeadline);
+  v1::CancelJobRequest request;
+  request.set_name(id);
+  request.set_reason(reason);
+  v1::Job job;
+  const grpc::Status status = connection.To<v1::JobService>().CancelJob(&context, request, &job);
+  connection.console().err << (status.ok() ? fmt::format("cancelled {}\n", id)
+                                           : fmt::format("end it with `sftctl cancel {}`\n", id));
+}
+
+}  // namespace sft::client

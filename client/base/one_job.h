@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/base/connection.h"
+#include "sft/v1/job.pb.h"
+#include "sft/v1/job_service.pb.h"
+
+namespace sft::client {
+
+// A base model, and the adapter or job with which it answers.
+struct Answerer {
+  std::string model;
+  std::string adapter;   // id of the job that delivered it; empty: none
+  std::string gpu_type;  // empty: the only one that there is
+};
+
+// What a job has trained answers: its adapter on its base, or its full model, on its type of GPU.
+absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& job);
+
+// The tables [job] and [compute] of a job file for one process that answers. `kind` is job.kind.
+std::string AnswererTables(const Answerer& answerer, const std::string& kind,
+                           const std::string& name);
+
+// Submits a job of one process that answers; a server with several types of GPUs wants to be told
+// which.
+absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,
+                                       const v1::SubmitJobRequest& request);
+
+// After Ctrl-C: ends a job that nobody waits for any more, and says so.
+void CancelOwn(Connection& connection, const std::string& id, const std::string& reason);
+
+}  // namespace sft::client

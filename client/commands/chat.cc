@@ -1,0 +1,249 @@
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "client/base/interrupt.h"
+#include "client/base/job_follow.h"
+#include "client/base/one_job.h"
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/text.h"
+#include "common/base/ids.h"
+#include "common/base/utf8.h"
+#include "sft/v1/job_service.grpc.pb.h"
+
+namespace sft::client {
+namespace {
+
+struct ChatOptions {
+  std::string job, model, gpu_type, project, system, time_limit = "1h";
+  bool base = false;
+  std::optional<int> max_new_tokens, seed;
+  std::optional<double> temperature, top_p;
+};
+
+// Lines of standard input; a signal ends the wait for one.
+class InputLines {
+ public:
+  // Nothing at the end of the input, and after a signal.
+  std::optional<std::string> Next() {
+    for (;;) {
+      const size_t end = read_.find('\n');
+      if (end != std::string::npos) return Cut(end);
+      if (Interrupt::Raised()) return std::nullopt;
+      pollfd entry{STDIN_FILENO, POLLIN, 0};
+      if (poll(&entry, 1, 100) <= 0) continue;
+      char buffer[4096];
+      const ssize_t got = ::read(STDIN_FILENO, buffer, sizeof(buffer));
+      if (got <= 0) return read_.empty() ? std::nullopt : std::optional(Cut(read_.size()));
+      read_.append(buffer, static_cast<size_t>(got));
+    }
+  }
+
+ private:
+  std::string Cut(size_t end) {
+    std::string line = read_.substr(0, end);
+    read_.erase(0, end + 1);
+    return line;
+  }
+  std::string read_;
+};
+
+// A conversation with a job that serves: one that is there, or one of its own.
+class Chat {
+ public:
+  Chat(Connection& connection, ChatOptions options)
+      : connection_(connection), options_(std::move(options)) {}
+
+  ExitCode Run() {
+    absl::Status status = FindJob();
+    if (status.ok()) status = AwaitStart();
+    if (status.ok()) status = Talk();
+    const bool interrupted = Interrupt::Raised();
+    if (own_) CancelOwn(connection_, id_, "the chat is over");
+    if (interrupted) return kInterrupted;
+    return status.ok() ? kSucceeded : Fail(connection_, status);
+  }
+
+ private:
+  using Messages = std::vector<v1::ChatMessage>;
+
+  absl::Status FindJob() {
+    Answerer answerer{.model = options_.model};
+    if (!options_.job.empty()) {
+      v1::GetJobRequest request;
+      request.set_name(options_.job);
+      SFT_ASSIGN_OR_RETURN(const v1::Job job,
+                           connection_.Call(&v1::JobService::Stub::GetJob, request));
+      if (job.kind() == v1::Job::SERVE) {
+        id_ = ShortName(job.name());
+        return absl::OkStatus();
+      }
+      SFT_ASSIGN_OR_RETURN(answerer, AnswererOfJob(connection_, options_.job));
+    }
+    if (!options_.gpu_type.empty()) answerer.gpu_type = options_.gpu_type;
+    v1::SubmitJobRequest request;
+    request.set_request_id(RandomUuid());
+    request.set_file_name("chat.toml");
+    request.set_project(options_.project);
+    request.set_source_text(
+        AnswererTables(answerer, "serve", "chat") +
+        fmt::format("[scheduling]\ntime_limit = \"{}\"\n", options_.time_limit));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer, request));
+    id_ = ShortName(job.name());
+    own_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status AwaitStart() {
+    bool running = false;
+    FollowOptions follow;
+    follow.enough = [&] { return running; };
+    FollowHandlers handlers;
+    handlers.on_job = [&](const v1::Job& job) {
+      running = job.state() == v1::Job::RUNNING;
+      std::string line = fmt::format("{} {}", id_, StateName(job.state()));
+      if (!job.reason().empty()) line += ": " + job.reason();
+      Say(line);
+    };
+    handlers.on_metric = [](const v1::Metric&) {};
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, FollowJob(connection_, id_, follow, handlers));
+    if (running) return absl::OkStatus();
+    own_ = false;  // it has ended by itself
+    PrintEnding(connection_, job);
+    return FailedPrecondition(fmt::format("{} is {}", id_, StateName(job.state())));
+  }
+
+  absl::Status Talk() {
+    InputLines input;
+    Say("ask; an empty line or Ctrl-D ends it, /new forgets what was said");
+    for (;;) {
+      if (isatty(STDIN_FILENO) != 0) connection_.console().err << "> " << std::flush;
+      const std::optional<std::string> line = input.Next();
+      if (!line || line->empty()) return absl::OkStatus();
+      if (!IsUtf8(*line)) return InvalidArgument("the question is not UTF-8");
+      if (*line == "/new") {
+        said_.clear();
+        said_to_base_.clear();
+        continue;
+      }
+      SFT_RETURN_IF_ERROR(Ask(*line, /*base=*/false, said_));
+      if (options_.base) SFT_RETURN_IF_ERROR(Ask(*line, /*base=*/true, said_to_base_));
+    }
+  }
+
+  v1::GenerateRequest RequestFor(const Messages& said, bool base) const {
+    v1::GenerateRequest request;
+    request.set_name(id_);
+    request.set_base(base);
+    request.mutable_messages()->Assign(said.begin(), said.end());
+    if (options_.max_new_tokens) request.set_max_new_tokens(*options_.max_new_tokens);
+    if (options_.temperature) request.set_temperature(*options_.temperature);
+    if (options_.top_p) request.set_top_p(*options_.top_p);
+    if (options_.seed) request.set_seed(*options_.seed);
+    return request;
+  }
+
+  static v1::ChatMessage Message(const std::string& role, const std::string& content) {
+    v1::ChatMessage message;
+    message.set_role(role);
+    message.set_content(content);
+    return message;
+  }
+
+  absl::Status Ask(const std::string& line, bool base, Messages& said) {
+    if (said.empty() && !options_.system.empty())
+      said.push_back(Message("system", options_.system));
+    said.push_back(Message("user", line));
+    Console& console = connection_.console();
+    if (options_.base) console.out << (base ? "[base] " : "[trained] ") << std::flush;
+    SFT_ASSIGN_OR_RETURN(const std::string answer, Stream(RequestFor(said, base)));
+    console.out << "\n" << std::flush;
+    said.push_back(Message("assistant", answer));
+    return absl::OkStatus();
+  }
+
+  // A job that runs may still load its model.
+  absl::StatusOr<std::string> Stream(const v1::GenerateRequest& request) {
+    const MonoTime end = connection_.clock().Mono() + kOutageLimit;
+    for (;;) {
+      std::string answer;
+      bool heard = false;
+      const grpc::Status status = StreamOnce(request, answer, heard);
+      if (Interrupt::Raised()) return absl::CancelledError("interrupted");
+      if (status.ok()) return answer;
+      const bool passing = status.error_code() == grpc::StatusCode::UNAVAILABLE && !heard;
+      if (!passing || connection_.clock().Mono() > end) return connection_.Describe(status);
+      Say(fmt::format("waits: {}", status.error_message()));
+      connection_.clock().Sleep(std::chrono::milliseconds(500));
+    }
+  }
+
+  grpc::Status StreamOnce(const v1::GenerateRequest& request, std::string& answer, bool& heard) {
+    grpc::ClientContext context;
+    const Interrupt interrupt(context);
+    const auto reader = connection_.To<v1::JobService>().Generate(&context, request);
+    v1::GenerateResponse piece;
+    std::string error;
+    while (reader->Read(&piece)) {
+      heard = heard || !piece.text().empty();
+      answer += piece.text();
+      connection_.console().out << Lines(piece.text()) << std::flush;
+      if (piece.finish_reason() == "error") error = piece.error();
+    }
+    const grpc::Status status = reader->Finish();
+    if (!status.ok() || error.empty()) return status;
+    return {grpc::StatusCode::FAILED_PRECONDITION, error};
+  }
+
+  // Each thing once.
+  void Say(const std::string& line) {
+    if (line != last_said_) connection_.console().err << OneLine(line) << "\n" << std::flush;
+    last_said_ = line;
+  }
+
+  Connection& connection_;
+  ChatOptions options_;
+  std::string id_, last_said_;
+  bool own_ = false;
+  Messages said_, said_to_base_;
+};
+
+}  // namespace
+
+void AddChat(Command& app, Session&) {
+  Command* command =
+      app.AddCommand("chat", "Talk with a model: what a job trained, a base, or a job that serves",
+                     "sftctl chat job-abc --base");
+  auto options = std::make_shared<ChatOptions>();
+  Option* job = command->AddOption(
+      "JOB", options->job, "Job whose adapter or model answers, or a running one of kind serve");
+  command->AddOption("--model", options->model, "Base model that answers, in place of JOB")
+      ->Excludes(job);
+  command->AddFlag("--base", options->base, "Ask the base without the adapter, too");
+  command->AddOption("--system", options->system, "A system message before the conversation");
+  command->AddOption("--max-new-tokens", options->max_new_tokens, "Longest answer, in tokens");
+  command->AddOption("--temperature", options->temperature,
+                     "Above 0: draw tokens (default: always the likeliest)");
+  command->AddOption("--top-p", options->top_p,
+                     "Draw from the likeliest tokens of this much probability");
+  command->AddOption("--seed", options->seed, "Another seed draws another answer");
+  command->AddOption("--gpu-type", options->gpu_type,
+                     "Type of GPU, or CPU (default: that of JOB, or the only one)");
+  command
+      ->AddOption("--time-limit", options->time_limit,
+                  "Longest time that the chat's own job may run")
+      ->ShowDefault();
+  AddProjectOption(command, options->project);
+  command->Check([options] {
+    return options->job.empty() && options->model.empty() ? "needs a JOB, or --model MODEL" : "";
+  });
+  command->Run([options](Connection& connection) { return Chat(connection, *options).Run(); });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,211 @@
+#include <absl/cleanup/cleanup.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "client/base/interrupt.h"
+#include "client/base/job_follow.h"
+#include "client/base/one_job.h"
+#include "client/base/upload.h"
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/text.h"
+#include "common/base/ids.h"
+#include "common/base/json.h"
+#include "common/base/utf8.h"
+#include "common/io/file.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+
+namespace sft::client {
+namespace {
+
+constexpr size_t kMaxAnswerBytes = 64 << 20;
+
+struct GenerateOptions {
+  std::string job, model, prompt, system, gpu_type, project;
+  bool raw = false;
+  int max_new_tokens = 256;
+  std::optional<double> temperature, top_p;
+  std::optional<int> seed;
+};
+
+// Answers one prompt by a job of kind "generate".
+class OnePrompt {
+ public:
+  OnePrompt(Connection& connection, GenerateOptions options, bool json)
+      : connection_(connection), options_(std::move(options)), json_(json) {}
+
+  ExitCode Run() {
+    if (!IsUtf8(options_.prompt) || !IsUtf8(options_.system)) {
+      return Fail(connection_, InvalidArgument("the prompt is not UTF-8"));
+    }
+    absl::Status status = FindAnswerer();
+    if (status.ok()) status = Submit();
+    if (!status.ok()) return Fail(connection_, status);
+    const absl::StatusOr<v1::Job> job = Follow();
+    if (!job.ok() && Interrupt::Raised()) {
+      CancelOwn(connection_, id_, "sftctl generate was interrupted");
+      return kInterrupted;
+    }
+    if (!job.ok()) return Fail(connection_, job.status());
+    if (job->state() != v1::Job::SUCCEEDED) {
+      PrintEnding(connection_, *job);
+      return ExitCodeOf(*job);
+    }
+    const absl::StatusOr<Json> answer = FetchAnswer();
+    return answer.ok() ? Show(*answer) : Fail(connection_, answer.status());
+  }
+
+ private:
+  absl::Status FindAnswerer() {
+    if (options_.job.empty()) {
+      answerer_.model = options_.model;
+    } else {
+      SFT_ASSIGN_OR_RETURN(answerer_, AnswererOfJob(connection_, options_.job));
+    }
+    if (!options_.gpu_type.empty()) answerer_.gpu_type = options_.gpu_type;
+    return absl::OkStatus();
+  }
+
+  std::string JobFile() const {
+    std::string text = AnswererTables(answerer_, "generate", "one prompt");
+    text += fmt::format("[generate]\nmax_new_tokens = {}\n", options_.max_new_tokens);
+    if (options_.temperature) text += fmt::format("temperature = {}\n", *options_.temperature);
+    if (options_.top_p) text += fmt::format("top_p = {}\n", *options_.top_p);
+    if (options_.seed) text += fmt::format("seed = {}\n", *options_.seed);
+    return text;
+  }
+
+  absl::StatusOr<LocalFile> WritePrompt(const std::string& folder) const {
+    Json row = {{"prompt", options_.prompt}};
+    Json messages = Json::array();
+    if (!options_.system.empty()) {
+      messages.push_back({{"role", "system"}, {"content", options_.system}});
+    }
+    messages.push_back({{"role", "user"}, {"content", options_.prompt}});
+    if (!options_.raw) row = {{"messages", messages}};
+    const std::string path = folder + "/prompt.jsonl";
+    SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, DumpJson(row) + "\n"));
+    return HashLocalFile("job.data", path);
+  }
+
+  absl::Status Submit() {
+    SFT_ASSIGN_OR_RETURN(const std::string folder, io::MakeTempDir("sftctl-generate-"));
+    const absl::Cleanup remove = [&] { (void)io::RemoveAll(folder); };
+    SFT_ASSIGN_OR_RETURN(const LocalFile file, WritePrompt(folder));
+    v1::SubmitJobRequest request;
+    request.set_request_id(RandomUuid());
+    request.set_source_text(JobFile());
+    request.set_file_name("generate.toml");
+    request.set_project(options_.project);
+    v1::JobFile& sent = *request.add_files();
+    sent.set_key("job.data");
+    sent.set_sha256(file.sha256);
+    sent.set_size(file.size);
+    sent.set_client_path("prompt.jsonl");
+    SFT_RETURN_IF_ERROR(UploadDataset(connection_, file, options_.project));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer_, request));
+    id_ = ShortName(job.name());
+    return absl::OkStatus();
+  }
+
+  // On a terminal it says what is waited for.
+  absl::StatusOr<v1::Job> Follow() {
+    Console& console = connection_.console();
+    std::string last;
+    FollowHandlers handlers;
+    handlers.on_job = [&](const v1::Job& job) {
+      std::string line = fmt::format("{} {}", id_, StateName(job.state()));
+      if (!job.reason().empty()) line += ": " + job.reason();
+      if (!console.terminal || line == last) return;
+      console.err << "\r\033[K" << OneLine(line).substr(0, std::max(console.width, 1))
+                  << std::flush;
+      last = line;
+    };
+    handlers.on_metric = [](const v1::Metric&) {};
+    absl::StatusOr<v1::Job> job = FollowJob(connection_, id_, {}, handlers);
+    if (!last.empty()) console.err << "\r\033[K" << std::flush;
+    return job;
+  }
+
+  absl::StatusOr<Json> FetchAnswer() {
+    grpc::ClientContext context;
+    const Interrupt interrupt(context);
+    v1::DownloadArtifactFileRequest request;
+    request.set_name(id_);
+    request.set_path("answers.jsonl");
+    const auto reader = connection_.To<v1::DataService>().DownloadArtifactFile(&context, request);
+    std::string text;
+    v1::DownloadChunk chunk;
+    while (text.size() < kMaxAnswerBytes && reader->Read(&chunk)) text += chunk.data();
+    const grpc::Status status = reader->Finish();
+    if (!status.ok()) return connection_.Describe(status);
+    Json answer = ParseOrderedJson(text);
+    if (!answer.is_object() || !answer.contains("answer") || !answer["answer"].is_string()) {
+      return DataLoss(fmt::format("{} delivered no answer", id_));
+    }
+    return answer;
+  }
+
+  ExitCode Show(Json answer) {
+    Console& console = connection_.console();
+    if (json_) {
+      answer["job"] = id_;
+      console.out << DumpJson(answer, 2) << "\n";
+    } else {
+      console.out << Lines(answer["answer"].get<std::string>()) << "\n";
+    }
+    if (!answer.contains("error")) return kSucceeded;
+    console.err << "sftctl: " << Lines(answer.value("error", std::string())) << "\n";
+    return kJobFailedUser;
+  }
+
+  Connection& connection_;
+  GenerateOptions options_;
+  Answerer answerer_;
+  const bool json_;
+  std::string id_;
+};
+
+}  // namespace
+
+void AddGenerate(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("generate", "Answer one prompt with a base model, or with what a job trained",
+                     "sftctl generate job-abc --prompt \"What is a shim?\"");
+  auto options = std::make_shared<GenerateOptions>();
+  Option* job = command->AddOption("JOB", options->job, "Job whose adapter or model answers");
+  command->AddOption("--model", options->model, "Base model that answers, in place of JOB")
+      ->Excludes(job);
+  command->AddOption("--prompt", options->prompt, "What a user says")->Required();
+  command->AddOption("--system", options->system, "A system message before it");
+  command->AddFlag("--raw", options->raw,
+                   "Continue the prompt as it is, without the model's chat template");
+  command->AddOption("--max-new-tokens", options->max_new_tokens, "Longest answer, in tokens")
+      ->WholeNumber(1)
+      ->ShowDefault();
+  command->AddOption("--temperature", options->temperature,
+                     "Above 0: draw tokens (default: always the likeliest)");
+  command->AddOption("--top-p", options->top_p,
+                     "Draw from the likeliest tokens of this much probability");
+  command->AddOption("--seed", options->seed, "Another seed draws another answer");
+  command->AddOption("--gpu-type", options->gpu_type,
+                     "Type of GPU, or CPU (default: that of JOB, or the only one)");
+  AddProjectOption(command, options->project);
+  AddJsonFlag(command, session);
+  command->Check([options] {
+    if (options->job.empty() && options->model.empty()) return "needs a JOB, or --model MODEL";
+    return options->raw && !options->system.empty()
+               ? "--system is a message, and --raw asks without messages"
+               : "";
+  });
+  command->Run([&session, options](Connection& connection) {
+    return OnePrompt(connection, *options, session.json).Run();
+  });
+}
+
+}  // namespace sft::client

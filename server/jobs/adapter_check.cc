@@ -1,0 +1,90 @@
+#include "server/jobs/adapter_check.h"
+
+#include <fmt/format.h>
+
+#include "common/data/prompt_row.h"
+#include "common/io/file.h"
+#include "server/core/convert.h"
+#include "server/jobs/job_checks.h"
+#include "server/state/names.h"
+#include "server/store/files.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+constexpr char kAdapterKey[] = "job.adapter";
+// Looked at within a call: parsing takes a second for a tenth of it at most.
+constexpr int64_t kMostLookedAt = int64_t{64} << 20;
+
+// What is wrong with the job as one that made an adapter; empty: nothing.
+std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>& artifacts,
+                      const std::string& base) {
+  if (maker.state != JobState::kSucceeded) {
+    return fmt::format("{} is {}: an adapter is there once its job has succeeded", maker.id,
+                       ToString(maker.state));
+  }
+  if (maker.kind != v1::Job::SFT) {
+    return fmt::format("{} answers prompts: it delivered no adapter", maker.id);
+  }
+  if (artifacts.empty()) {
+    return fmt::format("what {} delivered was removed", maker.id);
+  }
+  const ArtifactRecord& newest = artifacts.front();
+  if (newest.kind == "model") {
+    return fmt::format(
+        "{} delivered a full model: set job.model = \"{}\", and leave job.adapter out", maker.id,
+        newest.node_path);
+  }
+  if (maker.model != base) {
+    return fmt::format("{} trained an adapter for {}, not for {}: set job.model = \"{}\"", maker.id,
+                       maker.model, base, maker.model);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolution& resolution,
+                          std::vector<JobFileRecord>& files) {
+  const spec::JobSpec::Job& job = resolution.spec.job;
+  if (job.adapter.empty() || IsFaulty(resolution, kAdapterKey)) return absl::OkStatus();
+  if (job.adapter.starts_with('/')) {
+    files.push_back({kAdapterKey, "", 0, "", job.adapter});
+    return absl::OkStatus();
+  }
+  std::string problem;
+  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
+    const absl::StatusOr<JobRef> ref = ParseJobName(job.adapter);
+    const absl::StatusOr<JobRecord> maker =
+        !ref.ok() || (!ref->project.empty() && ref->project != project)
+            ? NotFound(fmt::format("project {} has no job \"{}\"", project, job.adapter))
+            : store::FindJob(db, {project, ref->id});
+    if (!maker.ok()) {
+      problem = fmt::format(
+          "{}; must be a job that has delivered an adapter, or the absolute path of a folder on "
+          "the nodes",
+          Message(maker.status()));
+      return absl::OkStatus();
+    }
+    SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
+                         store::ArtifactsOfJob(db, maker->id));
+    problem = ProblemOf(*maker, artifacts, job.model);
+    if (!problem.empty()) return absl::OkStatus();
+    for (const ArtifactFileRecord& file : artifacts.front().files) {
+      files.push_back(
+          {fmt::format("{}/{}", kAdapterKey, file.path), file.sha256, file.size, file.path, ""});
+    }
+    return absl::OkStatus();
+  }));
+  if (!problem.empty()) AddProblem(resolution, kAdapterKey, std::move(problem));
+  return absl::OkStatus();
+}
+
+std::string PromptsProblem(const std::string& path, const std::string& name, int64_t most) {
+  const absl::StatusOr<int64_t> size = io::FileSize(path);
+  if (!size.ok() || *size > kMostLookedAt) return "";
+  return std::string(Message(data::CountPromptRows(path, name, most).status()));
+}
+
+}  // namespace sft::server

@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Jobs of kind "generate" under the real service: prompts in, answers out in their order, whatever
+the number of ranks and whatever is killed on the way."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import unittest
+
+import harness
+from families_test import GOLDENS, write_tokenizer
+
+ROWS, NEW_TOKENS, LONG = 1000, 8, 128
+SUCCEEDED, USAGE, USER_FAILURE = 0, 2, 10
+
+
+class GenerateJobTest(harness.ServiceCase):
+    def setUp(self):
+        super().setUp()
+        self.model = self.dir / "models/small"
+        shutil.copytree(GOLDENS / "families/qwen2_sliding_untied", self.model)
+        write_tokenizer(self.model)
+        shutil.copytree(self.model / "adapter", self.dir / "models/mine")
+        shutil.rmtree(self.model / "adapter")
+
+    def write_prompts(self, rows=ROWS):
+        source = random.Random(5)
+        path = self.dir / "prompts.jsonl"
+        with open(path, "w") as out:
+            for number in range(rows):
+                text = "".join(chr(source.randrange(33, 127)) for _ in range(source.randrange(1, 40)))
+                out.write(json.dumps({"id": f"row {number}", "prompt": text}) + "\n")
+        return path
+
+    def write_job(self, ranks=1, adapter="", generate="", tokens=NEW_TOKENS):
+        job = self.dir / f"generate-{ranks}.toml"
+        job.write_text(f"""
+[job]
+kind = "generate"
+model = "small"
+adapter = "{adapter}"
+data = "prompts.jsonl"
+[compute]
+gpu_type = "H100"
+gpu_count = {ranks}
+[generate]
+max_new_tokens = {tokens}
+temperature = 0.9
+seed = 3
+{generate}
+""")
+        return job
+
+    def submit_generate(self, *arguments, **options):
+        result = self.sftctl("submit", self.write_job(**options), "--json", *arguments)
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def ranks(self):
+        return harness.processes_with("sft-rank generate --launch " + str(self.dir))
+
+    def answers(self, job):
+        result = self.sftctl("wait", job, "--timeout", f"{harness.DEADLINE_S}s")
+        self.assertEqual(result.returncode, SUCCEEDED, f"{result.stderr}{self.sftctl('logs', job).stdout}")
+        folder = self.dir / f"answers-{job}"
+        result = self.sftctl("download", job, "-o", folder)
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        self.assertEqual([path.name for path in folder.iterdir()], ["answers.jsonl"])
+        return (folder / "answers.jsonl").read_text()
+
+    def test_any_number_of_ranks_delivers_the_same_answers(self):
+        self.write_prompts()
+        self.start_server()
+        self.start_worker(gpus="H100:4", engine=True)
+        adapter = str(self.dir / "models/mine")
+        whole = self.answers(self.submit_generate(ranks=1, adapter=adapter))
+        rows = [json.loads(line) for line in whole.splitlines()]
+        self.assertEqual([row["id"] for row in rows], [f"row {number}" for number in range(ROWS)])
+        self.assertGreater(len({row["answer"] for row in rows}), ROWS // 2)
+        for ranks in (2, 4):
+            job = self.submit_generate(ranks=ranks, adapter=adapter)
+            self.assertEqual(self.answers(job), whole, ranks)
+        status = self.status(job)
+        self.assertEqual(status["kind"], "generate")
+        self.assertEqual(status["progress"]["step"], ROWS)
+        self.assertEqual(status["progress"]["total_steps"], ROWS)
+        shown = self.sftctl("status", job).stdout
+        self.assertIn(f"{ROWS}/{ROWS} answers", shown)
+        self.assertNotIn("loss", shown)
+        self.assertIn(f"{ROWS}/{ROWS} answers", self.sftctl("list").stdout)
+        base = self.answers(self.submit_generate(ranks=2))
+        self.assertNotEqual(base, whole, "the base alone answers otherwise")
+        left = list(self.dir.glob("node-a/checkpoints/*/answers"))
+        self.assertEqual(left, [], "delivered answers do not stay on the node")
+
+    def test_samples_of_a_prompt_differ_and_are_numbered(self):
+        self.write_prompts(rows=7)
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        rows = [json.loads(line) for line in
+                self.answers(self.submit_generate(ranks=2, generate="num_samples = 3")).splitlines()]
+        self.assertEqual([(row["id"], row["sample"]) for row in rows],
+                         [(f"row {row}", sample) for row in range(7) for sample in range(3)])
+        self.assertGreater(len({row["answer"] for row in rows}), 14)
+
+    def test_a_killed_rank_worker_and_server_repeat_and_lose_no_line(self):
+        self.write_prompts()
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        long = f"min_new_tokens = {LONG}\n"
+        whole = self.answers(self.submit_generate(ranks=1, tokens=LONG, generate=long))
+        # One at a time, which changes no answer, and is slow.
+        job = self.submit_generate(ranks=2, tokens=LONG, generate=long + "batch = 1")
+        # Each kill waits for answers that are news: there is something to lose and to repeat.
+        for kill, what in enumerate(("rank", "node-a", "rank", "server", "rank")):
+            self.wait_for_step(job, step=(kill + 1) * ROWS // 7)
+            attempt = self.status(job)["attempt"]
+            if what == "rank":
+                os.kill(self.ranks()[0], signal.SIGKILL)
+                harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] > attempt)
+            elif what == "server":
+                self.kill("server")
+                self.start_server()
+            else:
+                self.kill("node-a")
+                self.start_worker(gpus="H100:2", engine=True)
+        self.assertEqual(self.answers(job), whole)
+        attempts = self.status(job)["attempts"]
+        self.assertEqual(len(attempts), 4, attempts)
+        self.assertIn("answers are there already", "".join(
+            self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout for rank in (0, 1)))
+
+    def test_an_adapter_that_a_job_delivered_answers(self):
+        prompts = self.write_prompts(rows=5)
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        train = self.dir / "train.toml"
+        train.write_text(f"""
+[job]
+model = "small"
+data = "rows.jsonl"
+[compute]
+gpu_type = "H100"
+gpu_count = 1
+[training]
+mode = "lora"
+[hyperparameters]
+max_steps = 3
+learning_rate = 0.1
+sequence_length = 32
+per_device_batch = 1
+""")
+        (self.dir / "rows.jsonl").write_text((json.dumps({"text": "hello there"}) + "\n") * 4)
+        result = self.sftctl("submit", train, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        trained = json.loads(result.stdout)["job"]
+        refused = self.sftctl("submit", self.write_job(adapter="job-nobody"))
+        self.assertEqual(refused.returncode, USAGE)
+        self.assertIn("job.adapter", refused.stderr)
+        self.assert_ends(trained, SUCCEEDED)
+        answered = self.answers(self.submit_generate(adapter=trained))
+        self.assertEqual(self.sftctl("download", trained, "-o", self.dir / "models/trained").returncode, SUCCEEDED)
+        self.assertEqual(self.answers(self.submit_generate(adapter=str(self.dir / "models/trained"))), answered)
+        self.assertNotEqual(self.answers(self.submit_generate()), answered)
+        self.assertEqual(len(answered.splitlines()), len(prompts.read_text().splitlines()))
+
+        # One prompt by itself; the tiny model has no chat template.
+        def one(*who):
+            result = self.sftctl("generate", *who, "--raw", "--prompt", "hello", "--max-new-tokens", 12, "--json")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            return json.loads(result.stdout)["answer"]
+        self.assertNotEqual(one(trained), one("--model", "small"))
+        self.assertEqual(one(trained), one(trained))
+        refused = self.sftctl("generate", trained, "--prompt", "hello")
+        self.assertEqual(refused.returncode, USER_FAILURE, refused.stderr)
+        self.assertIn("chat template", refused.stderr)
+
+    def chat(self, *arguments, lines):
+        return subprocess.run(
+            [str(harness.BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "chat", *map(str, arguments)],
+            input="".join(line + "\n" for line in lines), capture_output=True, text=True,
+            timeout=harness.DEADLINE_S, check=False)
+
+    def test_a_job_that_serves_is_talked_with_and_its_base_beside_it(self):
+        config = json.loads((self.model / "tokenizer_config.json").read_text())
+        config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        (self.model / "tokenizer_config.json").write_text(json.dumps(config))
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        serve = self.dir / "serve.toml"
+        serve.write_text(f"""
+[job]
+kind = "serve"
+model = "small"
+adapter = "{self.dir}/models/mine"
+[compute]
+gpu_type = "H100"
+[scheduling]
+time_limit = "1h"
+[generate]
+max_new_tokens = 12
+""")
+        result = self.sftctl("submit", serve, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        job = json.loads(result.stdout)["job"]
+        first = self.chat(job, "--base", lines=["hello", "again"])
+        self.assertEqual(first.returncode, SUCCEEDED, first.stderr)
+        said = first.stdout.splitlines()
+        self.assertEqual([line.split(" ")[0] for line in said], ["[trained]", "[base]"] * 2, first.stdout)
+        self.assertNotEqual(said[0][len("[trained] "):], said[1][len("[base] "):])
+        # The same question gets the same answer, from whoever asks beside.
+        both = [self.chat(job, lines=["hello"]) for _ in range(2)]
+        self.assertEqual({each.stdout for each in both}, {said[0][len("[trained] "):] + "\n"})
+        self.assertEqual(self.status(job)["state"], "RUNNING")
+        refused = self.chat(job, "--top-p", "2", lines=["hello"])
+        self.assertIn("top_p is 2", refused.stderr)
+        self.assertEqual(refused.returncode, 5, refused.stderr)
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+        # A chat without a job makes its own, and ends it.
+        own = self.chat("--model", "small", "--max-new-tokens", 5, lines=["hello"])
+        self.assertEqual(own.returncode, SUCCEEDED, own.stderr)
+        made = json.loads(self.sftctl("list", "--json").stdout)[0]
+        self.assertEqual(made["kind"], "serve")
+        self.assert_ends(made["job"], 12)
+
+    def test_a_bad_prompt_is_named_before_the_queue_and_a_bad_option_too(self):
+        self.write_prompts(rows=3)
+        with open(self.dir / "prompts.jsonl", "a") as out:
+            out.write('{"prompt": ""}\n')
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        refused = self.sftctl("submit", self.write_job())
+        self.assertEqual(refused.returncode, USAGE)
+        self.assertIn("prompts.jsonl: line 4: \"prompt\" is empty", refused.stderr)
+        refused = self.sftctl("submit", self.write_job(generate="top_p = 2"))
+        self.assertIn("generate.top_p", refused.stderr)
+        # Of a file that the server cannot see the node finds it, before the model is loaded.
+        shutil.copy(self.dir / "prompts.jsonl", self.dir / "models/prompts.jsonl")
+        job = self.submit_generate("--dataset", f"node:{self.dir}/models/prompts.jsonl")
+        self.assert_ends(job, USER_FAILURE)
+        verdict = self.status(job)["verdict"]
+        self.assertEqual(verdict["code"], "bad_prompt")
+        self.assertIn("models/prompts.jsonl, line 4: \"prompt\" is empty", verdict["message"])
+        self.assertEqual(verdict["process"], "prepare")
+
+
+if __name__ == "__main__":
+    harness.run_tests()

@@ -1,0 +1,116 @@
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string Generate(std::string_view rest = "") {
+  return "[job]\nkind = \"generate\"\nmodel = \"m\"\ndata = \"p.jsonl\"\n[compute]\ngpu_type = "
+         "\"H100\"\n" +
+         std::string(rest);
+}
+
+TEST(KindTest, AJobThatAnswersHasItsOwnKeysAndNoneOfTraining) {
+  const Resolution job = ResolveText(Generate(
+      "gpu_count = 4\n[generate]\nmax_new_tokens = 32\ntemperature = 0.7\ntop_k = 5\ntop_p = 0.9\n"
+      "min_p = 0.05\nrepetition_penalty = 1.1\nstop = [\"\\n\\n\", \"END, really\"]\nseed = 7\n"
+      "num_samples = 3\nbatch = 8\n"));
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_TRUE(job.spec.generates());
+  EXPECT_EQ(job.spec.compute.gpu_count, 4);
+  const JobSpec::Generate& generate = job.spec.generate;
+  EXPECT_EQ(generate.max_new_tokens, 32);
+  EXPECT_EQ(generate.temperature, 0.7);
+  EXPECT_EQ(generate.top_k, 5);
+  EXPECT_EQ(generate.top_p, 0.9);
+  EXPECT_EQ(generate.min_p, 0.05);
+  EXPECT_EQ(generate.repetition_penalty, 1.1);
+  EXPECT_THAT(generate.stop, ::testing::ElementsAre("\n\n", "END, really"));
+  EXPECT_EQ(generate.seed, 7u);
+  EXPECT_EQ(generate.num_samples, 3);
+  EXPECT_EQ(generate.batch, 8);
+  EXPECT_THAT(job.warnings, IsEmpty());
+  EXPECT_EQ(TextOf(job, "lora.r"), "(absent)") << "a dry run shows what the job has";
+  EXPECT_EQ(TextOf(job, "hyperparameters.learning_rate"), "(absent)");
+  EXPECT_EQ(TextOf(job, "generate.top_k"), "5");
+}
+
+TEST(KindTest, AJobThatTrainsShowsNoKeysOfAnswering) {
+  const Resolution job = ResolveText(Minimal());
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_EQ(job.spec.job.kind, kTrainingKind);
+  EXPECT_EQ(TextOf(job, "generate.top_k"), "(absent)");
+  EXPECT_EQ(TextOf(job, "lora.r"), "16");
+}
+
+TEST(KindTest, KeysOfTheOtherKindAreRefusedByNameAndLine) {
+  const std::string answers =
+      Describe(ResolveText(Generate("[lora]\nr = 8\n[data]\npacking = true\nval = \"v.jsonl\"\n"
+                                    "[hyperparameters]\nlearning_rate = 1e-4\n"))
+                   .problems);
+  EXPECT_THAT(answers, HasSubstr("lora.r:8: a job of kind = \"generate\" trains nothing"));
+  EXPECT_THAT(answers, HasSubstr("data.packing:10: "));
+  EXPECT_THAT(answers, HasSubstr("data.val:11: "));
+  EXPECT_THAT(answers, HasSubstr("hyperparameters.learning_rate:13: "));
+  const std::string trains =
+      Describe(ResolveText(Minimal("[generate]\ntemperature = 1.0\n")).problems);
+  EXPECT_THAT(trains, HasSubstr("generate.temperature:7: is for jobs of kind = \"generate\""));
+  EXPECT_THAT(Describe(ResolveText(Minimal(), {Set("job.adapter", "job-a")}).problems),
+              HasSubstr("not supported yet: training that goes on from an adapter"));
+}
+
+TEST(KindTest, VariablesForTrainingDoNotEndAJobThatAnswers) {
+  const Resolution job = ResolveText(Generate(), {Env("TRAIN_LEARNING_RATE", "1e-4")});
+  EXPECT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_THAT(Describe(job.warnings), HasSubstr("hyperparameters.learning_rate"));
+}
+
+TEST(KindTest, TheFirstRowsAndAnotherTemplateMayBeAskedForByBothKinds) {
+  const Resolution job =
+      ResolveText(Generate("[data]\nmax_examples = 5\nchat_template = \"{{ messages }}\"\n"));
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_EQ(job.spec.data.max_examples, 5);
+}
+
+TEST(KindTest, WhatCannotBeAnsweredIsRefused) {
+  const auto problems = [](std::string_view rest) {
+    return Describe(ResolveText(Generate(rest)).problems);
+  };
+  EXPECT_THAT(problems("nodes = 2\ngpus_per_node = 1\n"),
+              HasSubstr("compute.nodes:7: compute.nodes = 2 (job.toml:7): a job of kind = "
+                        "\"generate\" runs on one node"));
+  EXPECT_THAT(problems("[generate]\nnum_samples = 2\n"),
+              HasSubstr("generate.num_samples:8: with a temperature of 0"));
+  EXPECT_THAT(problems("[generate]\ntop_p = 0\n"), HasSubstr("generate.top_p:8: must be"));
+  EXPECT_THAT(problems("[generate]\ntemperature = nan\n"), HasSubstr("generate.temperature:8: "));
+  EXPECT_THAT(problems("[generate]\nmax_tokns = 3\n"), HasSubstr("generate.max_tokns:8: unknown"));
+  EXPECT_THAT(Describe(ResolveText("[job]\nkind = \"answer\"\nmodel = \"m\"\ndata = \"d\"\n"
+                                   "[compute]\ngpu_type = \"H100\"\n")
+                           .problems),
+              HasSubstr("job.kind:2: must be \"sft\", \"generate\" or \"serve\""));
+}
+
+TEST(KindTest, AJobThatServesHasNoFileOneProcessAndATimeLimit) {
+  const auto serve = [](const std::string& job, const std::string& rest) {
+    return ResolveText("[job]\nkind = \"serve\"\nmodel = \"m\"\n" + job +
+                       "[compute]\ngpu_type = \"H100\"\n" + rest);
+  };
+  const Resolution job = serve("", "[scheduling]\ntime_limit = \"8h\"\n");
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_TRUE(job.spec.serves() && job.spec.generates());
+  EXPECT_EQ(TextOf(job, "job.data"), "(absent)");
+  EXPECT_THAT(NeededFiles(job), IsEmpty());
+  EXPECT_THAT(Describe(serve("", "").problems), HasSubstr("scheduling.time_limit:0: is missing"));
+  EXPECT_THAT(Describe(serve("", "gpu_count = 2\n[scheduling]\ntime_limit = \"1h\"\n").problems),
+              HasSubstr("compute.gpu_count:6: compute.gpu_count = 2 (job.toml:6): a job of kind"));
+  EXPECT_THAT(
+      Describe(serve("data = \"d\"\n", "[scheduling]\ntime_limit = \"1h\"\n").problems),
+      HasSubstr("job.data:4: a job of kind = \"serve\" has no file of prompts; leave it out"));
+  EXPECT_THAT(Describe(serve("", "[lora]\nr = 4\n[scheduling]\ntime_limit = \"1h\"\n").problems),
+              HasSubstr("lora.r:7: a job of kind = \"serve\" trains nothing"));
+}
+
+}  // namespace
+}  // namespace sft::spec

@@ -1,0 +1,272 @@
+#include "worker/rank/answer_job.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/base/bytes.h"
+#include "common/base/duration.h"
+#include "common/base/env.h"
+#include "common/io/file_stamp.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
+#include "worker/engine/train/base_weights.h"
+#include "worker/rank/group_variables.h"
+#include "worker/rank/prompt_rows.h"
+#include "worker/rank/stop_signal.h"
+
+namespace sft::rank {
+namespace {
+
+constexpr Nanos kTellInterval = std::chrono::seconds(1);
+constexpr Nanos kOthersInterval = std::chrono::milliseconds(100);
+
+Prompts ReadPrompts(const Launch& launch) {
+  const channel::RankLaunch& file = launch.file;
+  Prompts prompts{.file = file.train_name.empty() ? file.train_file : file.train_name};
+  if (!file.train_stamp.empty() && io::ContentStampOf(file.train_file) != file.train_stamp) {
+    throw engine::UserError(prompts.file + " was replaced or written to since the job was placed",
+                            "data_changed", "leave the file alone while a job reads it");
+  }
+  auto rows = data::ReadPromptRows(file.train_file, prompts.file, launch.spec.data.max_examples);
+  if (!rows.ok()) {
+    throw engine::UserError(fmt::format("{}, {}", prompts.file, Message(rows.status())),
+                            "bad_prompt", "correct the row, or leave it out");
+  }
+  prompts.rows = *std::move(rows);
+  return prompts;
+}
+
+// Everything of the model that can be wrong without computing anything.
+int64_t CheckBase(const Launch& launch) {
+  const auto config = engine::ReadConfig(launch.file.model_dir);
+  const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
+  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
+             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
+  return config.learned_positions;
+}
+
+}  // namespace
+
+AnswerOptions OptionsFor(const Launch& launch) {
+  const spec::JobSpec::Generate& g = launch.spec.generate;
+  return {.model = launch.file.model_dir,
+          .adapter = launch.file.adapter_dir,
+          .chat_template = launch.spec.data.chat_template,
+          .max_new_tokens = g.max_new_tokens,
+          .sampling = {.temperature = g.temperature,
+                       .top_k = g.top_k,
+                       .top_p = g.top_p,
+                       .min_p = g.min_p,
+                       .repetition_penalty = g.repetition_penalty,
+                       .frequency_penalty = g.frequency_penalty,
+                       .presence_penalty = g.presence_penalty,
+                       .no_repeat_ngram = g.no_repeat_ngram,
+                       .min_new_tokens = g.min_new_tokens,
+                       .seed = g.seed},
+          .stop = g.stop,
+          .most_requests = g.batch,
+          .samples = g.num_samples};
+}
+
+void LimitMemory(const spec::JobSpec& spec, const Device& device) {
+  const double budget = spec.compute.memory_budget_gb;
+  if (device.cuda == nullptr || budget <= 0) return;
+  device.cuda->devices->LimitMemory(device.torch.index(), static_cast<int64_t>(budget * 1e9));
+}
+
+// Only a hang of it would be named less well without a record.
+std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunch& file, int rank,
+                                                        Clock& clock) {
+  auto flight = channel::FlightRecorder::Create(channel::FlightPath(file.attempt_dir, rank), rank,
+                                                file.world_size, clock);
+  if (flight.ok()) return *std::move(flight);
+  fmt::print(stderr, "no flight record: {}\n", Message(flight.status()));
+  return std::nullopt;
+}
+
+void PrepareAnswers(const Launch& launch, EventLog& events) {
+  const AnswerOptions options = OptionsFor(launch);
+  CheckOptions(options);
+  const int64_t positions = CheckBase(launch);
+  if (launch.spec.serves()) return;
+  const Prompts prompts = ReadPrompts(launch);
+  const engine::ChatTokenizer tokenizer = OpenTokenizer(options);
+  channel::PreparedEvent prepared{.rows = static_cast<int64_t>(prompts.rows.size())};
+  size_t longest = 0;
+  for (const data::PromptRow& row : prompts.rows) {
+    try {
+      const size_t tokens = EncodeRow(tokenizer, row).size();
+      if (positions > 0 && static_cast<int64_t>(tokens) + options.max_new_tokens > positions) {
+        throw engine::UserError(
+            fmt::format("{} tokens and {} new ones are more than the model's {} positions", tokens,
+                        options.max_new_tokens, positions));
+      }
+      longest = std::max(longest, tokens);
+      prepared.tokens += static_cast<int64_t>(tokens);
+    } catch (const engine::UserError& error) {
+      throw engine::UserError(fmt::format("{}: {}", PlaceOf(prompts.file, row), error.what()),
+                              "bad_prompt", error.advice());
+    }
+  }
+  prepared.used = prepared.rows;
+  fmt::print("{}: {} prompts, {} tokens, the longest has {}\n", prompts.file, prepared.rows,
+             prepared.tokens, longest);
+  events.Write(prepared);
+  events.Sync();
+}
+
+AnswerJob::AnswerJob(const Context& context)
+    : context_(context),
+      options_(OptionsFor(context.launch)),
+      prompts_(ReadPrompts(context.launch)),
+      share_{context.rank, context.launch.file.world_size,
+             static_cast<int64_t>(prompts_.rows.size()) * options_.samples},
+      out_(context.launch.file.checkpoint_dir + "/answers/answers.jsonl"),
+      count_(out_, share_) {}
+
+bool AnswerJob::Stopped() {
+  context_.commands.Poll();
+  const std::string& reason = context_.commands.stop_reason();
+  if (reason.empty() && !StopSignalled()) return false;
+  fmt::print("stopped: {}\n", reason.empty() ? "SIGTERM" : reason);
+  return true;
+}
+
+void AnswerJob::Enter(channel::FlightPhase phase) {
+  if (flight_) flight_->SetPhase(phase);
+}
+
+void AnswerJob::TellReady(const Device& device) {
+  const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
+  const int world = context_.launch.file.world_size;
+  fmt::print("rank {} of world size {} on {}: answers {} to {} of {}, ready after {:.1f} s\n",
+             context_.rank, world, device.Name(), share_.begin() + 1, share_.end(), share_.rows,
+             seconds);
+  context_.events.Write(channel::ReadyEvent{.rank = context_.rank,
+                                            .world = world,
+                                            .device = device.Name(),
+                                            .total_steps = share_.rows,
+                                            .seconds = seconds});
+}
+
+void AnswerJob::TellProgress(bool now) {
+  if (context_.rank != 0) return;
+  const MonoTime time = context_.clock.Mono();
+  if (!now && time - looked_at_ < kTellInterval) return;
+  looked_at_ = time;
+  const absl::StatusOr<AnswerCount::Sums> sums = count_.Look();
+  ThrowIfError(sums.status());
+  if (began_.at == MonoTime{}) began_ = told_ = {time, *sums};
+  const bool news = sums->answers > told_.sums.answers;
+  if (!news && (!now || sums->answers == 0)) return;
+  const double seconds = SecondsOf(time - told_.at);
+  const int64_t tokens = sums->tokens - told_.sums.tokens;
+  const int64_t made = sums->answers - began_.sums.answers;
+  told_ = {time, *sums};
+  const channel::AnswersEvent event{
+      .answers = sums->answers,
+      .total = share_.rows,
+      .tokens = tokens,
+      .tokens_per_second = seconds > 0 ? static_cast<double>(tokens) / seconds : 0,
+      .seconds = made > 0 ? SecondsOf(time - began_.at) / static_cast<double>(made) : 0};
+  fmt::print("{} of {} answers, {:.0f} tokens/s\n", event.answers, event.total,
+             event.tokens_per_second);
+  context_.events.Write(event);
+}
+
+bool AnswerJob::AnswerShare(AnswerPart& part, const Device& device) {
+  if (part.answered() > 0) {
+    fmt::print("{} of {} answers are there already\n", part.answered(), share_.size());
+  }
+  if (part.answered() == share_.size()) return true;
+  RowAnswerer answerer(options_, prompts_, share_.begin() + part.answered(), share_.end(), device);
+  TellReady(device);
+  TellProgress(/*now=*/true);
+  bool more = true;
+  while (more) {
+    if (Stopped()) {
+      ThrowIfError(part.Sync());
+      return false;
+    }
+    more = answerer.Step([&](int64_t number, const RowAnswer& answer) {
+      ThrowIfError(part.Append(LineOf(prompts_, options_.samples, number, answer)));
+    });
+    Enter(channel::FlightPhase::kTraining);
+    TellProgress(/*now=*/false);
+  }
+  return true;
+}
+
+bool AnswerJob::AwaitOthers() {
+  while (!io::Exists(out_)) {
+    if (Stopped()) return false;
+    TellProgress(/*now=*/false);
+    context_.clock.Sleep(kOthersInterval);
+  }
+  return true;
+}
+
+void AnswerJob::Deliver() {
+  Enter(channel::FlightPhase::kDelivering);
+  const std::string& folder = context_.launch.file.output_dir;
+  const std::string file = folder + "/answers.jsonl";
+  ThrowIfError(CopyFile(out_, file));
+  const absl::StatusOr<AnswerCount::Sums> sums = count_.Look();
+  ThrowIfError(sums.status());
+  if (sums->answers != share_.rows) {
+    throw engine::InternalError(
+        fmt::format("{} holds {} answers to {} prompts", out_, sums->answers, share_.rows));
+  }
+  TellProgress(/*now=*/true);
+  if (sums->errors > 0) {
+    const auto row = static_cast<size_t>(sums->first_error / options_.samples);
+    const std::string warning =
+        fmt::format("{} of {} answers hold an error (\"error\" in their lines), the first is to {}",
+                    sums->errors, sums->answers, PlaceOf(prompts_.file, prompts_.rows[row]));
+    fmt::print("{}\n", warning);
+    context_.events.Write(channel::WarningEvent{.message = warning});
+  }
+  const auto bytes = io::FileSize(file);
+  ThrowIfError(bytes.status());
+  fmt::print("{} answers with {} tokens: {}\n", sums->answers, sums->tokens, file);
+  context_.events.Write(channel::ArtifactEvent{.kind = "answers", .path = folder, .bytes = *bytes});
+  context_.events.Sync();
+}
+
+channel::ExitCode AnswerJob::Run() {
+  const channel::RankLaunch& file = context_.launch.file;
+  // First of all: nothing may ask LibTorch for a GPU before the plugin is open.
+  const Device device = OpenDevice(file.device, LocalRank(context_.rank, file, GetEnv));
+  if (auto flight = OpenFlightRecord(file, context_.rank, context_.clock)) {
+    flight_.emplace(*std::move(flight));
+  }
+  Enter(channel::FlightPhase::kLoading);
+  at::set_num_threads(file.threads_per_rank);
+  at::set_num_interop_threads(1);
+  LimitMemory(context_.launch.spec, device);
+  CheckOptions(options_);
+  ThrowIfError(io::MakeDirs(file.checkpoint_dir + "/answers"));
+  auto part = AnswerPart::Open(out_, share_, RunOf(options_, prompts_, share_.ranks));
+  if (absl::IsAlreadyExists(part.status())) {
+    throw engine::UserError(
+        fmt::format("the answers so far are not of this run: {}", Message(part.status())),
+        "answers_of_another_run", "submit the job again: it begins with the first row");
+  }
+  ThrowIfError(part.status());
+  if (!AnswerShare(*part, device)) return channel::kExitStopped;
+  const absl::StatusOr<bool> joined = part->Finish();
+  ThrowIfError(joined.status());
+  fmt::print("all {} answers of rank {} are there\n", share_.size(), context_.rank);
+  if (context_.rank == 0) {
+    if (!AwaitOthers()) return channel::kExitStopped;
+    Deliver();
+  }
+  Enter(channel::FlightPhase::kEnding);
+  context_.events.Sync();
+  return channel::kExitOk;
+}
+
+}  // namespace sft::rank

@@ -1,0 +1,211 @@
+#include "worker/rank/row_answerer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "common/base/json.h"
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/nn/dropout.h"
+#include "worker/rank/prompt_rows.h"
+
+namespace sft::rank {
+namespace {
+
+namespace fs = std::filesystem;
+using AnswerJson = nlohmann::ordered_json;
+
+template <typename T>
+T ReadOrThrow(absl::StatusOr<T> value) {
+  if (value.ok()) return *std::move(value);
+  throw engine::UserError(std::string(Message(value.status())));
+}
+
+// Names and bytes of all files of a folder.
+std::string HashOfFolder(const std::string& folder) {
+  io::Sha256 hash;
+  for (const std::string& name : ReadOrThrow(io::ListDir(folder))) {
+    const std::string path = folder + "/" + name;
+    if (io::IsDirectory(path)) continue;
+    hash.Update(fmt::format("{} {}\n", name, ReadOrThrow(io::HashFile(path)).sha256));
+  }
+  return hash.FinishHex();
+}
+
+// The first bytes of a safetensors file say how long its header is.
+std::string HeaderOf(const std::string& path) {
+  constexpr size_t kLength = 8, kLongest = size_t{100} << 20;
+  const io::UniqueFd fd = ReadOrThrow(io::OpenForRead(path));
+  std::string bytes(kLength, '\0');
+  const auto read = [&](int64_t from) {
+    bytes.resize(ReadOrThrow(io::ReadAt(fd.get(), from, bytes.data(), bytes.size(), path)));
+  };
+  read(0);
+  uint64_t length = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    length |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  bytes.resize(std::min<uint64_t>(length, kLongest));
+  read(kLength);
+  return bytes;
+}
+
+// A base of many gigabytes is not read for its name.
+std::string NameOfBase(const std::string& folder) {
+  io::Sha256 hash;
+  for (const std::string& name : ReadOrThrow(io::ListDir(folder))) {
+    const std::string path = folder + "/" + name;
+    if (name.ends_with(".safetensors")) {
+      hash.Update(fmt::format("{} {}\n", name, ReadOrThrow(io::FileSize(path))));
+      hash.Update(HeaderOf(path));
+    } else if (name == "config.json" || name == "tokenizer.json") {
+      hash.Update(ReadOrThrow(io::ReadFile(path)));
+    }
+  }
+  return hash.FinishHex();
+}
+
+}  // namespace
+
+std::string FinishReason(const engine::GenerationAnswer& made) {
+  switch (made.reason) {
+    case engine::EndReason::kLength:
+      return "length";
+    case engine::EndReason::kFailed:
+      return "error";
+    default:
+      return "stop";
+  }
+}
+
+void CheckOptions(const AnswerOptions& options) {
+  engine::CheckSampling(options.sampling);
+  if (std::ranges::find(options.stop, "") != options.stop.end()) {
+    throw engine::UserError("a stop text is empty", "bad_sampling", "leave it out");
+  }
+}
+
+engine::ChatTokenizer OpenTokenizer(const AnswerOptions& options) {
+  const fs::path adapter = options.adapter;
+  const bool own = !options.adapter.empty() && fs::exists(adapter / "tokenizer.json");
+  return engine::ChatTokenizer::Open(own ? adapter : fs::path(options.model),
+                                     options.chat_template);
+}
+
+engine::GenerationRequest RowAnswerer::RequestFor(const AnswerOptions& options,
+                                                  const data::PromptRow& row,
+                                                  int64_t number) const {
+  engine::GenerationRequest request;
+  request.prompt = EncodeRow(tokenizer_, row);
+  request.max_new_tokens = options.max_new_tokens;
+  request.sampling = options.sampling;
+  request.sampling.seed = engine::MixSeed(options.sampling.seed, static_cast<uint64_t>(number));
+  request.stop_ids = tokenizer_.stop_ids();
+  request.stop_strings = options.stop;
+  if (!options.stop.empty()) {
+    request.decode = [this](std::span<const int32_t> ids) { return tokenizer_.DecodeAnswer(ids); };
+  }
+  return request;
+}
+
+RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, int64_t first,
+                         int64_t last, const Device& device)
+    : next_(first), first_(first), last_(last), tokenizer_(OpenTokenizer(options)) {
+  if (first == last) return;
+  const auto row_of = [&](int64_t number) -> const data::PromptRow& {
+    return prompts.rows[static_cast<size_t>(number / options.samples)];
+  };
+  std::vector<engine::GenerationRequest> requests;
+  int64_t longest = 0;
+  const auto naming = [&](int64_t number, const auto& use) {
+    try {
+      use();
+    } catch (const engine::UserError& error) {
+      if (row_of(number).line == 0) throw;
+      throw engine::UserError(
+          fmt::format("{}: {}", PlaceOf(prompts.file, row_of(number)), error.what()), "bad_prompt",
+          error.advice());
+    }
+  };
+  for (int64_t i = first; i < last; ++i) {
+    naming(i, [&] { requests.push_back(RequestFor(options, row_of(i), i)); });
+    prompt_tokens_.push_back(requests.back().prompt.size());
+    longest = std::max(longest, static_cast<int64_t>(prompt_tokens_.back()));
+  }
+  generator_.emplace(engine::GeneratorOptions{
+      .model_dir = options.model, .adapter_dir = options.adapter, .device = device.torch});
+  engine::BatchOptions limits{.most_requests = options.most_requests};
+  limits.cache_tokens = std::max(limits.cache_tokens, longest + options.max_new_tokens);
+  batch_ = generator_->MakeBatch(limits);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    naming(first + static_cast<int64_t>(i), [&] { batch_->Add(std::move(requests[i])); });
+  }
+}
+
+RowAnswer RowAnswerer::AnswerOf(const engine::GenerationAnswer& made) const {
+  RowAnswer answer;
+  answer.text = tokenizer_.DecodeAnswer(made.tokens);
+  if (made.reason == engine::EndReason::kStopString) answer.text.resize(made.text_bytes);
+  answer.prompt_tokens = prompt_tokens_[static_cast<size_t>(made.request)];
+  answer.tokens = made.tokens.size();
+  answer.finish_reason = FinishReason(made);
+  answer.error = made.problem;
+  return answer;
+}
+
+bool RowAnswerer::Step(const Take& take) {
+  if (next_ == last_) return false;
+  for (const engine::GenerationAnswer& made : batch_->Step()) {
+    tokens_ += static_cast<int64_t>(made.tokens.size());
+    early_.emplace(first_ + made.request, AnswerOf(made));
+  }
+  for (auto found = early_.find(next_); found != early_.end(); found = early_.find(++next_)) {
+    take(found->first, found->second);
+    early_.erase(found);
+  }
+  return next_ < last_;
+}
+
+std::string LineOf(const Prompts& prompts, int samples, int64_t number, const RowAnswer& answer) {
+  AnswerJson line = prompts.rows[static_cast<size_t>(number / samples)].members;
+  if (samples > 1) line["sample"] = number % samples;
+  line["answer"] = answer.text;
+  line["finish_reason"] = answer.finish_reason;
+  if (!answer.error.empty()) line["error"] = answer.error;
+  line["prompt_tokens"] = answer.prompt_tokens;
+  line["answer_tokens"] = answer.tokens;
+  return DumpJson(line);
+}
+
+std::string RunOf(const AnswerOptions& options, const Prompts& prompts, int ranks) {
+  io::Sha256 rows;
+  for (const data::PromptRow& row : prompts.rows) rows.Update(DumpJson(row.members) + "\n");
+  const engine::SamplingOptions& sampling = options.sampling;
+  AnswerJson run = {{"prompts", rows.FinishHex()},
+                    {"rows", prompts.rows.size()},
+                    {"model", NameOfBase(options.model)},
+                    {"adapter", options.adapter.empty() ? "" : HashOfFolder(options.adapter)},
+                    {"chat template", options.chat_template},
+                    {"max_new_tokens", options.max_new_tokens},
+                    {"samples", options.samples},
+                    {"temperature", sampling.temperature},
+                    {"top_k", sampling.top_k},
+                    {"top_p", sampling.top_p},
+                    {"min_p", sampling.min_p},
+                    {"repetition_penalty", sampling.repetition_penalty},
+                    {"frequency_penalty", sampling.frequency_penalty},
+                    {"presence_penalty", sampling.presence_penalty},
+                    {"no_repeat_ngram", sampling.no_repeat_ngram},
+                    {"min_new_tokens", sampling.min_new_tokens},
+                    {"seed", sampling.seed},
+                    {"stop", options.stop},
+                    {"processes", ranks}};
+  return DumpJson(run, 2) + "\n";
+}
+
+}  // namespace sft::rank

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/io/file.h"
+#include "worker/channel/flight_record.h"
+#include "worker/channel/launch.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/generate/batch_generator.h"
+#include "worker/engine/generate/generator.h"
+#include "worker/rank/command_input.h"
+#include "worker/rank/event_log.h"
+#include "worker/rank/launch_file.h"
+#include "worker/rank/row_answerer.h"
+
+namespace sft::rank {
+
+// The process of a job of kind "serve": holds a model and answers whoever asks on its Unix socket
+// (channel::RankLaunch::serve_socket), all questions under way together. A question is one line of
+// JSON: "messages" or "prompt", "base" (without the adapter), and max_new_tokens, temperature,
+// top_p and seed where they are not the job's. The answer is lines: {"text": what comes next}, and
+// at the end {"finish_reason", "prompt_tokens", "answer_tokens"}, with "error" where there is one.
+// While an answer has nothing new, an empty text is sent every few seconds. Who closes the
+// connection no longer wants the answer.
+class ServeJob {
+ public:
+  struct Context {
+    const Launch& launch;
+    EventLog& events;
+    CommandInput& commands;
+    Clock& clock;
+    MonoTime process_start;
+  };
+  explicit ServeJob(const Context& context) : context_(context) {}
+
+  // Runs until it is told to stop. Throws engine errors.
+  channel::ExitCode Run();
+
+ private:
+  // Somebody who asks.
+  struct Asker {
+    io::UniqueFd fd;
+    std::string read;       // of the question
+    std::string unsent;     // of the answer
+    bool asked = false;     // the question is whole
+    bool finished = false;  // all of the answer is in `unsent`
+    bool gone = false;
+    size_t prompt_tokens = 0;
+    std::vector<int32_t> tokens;
+    size_t told_bytes = 0;  // of the answer's text
+    std::vector<std::string> stop;
+    MonoTime told{};
+  };
+
+  bool Stopped();
+  void Load();
+  io::UniqueFd Listen() const;
+  // Takes what has come, and waits for more where there is nothing else to do.
+  void Receive(int listener);
+  void Read(Asker& asker);
+  void Begin(Asker& asker);
+  // The part of the text so far that will not change, as far as it was not told.
+  void Tell(Asker& asker, bool all);
+  void Finish(Asker& asker, const engine::GenerationAnswer& made);
+  void Fail(Asker& asker, const std::string& error);
+  void Send(Asker& asker);
+  void Step();
+
+  Context context_;
+  AnswerOptions options_;
+  std::optional<channel::FlightRecorder> flight_;
+  std::optional<engine::ChatTokenizer> tokenizer_;
+  std::optional<engine::Generator> generator_;
+  std::unique_ptr<engine::BatchGenerator> batch_;
+  std::list<Asker> askers_;
+  std::map<int64_t, Asker*> requests_;  // by number in the batch
+};
+
+}  // namespace sft::rank
