@@ -7,10 +7,10 @@
 namespace sft::data {
 namespace {
 
-absl::Status Refuse(int64_t line, const std::string& problem) {
+absl::Status Refuse(Container container, int64_t line, const std::string& problem) {
   return InvalidArgument(fmt::format(
-      "line {}: {}; a data set is JSON Lines, one object a line, or one JSON array of objects",
-      line, problem));
+      "{} {}: {}; a data set is JSON Lines, one object a line, or one JSON array of objects",
+      PlaceWord(container), line, problem));
 }
 
 std::string Shown(std::string_view row) {
@@ -22,21 +22,22 @@ std::string Shown(std::string_view row) {
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_view name,
                                           const RowNames& names) {
   DatasetCheck found;
+  Container container = Container::kLines;
   const TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
     const RowShape shape = ShapeOf(row, names);
-    if (!shape.is_json) return Refuse(line, fmt::format("not JSON: {}", Shown(row)));
+    if (!shape.is_json) return Refuse(container, line, fmt::format("not JSON: {}", Shown(row)));
     if (!shape.kind.empty()) {
-      return Refuse(line, fmt::format("a JSON {}, not an object", shape.kind));
+      return Refuse(container, line, fmt::format("a JSON {}, not an object", shape.kind));
     }
     ++found.rows;
     ++found.forms[static_cast<size_t>(shape.form)];
     if (!shape.problem.empty() && ++found.odd_rows == 1) {
       found.first_odd_row = found.rows;
-      found.first_odd = fmt::format("line {}: {}", line, shape.problem);
+      found.first_odd = fmt::format("{} {}: {}", PlaceWord(container), line, shape.problem);
     }
     return true;
   };
-  SFT_RETURN_IF_ERROR(ReadRows(path, name, {.names = &names}, take));
+  SFT_RETURN_IF_ERROR(ReadRows(path, name, {.names = &names, .container = &container}, take));
   if (found.rows == 0) return InvalidArgument("the data set is empty: it has no rows");
   return found;
 }

@@ -10,6 +10,7 @@
 
 #include "common/base/json.h"
 #include "common/base/utf8.h"
+#include "common/columnar/parquet_rows.h"
 #include "common/data/byte_reader.h"
 #include "common/data/splitters.h"
 
@@ -62,11 +63,18 @@ absl::Status RefuseForeign(std::string_view head) {
   if (head.starts_with("\xff\xfe"sv) || head.starts_with("\xfe\xff"sv)) {
     return InvalidArgument("the text is UTF-16; save the file as UTF-8");
   }
-  if (head.starts_with("PAR1"sv) || head.starts_with("ARROW1"sv) ||
-      head.starts_with("\xff\xff\xff\xff"sv)) {
+  if (head.starts_with("ARROW1"sv) || head.starts_with("\xff\xff\xff\xff"sv)) {
     return InvalidArgument(
-        "a Parquet or Arrow file, which is not read; write it as JSON Lines, for example with "
-        "datasets' to_json, or pandas' to_json(orient=\"records\", lines=True)");
+        "an Arrow file, which is not read; write it as Parquet or JSON Lines, for example with "
+        "datasets' to_parquet, or pandas' to_json(orient=\"records\", lines=True)");
+  }
+  if (columnar::LooksLikeParquet(head)) {
+    return InvalidArgument(
+        "a Parquet file in a packed one; unpack it: Parquet is packed in itself");
+  }
+  if (head.starts_with("version https://git-lfs.github.com/"sv)) {
+    return InvalidArgument(
+        "a pointer of Git LFS in place of the file; fetch the file itself with `git lfs pull`");
   }
   if (head.starts_with("PK\x03\x04"sv) || (head.size() > 262 && head.substr(257, 5) == "ustar"sv)) {
     return InvalidArgument("an archive; unpack it and give the file with the rows");
@@ -88,6 +96,7 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
     case Container::kText:
       return MakeTextSplitter(options.max_row_bytes, take);
     case Container::kLines:
+    case Container::kParquet:
       break;
   }
   return MakeLineSplitter(options.max_row_bytes, take);
@@ -95,7 +104,12 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
 
 }  // namespace
 
+std::string_view PlaceWord(Container container) {
+  return container == Container::kParquet ? "row" : "line";
+}
+
 Container ContainerOf(std::string_view name, std::string_view head) {
+  if (columnar::LooksLikeParquet(head)) return Container::kParquet;
   std::string ending = LowerEnding(name);
   for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
     if (ending == packed) {
@@ -103,6 +117,7 @@ Container ContainerOf(std::string_view name, std::string_view head) {
       break;
     }
   }
+  if (ending == ".parquet") return Container::kParquet;
   if (ending == ".csv") return Container::kCsv;
   if (ending == ".tsv") return Container::kTsv;
   if (ending == ".txt" || ending == ".md") return Container::kText;
@@ -115,7 +130,30 @@ Container ContainerOf(std::string_view name, std::string_view head) {
 
 absl::Status ReadRows(const std::string& path, std::string_view name, const ReadOptions& options,
                       const TakeRow& take) {
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> file, ByteReader::Open(path));
+  SFT_ASSIGN_OR_RETURN(io::UniqueFd fd, io::OpenForRead(path));
+  return ReadRows(std::move(fd), name, options, take);
+}
+
+absl::Status ReadRows(io::UniqueFd fd, std::string_view name, const ReadOptions& options,
+                      const TakeRow& take) {
+  const std::string path(name.empty() ? "the file" : name);
+  char magic[64];
+  SFT_ASSIGN_OR_RETURN(const size_t begun, io::ReadAt(fd.get(), 0, magic, sizeof(magic), path));
+  if (columnar::LooksLikeParquet({magic, begun})) {
+    if (options.container != nullptr) *options.container = Container::kParquet;
+    return columnar::ReadParquet(fd.get(), path, {.max_row_bytes = options.max_row_bytes}, take);
+  }
+  if (std::string_view whole = name; LowerEnding(whole) == ".parquet") {
+    if (std::string_view(magic, begun).starts_with("PARE")) {
+      return InvalidArgument("the Parquet file is encrypted, which is not read; write it without");
+    }
+    SFT_RETURN_IF_ERROR(RefuseForeign({magic, begun}));
+    return InvalidArgument(
+        "not a Parquet file, though its name says so: it does not begin with PAR1; copy or "
+        "download it again, or give it the ending of what it is");
+  }
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> file,
+                       ByteReader::Open(std::move(fd), path));
   std::vector<char> chunk(kChunkBytes);
   std::unique_ptr<Splitter> splitter;
   for (;;) {
@@ -123,7 +161,9 @@ absl::Status ReadRows(const std::string& path, std::string_view name, const Read
     std::string_view bytes(chunk.data(), got);
     if (splitter == nullptr) {
       SFT_RETURN_IF_ERROR(RefuseForeign(bytes));
-      splitter = MakeSplitter(ContainerOf(name, bytes), options, take);
+      const Container container = ContainerOf(name, bytes);
+      if (options.container != nullptr) *options.container = container;
+      splitter = MakeSplitter(container, options, take);
       if (bytes.starts_with(kByteOrderMark)) bytes.remove_prefix(kByteOrderMark.size());
     }
     if (got == 0) return splitter->Finish();

@@ -5,7 +5,8 @@
 EDGES = {
     "common/base": [],
     "common/io": ["common/base"],
-    "common/data": ["common/base", "common/io"],
+    "common/columnar": ["common/base", "common/io"],
+    "common/data": ["common/base", "common/io", "common/columnar"],
     "common/obs": ["common/base"],
     "common/spec": ["common/base"],
     "common/plan": ["common/base", "common/spec"],

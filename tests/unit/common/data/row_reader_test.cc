@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/io/file.h"
 
 namespace sft::data {
@@ -117,11 +119,35 @@ TEST(RowReaderTest, ATextFileIsOneDocument) {
 TEST(RowReaderTest, FilesOfOtherKindsAreNamed) {
   const std::pair<std::string, const char*> cases[] = {
       {std::string("\xff\xfe{\0}\0", 6), "UTF-16"},
-      {"PAR1....", "Parquet"},
+      {"PAR1....", "a Parquet file that is cut short"},
+      {std::string("ARROW1\0\0", 8), "an Arrow file"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"},
       {std::string("PK\x03\x04....", 8), "an archive"},
   };
   for (const auto& [text, problem] : cases) {
     EXPECT_NE(Rows("a.jsonl", text).find(problem), std::string::npos) << problem;
+  }
+}
+
+TEST(RowReaderTest, ParquetIsToldByItsFirstBytes) {
+  const std::string path =
+      std::string(SFT_SOURCE_DIR) + "/tests/unit/common/columnar/files/packed_zstd.parquet";
+  const std::string whole = io::ReadFile(path).value();
+  for (const char* name : {"a.parquet", "a.jsonl", ""}) {
+    const std::string rows = Rows(name, whole);
+    EXPECT_TRUE(rows.starts_with("1:{\"text\":\"0 0 ")) << rows.substr(0, 200);
+    EXPECT_EQ(std::ranges::count(rows, '|'), 39);
+  }
+  const std::pair<std::string, const char*> cases[] = {
+      {whole.substr(0, 100), "is cut short"},
+      {"{\"text\": \"a\"}\n", "not a Parquet file, though its name says so"},
+      {"", "not a Parquet file, though its name says so"},
+      {"PARE" + whole, "is encrypted"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"},
+  };
+  for (const auto& [bytes, problem] : cases) {
+    EXPECT_NE(Rows("a.parquet", bytes).find(problem), std::string::npos)
+        << Rows("a.parquet", bytes);
   }
 }
 
