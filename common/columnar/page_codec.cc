@@ -204,7 +204,7 @@ bool UnpackPage(Codec codec, std::string_view in, std::string& out) {
     case Codec::kLz4:  // some writers leave the frames out
       return UnpackFramedLz4(in, out) || UnpackRawLz4(in, out);
     case Codec::kZstd:
-      return ZSTD_decompress(out.data(), out.size(), in.data(), in.size()) == out.size();
+      return UnpackZstd(in, out);
     case Codec::kLz4Raw:
       return UnpackRawLz4(in, out);
     case Codec::kLzo:
@@ -212,6 +212,31 @@ bool UnpackPage(Codec codec, std::string_view in, std::string& out) {
       break;
   }
   return false;
+}
+
+bool UnpackZstd(std::string_view in, std::string& out) {
+  return ZSTD_decompress(out.data(), out.size(), in.data(), in.size()) == out.size();
+}
+
+bool UnpackLz4Frame(std::string_view packed, std::string& unpacked) {
+  constexpr size_t kFrameMagic = 0x184d2204, kPlainBlock = size_t{1} << 31;
+  constexpr size_t kBlockSums = 0x10, kHasSize = 0x08, kHasDictionary = 0x01;
+  Input in(packed);
+  Output out(unpacked);
+  size_t magic = 0, flags = 0, skipped = 0;
+  if (!in.Take(4, magic) || magic != kFrameMagic || !in.Take(1, flags) || !in.Take(1, skipped) ||
+      (flags & kHasDictionary) != 0 || ((flags & kHasSize) != 0 && !in.Take(8, skipped)) ||
+      !in.Take(1, skipped)) {
+    return false;
+  }
+  for (size_t size = 0;;) {
+    std::string_view block;
+    if (!in.Take(4, size)) return false;
+    if (size == 0) return out.full();  // a check sum of the content may follow
+    if (!in.Take(size & ~kPlainBlock, block)) return false;
+    if ((size & kPlainBlock) != 0 ? !out.Append(block) : !UnpackLz4Block(block, out)) return false;
+    if ((flags & kBlockSums) != 0 && !in.Take(4, skipped)) return false;
+  }
 }
 
 }  // namespace sft::columnar

@@ -26,4 +26,8 @@ std::string CodecRefusal(int codec);
 // Unpacks `in` to `out`, whose size is what the page says. False: it is damaged.
 bool UnpackPage(Codec codec, std::string_view in, std::string& out);
 
+// Unpacks an LZ4 frame or Zstandard frames to `out`, whose size is known. False: it is damaged.
+bool UnpackLz4Frame(std::string_view in, std::string& out);
+bool UnpackZstd(std::string_view in, std::string& out);
+
 }  // namespace sft::columnar

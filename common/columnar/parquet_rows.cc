@@ -18,8 +18,6 @@ namespace {
 constexpr std::string_view kMagic = "PAR1", kEncryptedMagic = "PARE";
 constexpr int64_t kTailBytes = 8;
 constexpr int64_t kMostFooter = 64 << 20;
-// What a row counts at least, however short its text.
-constexpr int64_t kLeastRow = 64;
 
 absl::StatusOr<ParquetFooter> ReadFooter(int fd, std::string_view path) {
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd, path));
@@ -184,29 +182,6 @@ class Assembler {
   const int64_t max_bytes_;
   std::string text_;
   absl::Status status_;
-};
-
-class RowCounter {
- public:
-  RowCounter(const RowLimits& limits, int64_t file_size) : limits_(limits) {
-    if (__builtin_mul_overflow(file_size, limits.max_ratio, &most_)) most_ = INT64_MAX;
-    most_ = std::max(most_, limits.free_bytes);
-  }
-  absl::Status Add(std::string_view row) {
-    const auto size = static_cast<int64_t>(row.size());
-    if (size > limits_.max_row_bytes) {
-      return InvalidArgument(fmt::format("longer than {} MiB", limits_.max_row_bytes >> 20));
-    }
-    made_ += std::max(size, kLeastRow);
-    if (made_ <= most_) return absl::OkStatus();
-    return InvalidArgument(
-        fmt::format("the rows up to here take more than {}, too much for a file of this size",
-                    BytesText(most_)));
-  }
-
- private:
-  const RowLimits limits_;
-  int64_t most_ = 0, made_ = 0;
 };
 
 }  // namespace

@@ -1,25 +1,11 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <string_view>
 
 #include "common/base/status.h"
+#include "common/columnar/row_limits.h"
 
 namespace sft::columnar {
-
-// Takes the JSON object of a row, and which one it is, from 1. The text is valid during the call.
-// Returns false when it needs no more rows.
-using TakeObject = std::function<absl::StatusOr<bool>(int64_t row, std::string_view object)>;
-
-// What the rows of a table may grow to.
-struct RowLimits {
-  int64_t max_row_bytes = 0;
-  // All rows: the larger of a fixed size and of so many times the file's.
-  int64_t free_bytes = int64_t{1} << 30;
-  int64_t max_ratio = 500;
-};
 
 // Whether a file that begins so says that it is a Parquet file. One that is encrypted says so only
 // at its end.

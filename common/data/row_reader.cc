@@ -10,7 +10,7 @@
 
 #include "common/base/json.h"
 #include "common/base/utf8.h"
-#include "common/columnar/parquet_rows.h"
+#include "common/columnar/table.h"
 #include "common/data/byte_reader.h"
 #include "common/data/splitters.h"
 
@@ -63,14 +63,9 @@ absl::Status RefuseForeign(std::string_view head) {
   if (head.starts_with("\xff\xfe"sv) || head.starts_with("\xfe\xff"sv)) {
     return InvalidArgument("the text is UTF-16; save the file as UTF-8");
   }
-  if (head.starts_with("ARROW1"sv) || head.starts_with("\xff\xff\xff\xff"sv)) {
+  if (columnar::IsTable(head)) {
     return InvalidArgument(
-        "an Arrow file, which is not read; write it as Parquet or JSON Lines, for example with "
-        "datasets' to_parquet, or pandas' to_json(orient=\"records\", lines=True)");
-  }
-  if (columnar::LooksLikeParquet(head)) {
-    return InvalidArgument(
-        "a Parquet file in a packed one; unpack it: Parquet is packed in itself");
+        "a Parquet or Arrow file in a packed one; unpack it: it is packed in itself");
   }
   if (head.starts_with("version https://git-lfs.github.com/"sv)) {
     return InvalidArgument(
@@ -80,6 +75,23 @@ absl::Status RefuseForeign(std::string_view head) {
     return InvalidArgument("an archive; unpack it and give the file with the rows");
   }
   return absl::OkStatus();
+}
+
+bool IsTableEnding(std::string_view ending) {
+  return ending == ".parquet" || ending == ".arrow" || ending == ".feather";
+}
+
+// Why a file is not the table that its name says.
+absl::Status RefuseTable(std::string_view ending, std::string_view head) {
+  if (head.starts_with("PARE")) {
+    return InvalidArgument("the Parquet file is encrypted, which is not read; write it without");
+  }
+  SFT_RETURN_IF_ERROR(RefuseForeign(head));
+  const bool parquet = ending == ".parquet";
+  return InvalidArgument(fmt::format(
+      "not {} file, though its name says so: it does not begin as one; copy or download it again, "
+      "or give it the ending of what it is",
+      parquet ? "a Parquet" : "an Arrow"));
 }
 
 std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& options,
@@ -96,7 +108,7 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
     case Container::kText:
       return MakeTextSplitter(options.max_row_bytes, take);
     case Container::kLines:
-    case Container::kParquet:
+    case Container::kTable:
       break;
   }
   return MakeLineSplitter(options.max_row_bytes, take);
@@ -105,11 +117,11 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
 }  // namespace
 
 std::string_view PlaceWord(Container container) {
-  return container == Container::kParquet ? "row" : "line";
+  return container == Container::kTable ? "row" : "line";
 }
 
 Container ContainerOf(std::string_view name, std::string_view head) {
-  if (columnar::LooksLikeParquet(head)) return Container::kParquet;
+  if (columnar::IsTable(head)) return Container::kTable;
   std::string ending = LowerEnding(name);
   for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
     if (ending == packed) {
@@ -117,7 +129,7 @@ Container ContainerOf(std::string_view name, std::string_view head) {
       break;
     }
   }
-  if (ending == ".parquet") return Container::kParquet;
+  if (IsTableEnding(ending)) return Container::kTable;
   if (ending == ".csv") return Container::kCsv;
   if (ending == ".tsv") return Container::kTsv;
   if (ending == ".txt" || ending == ".md") return Container::kText;
@@ -139,18 +151,13 @@ absl::Status ReadRows(io::UniqueFd fd, std::string_view name, const ReadOptions&
   const std::string path(name.empty() ? "the file" : name);
   char magic[64];
   SFT_ASSIGN_OR_RETURN(const size_t begun, io::ReadAt(fd.get(), 0, magic, sizeof(magic), path));
-  if (columnar::LooksLikeParquet({magic, begun})) {
-    if (options.container != nullptr) *options.container = Container::kParquet;
-    return columnar::ReadParquet(fd.get(), path, {.max_row_bytes = options.max_row_bytes}, take);
+  if (columnar::IsTable({magic, begun})) {
+    if (options.container != nullptr) *options.container = Container::kTable;
+    return columnar::ReadTable(fd.get(), path, {.max_row_bytes = options.max_row_bytes}, take);
   }
-  if (std::string_view whole = name; LowerEnding(whole) == ".parquet") {
-    if (std::string_view(magic, begun).starts_with("PARE")) {
-      return InvalidArgument("the Parquet file is encrypted, which is not read; write it without");
-    }
-    SFT_RETURN_IF_ERROR(RefuseForeign({magic, begun}));
-    return InvalidArgument(
-        "not a Parquet file, though its name says so: it does not begin with PAR1; copy or "
-        "download it again, or give it the ending of what it is");
+  std::string_view rest = name;
+  if (const std::string ending = LowerEnding(rest); IsTableEnding(ending)) {
+    return RefuseTable(ending, {magic, begun});
   }
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> file,
                        ByteReader::Open(std::move(fd), path));

@@ -21,15 +21,15 @@ enum class Container {
   kJson,   // one JSON array of objects, or an object that holds it as data, train, rows or examples
   kCsv,    // a header and a row a record (RFC 4180); the delimiter is the header's
   kTsv,
-  kText,     // the file is one document
-  kParquet,  // told by its first bytes
+  kText,   // the file is one document
+  kTable,  // Parquet or Arrow, told by its first bytes
 };
 // What a row's number counts in messages: "line", or "row" where there are no lines.
 std::string_view PlaceWord(Container container);
 
-// Parquet by its first bytes, whatever the name; by the ending of the name for .parquet, .csv,
-// .tsv, .txt and .md (behind it may stand one of .gz, .zst, .bz2 and .xz), else by `head`, the
-// first bytes of the (unpacked) file.
+// A table by its first bytes, whatever the name; by the ending of the name for .parquet, .arrow,
+// .feather, .csv, .tsv, .txt and .md (behind it may stand one of .gz, .zst, .bz2 and .xz), else by
+// `head`, the first bytes of the (unpacked) file.
 Container ContainerOf(std::string_view name, std::string_view head);
 
 // How ReadRows looks at a file.

@@ -120,7 +120,7 @@ TEST(RowReaderTest, FilesOfOtherKindsAreNamed) {
   const std::pair<std::string, const char*> cases[] = {
       {std::string("\xff\xfe{\0}\0", 6), "UTF-16"},
       {"PAR1....", "a Parquet file that is cut short"},
-      {std::string("ARROW1\0\0", 8), "an Arrow file"},
+      {std::string("ARROW1\0\0", 8), "an Arrow file that is cut short"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"},
       {std::string("PK\x03\x04....", 8), "an archive"},
   };

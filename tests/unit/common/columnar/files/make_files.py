@@ -1,4 +1,4 @@
-"""Writes the Parquet files of this folder and, beside each, its rows as JSON Lines: what a reader has to find.
+"""Writes the Parquet and Arrow files of this folder and, beside each, its rows as JSON Lines: what a reader has to find.
 
 python3 -m pip install pyarrow==21.0.0; python3 make_files.py
 """
@@ -11,6 +11,7 @@ import pathlib
 import uuid
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 
@@ -89,6 +90,11 @@ def chat_files():
     write_rows("packed", texts)
     write("chat_v2", table, compression="zstd", data_page_version="2.0", data_page_size=64,
           write_batch_size=1, dictionary_pagesize_limit=32)
+    for name, options in (("chat_stream", None), ("chat_stream_zstd", "zstd")):
+        with pa.ipc.new_stream(HERE / f"{name}.arrow", table.schema,
+                               options=pa.ipc.IpcWriteOptions(compression=options)) as writer:
+            writer.write_table(table, max_chunksize=2)
+    feather.write_feather(table, HERE / "chat_lz4.feather", compression="lz4")
     write("brotli", table.select(["source"]), compression="brotli")
     properties = pe.EncryptionConfiguration(footer_key="footer", uniform_encryption=True)
     for name, hidden in (("encrypted", False), ("encrypted_columns", True)):
@@ -151,6 +157,11 @@ def type_files():
          "map": {}, "lists": [], "fixed_list": [0.5, 4.0]},
     ]
     write("types", pa.table(columns), rows)
+    with pa.ipc.new_file(HERE / "types.arrow", pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    view = pa.table({"text": pa.array(["a"], pa.string_view())})
+    with pa.ipc.new_stream(HERE / "view.arrow", view.schema) as writer:
+        writer.write_table(view)
 
 
 def encoding_files():

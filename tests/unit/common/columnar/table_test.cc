@@ -1,6 +1,8 @@
 // Files of other writers (files/make_files.py) read as the rows that they were made of, and files
 // that are not whole named.
 
+#include "common/columnar/table.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
-#include "common/columnar/parquet_rows.h"
 #include "common/io/file.h"
 
 namespace sft::columnar {
@@ -23,7 +24,7 @@ std::string FilePath(std::string_view name) {
 std::string RowsOfDescriptor(int fd, const RowLimits& limits, int64_t most) {
   std::string rows;
   int64_t last = 0;
-  const absl::Status status = ReadParquet(
+  const absl::Status status = ReadTable(
       fd, "rows", limits, [&](int64_t row, std::string_view object) -> absl::StatusOr<bool> {
         EXPECT_EQ(row, ++last);
         const nlohmann::ordered_json parsed = ParseOrderedJson(object);
@@ -58,42 +59,49 @@ std::string Expected(std::string_view name) {
   return rows;
 }
 
-TEST(ParquetTest, RowsAreThoseThatWereWritten) {
-  const std::pair<const char*, const char*> files[] = {{"chat", "chat"},
-                                                       {"chat_v2", "chat"},
-                                                       {"packed_zstd", "packed"},
-                                                       {"packed_gzip", "packed"},
-                                                       {"packed_lz4", "packed"},
-                                                       {"packed_none", "packed"},
-                                                       {"packed_snappy", "packed"},
-                                                       {"types", "types"},
-                                                       {"encodings", "encodings"},
-                                                       {"overflow", "overflow"},
-                                                       {"int96", "int96"},
-                                                       {"empty", "empty"}};
-  for (const auto& [file, rows] : files) {
-    EXPECT_EQ(RowsOfFile(FilePath(fmt::format("{}.parquet", file))), Expected(rows)) << file;
-  }
+TEST(TableTest, RowsAreThoseThatWereWritten) {
+  const std::pair<const char*, const char*> files[] = {
+      {"chat.parquet", "chat"},
+      {"chat_v2.parquet", "chat"},
+      {"packed_zstd.parquet", "packed"},
+      {"packed_gzip.parquet", "packed"},
+      {"packed_lz4.parquet", "packed"},
+      {"packed_none.parquet", "packed"},
+      {"packed_snappy.parquet", "packed"},
+      {"types.parquet", "types"},
+      {"encodings.parquet", "encodings"},
+      {"overflow.parquet", "overflow"},
+      {"int96.parquet", "int96"},
+      {"empty.parquet", "empty"},
+      {"chat_stream.arrow", "chat"},
+      {"chat_stream_zstd.arrow", "chat"},
+      {"chat_lz4.feather", "chat"},
+      {"types.arrow", "types"},
+  };
+  for (const auto& [file, rows] : files)
+    EXPECT_EQ(RowsOfFile(FilePath(file)), Expected(rows)) << file;
 }
 
-TEST(ParquetTest, ReadsNoFurtherThanAsked) {
+TEST(TableTest, ReadsNoFurtherThanAsked) {
   const std::string rows = Expected("chat");
   EXPECT_EQ(RowsOfFile(FilePath("chat.parquet"), {.max_row_bytes = 1 << 20}, 1),
             rows.substr(0, rows.find('\n') + 1));
 }
 
-TEST(ParquetTest, WhatIsNotReadIsNamed) {
+TEST(TableTest, WhatIsNotReadIsNamed) {
   const std::pair<const char*, const char*> files[] = {
       {"brotli", "row group 1: column source is packed with Brotli, which is not read; write"},
-      {"encrypted", "is encrypted"},
       {"encrypted_columns", "is encrypted"}};
   for (const auto& [file, problem] : files) {
     const std::string found = RowsOfFile(FilePath(fmt::format("{}.parquet", file)));
     EXPECT_NE(found.find(problem), std::string::npos) << found;
   }
+  EXPECT_EQ(
+      RowsOfFile(FilePath("view.arrow")),
+      "error: column text is of Arrow's type 24, which is not read; write the table as Parquet");
 }
 
-TEST(ParquetTest, RowsHaveALimit) {
+TEST(TableTest, RowsHaveALimit) {
   EXPECT_EQ(RowsOfFile(FilePath("chat.parquet"), {.max_row_bytes = 300}),
             "error: row 2: longer than 0 MiB");
   const std::string many = RowsOfFile(
@@ -102,18 +110,26 @@ TEST(ParquetTest, RowsHaveALimit) {
       << many;
 }
 
-TEST(ParquetTest, AFileThatIsCutShortIsNamed) {
+TEST(TableTest, AFileThatIsCutShortIsNamed) {
   const std::string whole = io::ReadFile(FilePath("chat.parquet")).value();
-  for (size_t size = 0; size < whole.size(); size += 7) {
+  for (size_t size = 4; size < whole.size(); size += 7) {
     const std::string found = RowsOf(whole.substr(0, size));
     EXPECT_NE(found.find("its end is missing"), std::string::npos) << size << ": " << found;
+  }
+  const std::string stream = io::ReadFile(FilePath("chat_stream.arrow")).value();
+  const std::string file = io::ReadFile(FilePath("types.arrow")).value();
+  for (const std::string_view arrow : {std::string_view(stream), std::string_view(file)}) {
+    for (size_t size = 8; size + 8 < arrow.size(); size += 7) {
+      const std::string cut = RowsOf(arrow.substr(0, size));
+      EXPECT_NE(cut.find("is cut short"), std::string::npos) << size << ": " << cut;
+    }
   }
   // A part is missing in the middle, its end is there.
   const std::string found = RowsOf(whole.substr(0, 200) + whole.substr(whole.size() - 6000));
   EXPECT_NE(found.find("error: "), std::string::npos) << found;
 }
 
-TEST(ParquetTest, AFlippedByteChangesNoRowSilently) {
+TEST(TableTest, AFlippedByteChangesNoRowSilently) {
   // Its pages carry check sums, so that a page is either right or named.
   const std::string whole = io::ReadFile(FilePath("chat.parquet")).value();
   const std::string rows = Expected("chat");
@@ -130,13 +146,15 @@ TEST(ParquetTest, AFlippedByteChangesNoRowSilently) {
   EXPECT_GT(named, 500);
 }
 
-TEST(ParquetTest, NothingOfTheFooterIsBelieved) {
-  const std::string whole = io::ReadFile(FilePath("chat_v2.parquet")).value();
-  for (size_t i = 0; i < whole.size(); i += 2) {
-    for (const char change : {'\x01', '\x40', '\xff'}) {
-      std::string bytes = whole;
-      bytes[i] ^= change;
-      RowsOf(bytes);  // any outcome but a crash
+TEST(TableTest, NothingOfAFileIsBelieved) {
+  for (const char* name : {"chat_v2.parquet", "chat_stream.arrow", "chat_lz4.feather"}) {
+    const std::string whole = io::ReadFile(FilePath(name)).value();
+    for (size_t i = 0; i < whole.size(); i += 2) {
+      for (const char change : {'\x01', '\x40', '\xff'}) {
+        std::string bytes = whole;
+        bytes[i] ^= change;
+        RowsOf(bytes);  // any outcome but a crash
+      }
     }
   }
   // A list of 2^28 lines of a schema.
