@@ -31,6 +31,18 @@ std::string LowerEnding(std::string_view& name) {
   return ending;
 }
 
+// The ending that says how rows stand in the file: that before one of a packed file.
+std::string EndingOf(std::string_view name) {
+  std::string ending = LowerEnding(name);
+  for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
+    if (ending == packed) {
+      ending = LowerEnding(name);
+      break;
+    }
+  }
+  return ending;
+}
+
 size_t SkipBlanks(std::string_view text, size_t at) {
   return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
 }
@@ -94,8 +106,8 @@ absl::Status RefuseTable(std::string_view ending, std::string_view head) {
       parquet ? "a Parquet" : "an Arrow"));
 }
 
-std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& options,
-                                       const TakeRow& take) {
+std::unique_ptr<Splitter> MakeSplitter(Container container, std::string_view name,
+                                       const ReadOptions& options, const TakeRow& take) {
   static const RowNames kUsual;
   const RowNames& names = options.names != nullptr ? *options.names : kUsual;
   switch (container) {
@@ -106,7 +118,7 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
       return MakeTableSplitter(container == Container::kTsv ? '\t' : '\0', names,
                                options.max_row_bytes, take);
     case Container::kText:
-      return MakeTextSplitter(options.max_row_bytes, take);
+      return MakeTextSplitter(EndingOf(name) == ".txt", options.max_row_bytes, take);
     case Container::kLines:
     case Container::kTable:
       break;
@@ -122,13 +134,7 @@ std::string_view PlaceWord(Container container) {
 
 Container ContainerOf(std::string_view name, std::string_view head) {
   if (columnar::IsTable(head)) return Container::kTable;
-  std::string ending = LowerEnding(name);
-  for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
-    if (ending == packed) {
-      ending = LowerEnding(name);
-      break;
-    }
-  }
+  const std::string ending = EndingOf(name);
   if (IsTableEnding(ending)) return Container::kTable;
   if (ending == ".csv") return Container::kCsv;
   if (ending == ".tsv") return Container::kTsv;
@@ -152,7 +158,7 @@ absl::Status ReadRows(io::UniqueFd fd, std::string_view name, const ReadOptions&
   char magic[64];
   SFT_ASSIGN_OR_RETURN(const size_t begun, io::ReadAt(fd.get(), 0, magic, sizeof(magic), path));
   if (columnar::IsTable({magic, begun})) {
-    if (options.container != nullptr) *options.container = Container::kTable;
+    if (options.kind != nullptr) *options.kind = {Container::kTable, false};
     return columnar::ReadTable(fd.get(), path, {.max_row_bytes = options.max_row_bytes}, take);
   }
   std::string_view rest = name;
@@ -169,8 +175,10 @@ absl::Status ReadRows(io::UniqueFd fd, std::string_view name, const ReadOptions&
     if (splitter == nullptr) {
       SFT_RETURN_IF_ERROR(RefuseForeign(bytes));
       const Container container = ContainerOf(name, bytes);
-      if (options.container != nullptr) *options.container = container;
-      splitter = MakeSplitter(container, options, take);
+      if (options.kind != nullptr) {
+        *options.kind = {container, CompressionOf({magic, begun}) != Compression::kNone};
+      }
+      splitter = MakeSplitter(container, name, options, take);
       if (bytes.starts_with(kByteOrderMark)) bytes.remove_prefix(kByteOrderMark.size());
     }
     if (got == 0) return splitter->Finish();

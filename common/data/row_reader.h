@@ -32,11 +32,17 @@ std::string_view PlaceWord(Container container);
 // `head`, the first bytes of the (unpacked) file.
 Container ContainerOf(std::string_view name, std::string_view head);
 
+// What a file was found to be.
+struct FileKind {
+  Container container = Container::kLines;
+  bool packed = false;
+};
+
 // How ReadRows looks at a file.
 struct ReadOptions {
   const RowNames* names = nullptr;  // which columns of a table hold lists; null: the usual names
   int64_t max_row_bytes = kMaxRowBytes;
-  Container* container = nullptr;  // set before the first row is taken; null: nobody asks
+  FileKind* kind = nullptr;  // set before the first row is taken; null: nobody asks
 };
 
 // Takes the text of a row, JSON as a rule, and the line of the file on which it begins, from 1; the

@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
+#include "worker/channel/launch.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/server_api.h"
 
@@ -25,6 +26,7 @@ struct StagedJob {
   // How files of this node looked (channel::RankLaunch); empty: fetched ones.
   std::string train_stamp;
   std::string val_stamp;
+  std::vector<channel::RowFile> more_train_files;
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 

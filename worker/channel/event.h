@@ -31,6 +31,8 @@ struct PreparedEvent {
   int64_t documents = 0;  // more than used rows where long ones were split
   // Rows cut or split (data.on_long_rows), and their tokens that are trained on nowhere.
   int64_t cut = 0, cut_tokens = 0, cut_loss_tokens = 0;
+  int64_t repeated = 0;    // rows left out by data.dedup; not in rows
+  int64_t validation = 0;  // rows that are validated on
 };
 
 // The rank is about to run step 1.

@@ -67,6 +67,19 @@ double Share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
+// A text as a terminal may show it: what would move its cursor, change colours or hide is "_". Rows
+// are anybody's.
+std::string Shown(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of("\n\t"), text.size());
+    shown += WithoutHidden(text.substr(0, end));
+    if (end < text.size()) shown += text[end];
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return shown;
+}
+
 struct Sample {
   int64_t line;
   int64_t tokens;
@@ -75,14 +88,15 @@ struct Sample {
 
 // The first, the middle and the last row.
 std::vector<Sample> SamplesOf(const engine::Dataset& dataset, const engine::Tokenizer& tokenizer,
-                              std::string_view begin, std::string_view end) {
+                              std::string_view begin, std::string_view end,
+                              std::string (*show)(std::string_view)) {
   std::vector<Sample> samples;
   const int64_t count = std::min(kSamples, dataset.size());
   for (int64_t i = 0; i < count; ++i) {
     const int64_t index = count == 1 ? 0 : i * (dataset.size() - 1) / (count - 1);
     const engine::Document document = dataset.Get(index);
     samples.push_back({document.line, static_cast<int64_t>(document.tokens.size()),
-                       engine::MarkedText(document, tokenizer, begin, end)});
+                       engine::MarkedText(document, tokenizer, begin, end, show)});
   }
   return samples;
 }
@@ -142,7 +156,7 @@ std::string RowsText(const engine::DatasetStats& stats) {
   for (size_t i = 0; i < shown; ++i) {
     const engine::SkippedRow& row = stats.skipped_rows[i];
     text += fmt::format("    line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem),
-                        row.reason);
+                        Shown(row.reason));
   }
   if (stats.skipped_total() > static_cast<int64_t>(shown)) {
     text += fmt::format("    and {} more\n", stats.skipped_total() - static_cast<int64_t>(shown));
@@ -152,7 +166,7 @@ std::string RowsText(const engine::DatasetStats& stats) {
 
 std::string Text(const Options& options, const engine::DatasetStats& stats,
                  const engine::DataReport& report, const std::vector<Sample>& samples) {
-  std::string text = options.file + "\n" + RowsText(stats);
+  std::string text = Shown(options.file) + "\n" + RowsText(stats);
   text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
                       100 * Share(stats.loss_tokens, stats.tokens));
   text += fmt::format("  of a row    {} to {}; median {}, 90 % up to {}, 99 % up to {}\n",
@@ -185,7 +199,8 @@ std::string HelpText() {
   return R"(sft-data: what a data set is to a model, before a job
 
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
-           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--color] [--json]
+           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--loss-on assistant|all]
+           [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
 long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
@@ -200,11 +215,12 @@ Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the d
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  std::string columns, roles, length, batch;
+  std::string columns, roles, length, batch, loss_on = "assistant";
   const std::pair<std::string_view, std::string*> flags[] = {
       {"--model", &options.model},    {"--chat-template", &options.chat_template},
       {"--columns", &columns},        {"--roles", &roles},
-      {"--sequence-length", &length}, {"--batch", &batch}};
+      {"--sequence-length", &length}, {"--batch", &batch},
+      {"--loss-on", &loss_on}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -232,6 +248,10 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   }
   if (options.file.empty()) return InvalidArgument("no FILE given");
   if (options.model.empty()) return InvalidArgument("--model DIR is missing");
+  if (loss_on != "assistant" && loss_on != "all") {
+    return InvalidArgument(fmt::format("--loss-on takes assistant or all, not \"{}\"", loss_on));
+  }
+  options.loss_on_all = loss_on == "all";
   options.columns = Items(columns);
   options.roles = Items(roles);
   if (!length.empty()) {
@@ -250,13 +270,15 @@ Found Preview(const Options& options) {
   prepare.sequence_length = kAnyLength;
   prepare.on_bad_rows = spec::BadRows::kSkip;
   prepare.names = data::NamesOf(options.columns, options.roles);
+  prepare.loss_on = options.loss_on_all ? spec::LossOn::kAll : spec::LossOn::kAssistant;
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);
   const engine::Dataset& dataset = *prepared.dataset;
   const engine::DataReport report =
       engine::ReportOn(dataset, options.sequence_length, options.batch);
   const bool color = options.color && !options.json;
-  const std::vector<Sample> samples = SamplesOf(
-      dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<");
+  const std::vector<Sample> samples =
+      SamplesOf(dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<",
+                options.json ? nullptr : Shown);
   return {options.json ? Json(options, dataset.stats(), report, samples)
                        : Text(options, dataset.stats(), report, samples),
           dataset.stats().skipped_total() > 0 || report.longest > options.sequence_length};

@@ -17,6 +17,7 @@ struct Options {
   std::vector<std::string> columns, roles;  // data.columns, data.roles
   int64_t sequence_length = 2048;
   int64_t batch = 8;
+  bool loss_on_all = false;  // data.loss_on
   bool color = false;
   bool json = false;
 };

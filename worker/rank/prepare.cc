@@ -1,6 +1,7 @@
 #include "worker/rank/prepare.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <new>
 
@@ -69,6 +70,17 @@ void PrintSkipped(const engine::DatasetStats& stats) {
   }
 }
 
+void PrintLeftOut(const engine::DatasetStats& stats) {
+  if (stats.held_out > 0) {
+    fmt::print("  {} rows of the file are on the other side of data.val_split\n", stats.held_out);
+  }
+  if (stats.repeated == 0) return;
+  fmt::print("  {} left out as repeats of an earlier one (data.dedup), in line {}{}\n",
+             stats.repeated == 1 ? "1 row is" : fmt::format("{} rows are", stats.repeated),
+             fmt::join(stats.repeats, ", "),
+             stats.repeated > static_cast<int64_t>(stats.repeats.size()) ? ", ..." : "");
+}
+
 void PrintCut(const engine::DatasetStats& stats) {
   if (stats.cut == 0) return;
   fmt::print(
@@ -101,6 +113,7 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
              options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
              prepared.from_cache ? " (from the cache)" : "");
   fmt::print("  {}\n", data::FormsText(stats.forms));
+  PrintLeftOut(stats);
   PrintCut(stats);
   PrintSkipped(stats);
   return {.rows = stats.rows,
@@ -113,7 +126,24 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
           .documents = stats.documents,
           .cut = stats.cut,
           .cut_tokens = stats.cut_tokens,
-          .cut_loss_tokens = stats.cut_loss_tokens};
+          .cut_loss_tokens = stats.cut_loss_tokens,
+          .repeated = stats.repeated};
+}
+
+// Adds what was found in a file to what was found in all.
+void Add(const channel::PreparedEvent& file, bool first, channel::PreparedEvent& all) {
+  all.rows += file.rows;
+  all.used += file.used;
+  all.skipped += file.skipped;
+  all.tokens += file.tokens;
+  all.loss_tokens += file.loss_tokens;
+  all.from_cache = file.from_cache && (first || all.from_cache);
+  all.forms += (all.forms.empty() ? "" : "; ") + file.forms;
+  all.documents += file.documents;
+  all.cut += file.cut;
+  all.cut_tokens += file.cut_tokens;
+  all.cut_loss_tokens += file.cut_loss_tokens;
+  all.repeated += file.repeated;
 }
 
 void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {
@@ -123,19 +153,21 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
   if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
-  scene.data_name = launch.file.train_name;
-  const channel::PreparedEvent training =
-      PrepareFile(tokenizer,
-                  engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
-                                                      launch.file.cache_dir),
-                  launch.file.train_stamp, scene, "training", vocab, events, clock);
-  if (!launch.file.val_file.empty()) {
-    scene.data_name = launch.file.val_name;
-    PrepareFile(tokenizer,
-                engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
-                                                      launch.file.cache_dir),
-                launch.file.val_stamp, scene, "validation", vocab, events, clock);
-  }
+  const auto prepare = [&](const std::vector<channel::RowFile>& files, const char* what,
+                           auto options_of) {
+    channel::PreparedEvent all;
+    for (size_t i = 0; i < files.size(); ++i) {
+      scene.data_name = files[i].name;
+      Add(PrepareFile(tokenizer, options_of(launch.spec, files[i].path, launch.file.cache_dir, i),
+                      files[i].stamp, scene, what, vocab, events, clock),
+          i == 0, all);
+    }
+    return all;
+  };
+  channel::PreparedEvent training =
+      prepare(TrainingFiles(launch), "training", engine::PrepareOptions::ForTraining);
+  training.validation =
+      prepare(ValidationFiles(launch), "validation", engine::PrepareOptions::ForValidation).used;
   events.Write(training);
   events.Sync();
 }

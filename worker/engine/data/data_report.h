@@ -28,8 +28,9 @@ struct DataReport {
 
 DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t batch);
 
-// The row's text with each run of tokens that carry loss between the marks.
+// The row's text with each run of tokens that carry loss between the marks. `show` (null: as it is)
+// makes of each run what is shown.
 std::string MarkedText(const Document& document, const Tokenizer& tokenizer, std::string_view begin,
-                       std::string_view end);
+                       std::string_view end, std::string (*show)(std::string_view) = nullptr);
 
 }  // namespace sft::engine

@@ -112,6 +112,11 @@ TEST(RowReaderTest, ATextFileIsOneDocument) {
   EXPECT_EQ(Rows("a.txt", "\xef\xbb\xbfone\n\ntwo \"\n"), R"(1:{"text":"one\n\ntwo \"\n"})");
   EXPECT_EQ(Rows("a.md.zst", "[1]"), R"(1:{"text":"[1]"})");
   EXPECT_EQ(Rows("a.txt", " \n"), "");
+  EXPECT_NE(Rows("a.txt.gz", "\n{\"text\": \"a\"}\n{\"text\": \"b\"}\n")
+                .find("give it the ending .jsonl"),
+            std::string::npos);
+  EXPECT_EQ(Rows("a.md", "{}\n"), R"(1:{"text":"{}\n"})");
+  EXPECT_EQ(Rows("a.txt", "{x}\n"), R"(1:{"text":"{x}\n"})");
   EXPECT_NE(Rows("a.txt", "a\nb\xff").find("line 2: not UTF-8"), std::string::npos);
   EXPECT_NE(Rows("a.txt", std::string(4 << 20, 'x')).find("more than 3 MiB"), std::string::npos);
 }

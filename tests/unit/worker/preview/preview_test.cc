@@ -31,6 +31,7 @@ TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
       {{"a", "--model"}, "--model needs a value"},
       {{"a", "--model", "m", "--batch", "0"}, "--batch takes a whole number"},
       {{"a", "--model", "m", "--batch", "1x"}, "not \"1x\""},
+      {{"a", "--model", "m", "--loss-on", "user"}, "--loss-on takes assistant or all"},
   };
   for (const auto& [args, problem] : cases) {
     EXPECT_THAT(std::string(Message(ParseOptions(args).status())), HasSubstr(problem));
@@ -73,6 +74,30 @@ TEST_F(PreviewTest, WhatAJobWouldFindIsSaidInWordsAndInJson) {
   EXPECT_EQ(json.at("forms").at("ShareGPT"), 1);
   EXPECT_EQ(json.at("first_bad_rows").at(0).at("line"), 4);
   EXPECT_EQ(json.at("samples").size(), 2U);
+}
+
+TEST_F(PreviewTest, WhatStandsInRowsCannotSteerATerminal) {
+  Options options = Of(R"([{"prompt": "a\u001b[2Jb\n\u202ec", "completion": "d\u0007"},
+                           {"messages": [{"role": "x\u001b[31m", "content": "y"}]}])");
+  for (const bool color : {false, true}) {
+    options.color = color;
+    const std::string text = Preview(options).text;
+    EXPECT_EQ(text.find("\x1b[2J"), std::string::npos) << text;
+    EXPECT_EQ(text.find("\x1b[31m"), std::string::npos) << text;
+    EXPECT_EQ(text.find('\x07'), std::string::npos) << text;
+    EXPECT_EQ(text.find("\u202e"), std::string::npos) << text;
+    EXPECT_THAT(text, HasSubstr("a_[2Jb\n_c"));
+  }
+  options.json = true;
+  EXPECT_THAT(ParseJson(Preview(options).text).at("samples").at(0).at("text").get<std::string>(),
+              HasSubstr("a\x1b[2Jb"));
+}
+
+TEST_F(PreviewTest, LossIsOnWhatTheJobSays) {
+  Options options = Of(R"([{"prompt": "ask", "completion": "answer"}])");
+  EXPECT_THAT(Preview(options).text, HasSubstr("ask>>answer"));
+  options.loss_on_all = true;
+  EXPECT_EQ(Preview(options).text.find("ask>>"), std::string::npos);
 }
 
 TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {
