@@ -20,6 +20,8 @@ namespace {
 
 struct DataCheckOptions {
   std::string file, model, columns, roles, chat_template, loss_on = "assistant";
+  std::string name;  // of a folder
+  const std::string& shown() const { return name.empty() ? file : name; }
   int64_t sequence_length = 2048, batch = 8;
 };
 
@@ -35,7 +37,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
       data::CheckDataset(options.file, options.file, data::NamesOf(columns, {}));
   if (!found.ok()) {
     return FailHere(connection, kUsage,
-                    fmt::format("{}: {}", options.file, Message(found.status())));
+                    fmt::format("{}: {}", options.shown(), Message(found.status())));
   }
   if (json) {
     nlohmann::ordered_json forms = nlohmann::ordered_json::object();
@@ -43,7 +45,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
       const int64_t count = found->forms[static_cast<size_t>(i)];
       if (count > 0) forms[std::string(data::FormName(static_cast<data::Form>(i)))] = count;
     }
-    connection.console().out << DumpJson(nlohmann::ordered_json{{"file", options.file},
+    connection.console().out << DumpJson(nlohmann::ordered_json{{"file", options.shown()},
                                                                 {"rows", found->rows},
                                                                 {"forms", std::move(forms)},
                                                                 {"odd_rows", found->odd_rows},
@@ -51,7 +53,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
                                          2)
                              << "\n";
   } else {
-    connection.console().out << fmt::format("{}\n  rows        {}: {}\n", OneLine(options.file),
+    connection.console().out << fmt::format("{}\n  rows        {}: {}\n", OneLine(options.shown()),
                                             found->rows, data::FormsText(found->forms));
     if (found->odd_rows > 0) {
       connection.console().out << fmt::format("  odd rows    {}, the first at {}\n",
@@ -92,6 +94,7 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
         std::pair("--chat-template", &options.chat_template)}) {
     if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
   }
+  if (!options.name.empty()) arguments.insert(arguments.end(), {"--name", options.name});
   if (json) arguments.emplace_back("--json");
   if (connection.console().terminal && !GetEnv("NO_COLOR")) arguments.emplace_back("--color");
   std::vector<char*> words;
@@ -125,6 +128,7 @@ ExitCode CheckFolder(Connection& connection, DataCheckOptions options, bool json
   connection.console().err << fmt::format("{}: {} file{} ({})\n", OneLine(options.file),
                                           packed->files(), packed->files() == 1 ? "" : "s",
                                           OneLine(packed->chosen()));
+  options.name = options.file;
   options.file = packed->path();
   return options.model.empty() ? CheckForms(connection, options, json)
                                : CheckTokens(connection, options, json);

@@ -123,7 +123,7 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
   for (const Sample& sample : samples) {
     shown.push_back({{"line", sample.line}, {"tokens", sample.tokens}, {"text", sample.text}});
   }
-  const nlohmann::ordered_json result = {{"file", options.file},
+  const nlohmann::ordered_json result = {{"file", options.shown()},
                                          {"rows", stats.rows},
                                          {"used", stats.used},
                                          {"forms", std::move(forms)},
@@ -166,7 +166,7 @@ std::string RowsText(const engine::DatasetStats& stats) {
 
 std::string Text(const Options& options, const engine::DatasetStats& stats,
                  const engine::DataReport& report, const std::vector<Sample>& samples) {
-  std::string text = Shown(options.file) + "\n" + RowsText(stats);
+  std::string text = Shown(options.shown()) + "\n" + RowsText(stats);
   text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
                       100 * Share(stats.loss_tokens, stats.tokens));
   text += fmt::format("  of a row    {} to {}; median {}, 90 % up to {}, 99 % up to {}\n",
@@ -200,7 +200,7 @@ std::string HelpText() {
 
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
            [--roles OURS=THEIRS,...] [--chat-template TEXT] [--loss-on assistant|all]
-           [--color] [--json]
+           [--name TEXT] [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
 long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
@@ -220,7 +220,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
       {"--model", &options.model},    {"--chat-template", &options.chat_template},
       {"--columns", &columns},        {"--roles", &roles},
       {"--sequence-length", &length}, {"--batch", &batch},
-      {"--loss-on", &loss_on}};
+      {"--loss-on", &loss_on},        {"--name", &options.name}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {

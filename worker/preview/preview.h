@@ -12,6 +12,8 @@ namespace sft::preview {
 struct Options {
   bool help = false, version = false;
   std::string file;
+  std::string name;  // what the file is called; empty: its path
+  const std::string& shown() const { return name.empty() ? file : name; }
   std::string model;  // a folder with a tokenizer
   std::string chat_template;
   std::vector<std::string> columns, roles;  // data.columns, data.roles
