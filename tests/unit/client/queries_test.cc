@@ -205,8 +205,9 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
       {"prepared",
        R"({"event":"prepared","rows":152,"used":150,"skipped":2,"tokens":8123,"loss_tokens":400})"},
       {"prepared",
-       R"({"event":"prepared","rows":9,"used":9,"skipped":0,"tokens":90,"loss_tokens":40,"repeated":3,)"
-       R"("forms":"9 text","cut":2,"cut_tokens":1500,"validation":4,"from_cache":true})"},
+       R"({"event":"prepared","rows":9,"used":9,"skipped":0,"tokens":90,"loss_tokens":40,)"
+       R"("repeated":3,"forms":"9 text","cut":2,"cut_tokens":1500,"validation":4,)"
+       R"("from_cache":true})"},
       {"ready", R"({"event":"ready","rank":1,"world":2,"device":"cpu","total_steps":3,)"
                 R"("trainable_parameters":1000,"total_parameters":5000,"seconds":1.5})"},
       {"consistency",
