@@ -20,6 +20,7 @@ namespace {
 
 struct DataCheckOptions {
   std::string file, model, columns, roles, chat_template, loss_on = "assistant";
+  std::string gpu_type;
   std::string name;  // of a folder
   const std::string& shown() const { return name.empty() ? file : name; }
   int64_t sequence_length = 2048, batch = 8;
@@ -94,6 +95,9 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
         std::pair("--chat-template", &options.chat_template)}) {
     if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
   }
+  if (!options.gpu_type.empty()) {
+    arguments.insert(arguments.end(), {"--gpu-type", options.gpu_type});
+  }
   if (!options.name.empty()) arguments.insert(arguments.end(), {"--name", options.name});
   if (json) arguments.emplace_back("--json");
   if (connection.console().terminal && !GetEnv("NO_COLOR")) arguments.emplace_back("--color");
@@ -154,6 +158,9 @@ void AddData(Command& app, Session& session) {
   check->AddOption("--columns", options->columns, "As data.columns: prompt=ask,completion=reply");
   check->AddOption("--roles", options->roles, "As data.roles: user=customer");
   check->AddOption("--chat-template", options->chat_template, "As data.chat_template");
+  check->AddOption(
+      "--gpu-type", options->gpu_type,
+      "Say how long an epoch takes on one of these: H100, H200, A100, L40S, RTX4090, ...");
   check->AddOption("--loss-on", options->loss_on, "As data.loss_on: assistant or all")
       ->ShowDefault();
   AddJsonFlag(check, session);

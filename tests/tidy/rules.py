@@ -54,7 +54,7 @@ EDGES = {
                        "worker/transfer", "worker/shipping", "worker/node"],
     "worker/daemon": ["common", "proto", "worker/channel", "worker/base", "worker/gpus",
                       "worker/transfer", "worker/shipping", "worker/node", "worker/attempt"],
-    "worker/preview": ["common/base", "common/spec", "common/io", "common/data", "worker/engine/base",
+    "worker/preview": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "worker/engine/base",
                        "worker/engine/data"],
     "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "worker/channel",
                     "worker/engine"],

@@ -61,22 +61,23 @@ void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
   }
 }
 
-void PrintSkipped(const engine::DatasetStats& stats) {
+void PrintSkipped(const engine::DatasetStats& stats, std::string_view place) {
   if (stats.skipped_total() == 0) return;
   fmt::print("{} {} left out:\n", stats.skipped_total(),
              stats.skipped_total() == 1 ? "row is" : "rows are");
   for (const engine::SkippedRow& row : stats.skipped_rows) {
-    fmt::print("  line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem), row.reason);
+    fmt::print("  {} {}: {}: {}\n", place, row.line, engine::RowProblemName(row.problem),
+               row.reason);
   }
 }
 
-void PrintLeftOut(const engine::DatasetStats& stats) {
+void PrintLeftOut(const engine::DatasetStats& stats, std::string_view place) {
   if (stats.held_out > 0) {
     fmt::print("  {} rows of the file are on the other side of data.val_split\n", stats.held_out);
   }
   if (stats.repeated == 0) return;
-  fmt::print("  {} left out as repeats of an earlier one (data.dedup), in line {}{}\n",
-             stats.repeated == 1 ? "1 row is" : fmt::format("{} rows are", stats.repeated),
+  fmt::print("  {} left out as repeats of an earlier one (data.dedup), in {} {}{}\n",
+             stats.repeated == 1 ? "1 row is" : fmt::format("{} rows are", stats.repeated), place,
              fmt::join(stats.repeats, ", "),
              stats.repeated > static_cast<int64_t>(stats.repeats.size()) ? ", ..." : "");
 }
@@ -113,9 +114,9 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
              options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
              prepared.from_cache ? " (from the cache)" : "");
   fmt::print("  {}\n", data::FormsText(stats.forms));
-  PrintLeftOut(stats);
+  PrintLeftOut(stats, prepared.place);
   PrintCut(stats);
-  PrintSkipped(stats);
+  PrintSkipped(stats, prepared.place);
   return {.rows = stats.rows,
           .used = stats.used,
           .skipped = stats.skipped_total(),

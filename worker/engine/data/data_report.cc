@@ -34,6 +34,7 @@ DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t bat
     }
     padded += longest * static_cast<int64_t>(end - begin);
   }
+  report.trained_tokens = tokens;
   const auto sequences = static_cast<int64_t>(PackFirstFitDecreasing(cut, sequence_length).size());
   report.padded_share = ShareOfFilling(tokens, padded);
   report.packed_share = ShareOfFilling(tokens, sequences * sequence_length);

@@ -23,6 +23,7 @@ struct DataReport {
   // longest row, and in sequences into which short rows are packed. Rows that are too long count as
   // cut.
   double padded_share = 0, packed_share = 0;
+  int64_t trained_tokens = 0;           // of an epoch: rows that are too long count as cut
   int64_t steps = 0, packed_steps = 0;  // of an epoch of batches of `batch` rows, or sequences
 };
 

@@ -160,6 +160,7 @@ struct PreparedDataset {
   std::filesystem::path file;              // in cache_dir
   std::shared_ptr<const Dataset> dataset;  // shared by the step plans that read it
   bool from_cache = false;
+  std::string_view place = "line";  // what the numbers of rows count: lines, or rows of a table
 };
 
 // Tokenises `options.data`, or finds the result in the cache: the key is the content of the data

@@ -221,7 +221,8 @@ bool Refuses(spec::LongRows rule) {
 }
 
 // Throws when rows have problems that the job does not skip; lists the first of them by line.
-void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options) {
+void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options,
+                std::string_view place) {
   int64_t refused = 0;
   bool only_long = true;
   std::string list;
@@ -236,7 +237,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     }
     only_long = only_long && by_length;
     if (++refused <= DatasetStats::kReportedRows) {
-      list += fmt::format("\n  line {}: {}", outcome.skipped->line, outcome.skipped->reason);
+      list += fmt::format("\n  {} {}: {}", place, outcome.skipped->line, outcome.skipped->reason);
     }
   }
   if (refused == 0) return;
@@ -376,11 +377,13 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   const MappedFile file_bytes = MappedFile::Open(options.data, options.stamp);
   const std::string key = CacheKey(tokenizer, options, file_bytes.bytes());
   const std::filesystem::path file = options.cache_dir / (key + ".rows");
+  const std::string_view place =
+      data::PlaceWord(data::ContainerOf(options.Name(), file_bytes.bytes().substr(0, 1 << 20)));
   if (std::shared_ptr<const Dataset> cached = OpenCached(file, key)) {
     // sft-worker removes what was not used for long: the time of change is that of the last use.
     // Where it cannot be set, the file is made anew some day.
     (void)utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
-    return {.file = file, .dataset = std::move(cached), .from_cache = true};
+    return {.file = file, .dataset = std::move(cached), .from_cache = true, .place = place};
   }
   const RowSource source(file_bytes, options);
   const RowSelection selection = SelectRows(source.lines(), options);
@@ -395,18 +398,18 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   std::vector<Outcome> outcomes =
       ParallelEncoder(*encoder, options, lines, static_cast<int64_t>(source.bytes().size()), watch)
           .Run();
-  RefuseRows(outcomes, options);
+  RefuseRows(outcomes, options, place);
   CacheContents contents = Collect(std::move(outcomes), lines);
   contents.stats.held_out = selection.held_out;
   contents.stats.repeated = selection.repeated;
   contents.stats.repeats = selection.repeats;
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
-    throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}", options.Name(),
-                                contents.stats.rows, first.line, first.reason));
+    throw UserError(fmt::format("{}: none of its {} rows can be used; {} {}: {}", options.Name(),
+                                contents.stats.rows, place, first.line, first.reason));
   }
   WriteCacheFile(file, key, contents);
-  return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false};
+  return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false, .place = place};
 }
 
 }  // namespace sft::engine

@@ -31,6 +31,7 @@ TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
       {{"a", "--model"}, "--model needs a value"},
       {{"a", "--model", "m", "--batch", "0"}, "--batch takes a whole number"},
       {{"a", "--model", "m", "--batch", "1x"}, "not \"1x\""},
+      {{"a", "--model", "m", "--gpu-type", "GTX"}, "--gpu-type GTX is not known; these are: H200"},
       {{"a", "--model", "m", "--loss-on", "user"}, "--loss-on takes assistant or all"},
   };
   for (const auto& [args, problem] : cases) {
@@ -91,6 +92,21 @@ TEST_F(PreviewTest, WhatStandsInRowsCannotSteerATerminal) {
   options.json = true;
   EXPECT_THAT(ParseJson(Preview(options).text).at("samples").at(0).at("text").get<std::string>(),
               HasSubstr("a\x1b[2Jb"));
+}
+
+TEST_F(PreviewTest, AnEpochsTimeIsToldOfAGpu) {
+  Options options = Of(R"([{"prompt": "ask", "completion": "answer"}])");
+  EXPECT_EQ(Preview(options).text.find("an epoch on one"), std::string::npos);
+  options.gpu_type = "H100";
+  EXPECT_THAT(Preview(options).text, HasSubstr("time        not known: "));
+  folder_.Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+      "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+      "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16"})");
+  EXPECT_THAT(Preview(options).text, HasSubstr("an epoch on one H100: LoRA in bf16, packed"));
+  options.json = true;
+  EXPECT_GT(ParseJson(Preview(options).text).at("epoch_seconds").get<double>(), 0);
 }
 
 TEST_F(PreviewTest, LossIsOnWhatTheJobSays) {

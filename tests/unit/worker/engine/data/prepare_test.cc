@@ -162,6 +162,10 @@ TEST_F(PrepareTest, ParquetIsReadAsItsRowsInJsonLines) {
   EXPECT_EQ(used[0], used[1]);
   EXPECT_GE(used[0], 3);
   PrepareOptions options = Options("");
+  options.data = folder / "chat.parquet";
+  options.sequence_length = 4096;
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("\n  row 3: the conversation has no messages")));
   options.data = folder / "brotli.parquet";
   EXPECT_THAT(
       [&] { PrepareDataset(tokenizer_, options); },
