@@ -62,6 +62,22 @@ std::vector<channel::RowFile> ValidationFiles(const Launch& launch) {
   return split ? TrainingFiles(launch) : std::vector<channel::RowFile>();
 }
 
+std::vector<engine::PrepareOptions> OptionsOfFiles(const Launch& launch,
+                                                   const std::vector<channel::RowFile>& files,
+                                                   OptionsOf options_of) {
+  std::vector<engine::PrepareOptions> all, earlier;
+  for (size_t i = 0; i < files.size(); ++i) {
+    engine::PrepareOptions options =
+        options_of(launch.spec, files[i].path, launch.file.cache_dir, i);
+    options.name = files[i].name;
+    options.stamp = files[i].stamp;
+    earlier.push_back(options);
+    options.earlier.assign(earlier.begin(), earlier.end() - 1);
+    all.push_back(std::move(options));
+  }
+  return all;
+}
+
 std::string EventPath(const Launch& launch, const std::string& process) {
   return fmt::format("{}/{}.events", launch.file.attempt_dir, process);
 }

@@ -92,11 +92,9 @@ void PrintCut(const engine::DatasetStats& stats) {
 }
 
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
-                                   engine::PrepareOptions options, const std::string& stamp,
-                                   RunawayScene scene, const char* what, int64_t vocab,
-                                   EventLog& events, const Clock& clock) {
-  options.name = scene.data_name;
-  options.stamp = stamp;
+                                   engine::PrepareOptions options, RunawayScene scene,
+                                   const char* what, int64_t vocab, EventLog& events,
+                                   const Clock& clock) {
   scene.data_name = options.Name();
   ReportRunaways(std::move(scene), clock);
   MonoTime last{};
@@ -157,11 +155,11 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   const auto prepare = [&](const std::vector<channel::RowFile>& files, const char* what,
                            auto options_of) {
     channel::PreparedEvent all;
-    for (size_t i = 0; i < files.size(); ++i) {
-      scene.data_name = files[i].name;
-      Add(PrepareFile(tokenizer, options_of(launch.spec, files[i].path, launch.file.cache_dir, i),
-                      files[i].stamp, scene, what, vocab, events, clock),
-          i == 0, all);
+    for (engine::PrepareOptions& options : OptionsOfFiles(launch, files, options_of)) {
+      const bool first = options.earlier.empty();
+      scene.data_name = options.name;
+      Add(PrepareFile(tokenizer, std::move(options), scene, what, vocab, events, clock), first,
+          all);
     }
     return all;
   };

@@ -253,10 +253,6 @@ engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
   return options;
 }
 
-// What the job says of a file with rows: PrepareOptions::ForTraining or ForValidation.
-using OptionsOf = engine::PrepareOptions (*)(const spec::JobSpec&, std::filesystem::path,
-                                             std::filesystem::path, size_t);
-
 // The rows of the files as one data set. `weighs`: by the weights of the job.
 std::shared_ptr<const engine::Dataset> OpenFiles(const engine::ChatTokenizer& tokenizer,
                                                  const Launch& launch,
@@ -265,14 +261,10 @@ std::shared_ptr<const engine::Dataset> OpenFiles(const engine::ChatTokenizer& to
   const auto named = spec::TrainParts(launch.spec);
   engine::ThrowIfError(named.status());
   std::vector<engine::Dataset::Part> parts;
-  for (size_t i = 0; i < files.size(); ++i) {
-    engine::PrepareOptions options =
-        options_of(launch.spec, files[i].path, launch.file.cache_dir, i);
-    options.name = files[i].name;
-    options.stamp = files[i].stamp;
+  for (engine::PrepareOptions& options : OptionsOfFiles(launch, files, options_of)) {
     options.threads = launch.file.threads_per_rank;
-    parts.push_back(
-        {engine::PrepareDataset(tokenizer, options).dataset, weighs ? named->at(i).weight : 1});
+    parts.push_back({engine::PrepareDataset(tokenizer, options).dataset,
+                     weighs ? named->at(parts.size()).weight : 1});
   }
   const bool single = parts.size() == 1 && parts.front().weight == 1;
   return single ? parts.front().rows : engine::Dataset::Join(std::move(parts));

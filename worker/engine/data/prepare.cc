@@ -301,7 +301,7 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
                     options.hold_out.rows, options.seed, options.group_by.size(), options.group_by);
   }
   if (options.dedup != spec::Dedup::kOff) {
-    text += fmt::format(" dedup {}", spec::EnumName(options.dedup));
+    text += fmt::format(" dedup {}{}", spec::EnumName(options.dedup), EarlierText(options));
   }
   return text;
 }

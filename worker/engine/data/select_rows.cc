@@ -13,8 +13,10 @@
 #include <thread>
 
 #include "common/base/json.h"
+#include "common/data/row_reader.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/data/files.h"
 #include "worker/engine/data/row.h"
 
 namespace sft::engine {
@@ -184,7 +186,28 @@ void Divide(const std::vector<RowKeys>& keys, const PrepareOptions& options,
       "data.group_by, stay together");
 }
 
+// The rows of a file that comes before.
+void AddEarlier(const PrepareOptions& file, const PrepareOptions& options, std::set<Key>& seen) {
+  const MappedFile mapped = MappedFile::Open(file.data, file.stamp);
+  const RowSource source(mapped, file);
+  PrepareOptions keyed = options;
+  keyed.hold_out = {};  // its column is not asked for
+  for (const RowKeys& keys : AllKeys(source.lines(), keyed)) seen.insert(keys.repeat);
+}
+
 }  // namespace
+
+std::string EarlierText(const PrepareOptions& options) {
+  std::string text;
+  if (options.dedup == spec::Dedup::kOff) return text;
+  for (const PrepareOptions& file : options.earlier) {
+    const MappedFile mapped = MappedFile::Open(file.data, file.stamp);
+    text += fmt::format(" after {} {} {}", io::Sha256Hex(mapped.bytes()), file.max_examples,
+                        static_cast<int>(data::ContainerOf(
+                            file.Name(), mapped.bytes().substr(0, size_t{1} << 20))));
+  }
+  return text;
+}
 
 RowSelection SelectRows(std::vector<Line> lines, const PrepareOptions& options) {
   RowSelection selection;
@@ -196,6 +219,9 @@ RowSelection SelectRows(std::vector<Line> lines, const PrepareOptions& options) 
   std::vector<bool> taken(lines.size(), true);
   if (options.hold_out.on()) Divide(keys, options, taken, selection);
   std::set<Key> seen;
+  if (options.dedup != spec::Dedup::kOff) {
+    for (const PrepareOptions& file : options.earlier) AddEarlier(file, options, seen);
+  }
   for (size_t i = 0; i < lines.size(); ++i) {
     if (!taken[i]) continue;
     if (options.dedup != spec::Dedup::kOff && !seen.insert(keys[i].repeat).second) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "worker/engine/data/dataset.h"
@@ -20,5 +21,8 @@ struct RowSelection {
 // two that are equal is the first. Throws UserError where one side would be empty, or a row has no
 // column data.group_by.
 RowSelection SelectRows(std::vector<Line> lines, const PrepareOptions& options);
+
+// What the rows of options.earlier add to the key of the cache; empty without dedup.
+std::string EarlierText(const PrepareOptions& options);
 
 }  // namespace sft::engine

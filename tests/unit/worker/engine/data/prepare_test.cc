@@ -287,6 +287,23 @@ TEST_F(PrepareTest, RepeatsAreLeftOutAndNamed) {
   EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 6);
 }
 
+TEST_F(PrepareTest, RepeatsOfAnEarlierFileAreLeftOutToo) {
+  PrepareOptions first = Options("");
+  first.data = model_.Write("first.csv", "question,answer\na,b\nc,d\n");
+  PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow("e", "f"));
+  options.dedup = spec::Dedup::kExact;
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 2);
+  options.earlier = {first};
+  const auto after = PrepareDataset(tokenizer_, options);
+  EXPECT_FALSE(after.from_cache);
+  EXPECT_EQ(after.dataset->size(), 1);
+  EXPECT_EQ(after.dataset->stats().repeats, std::vector<int64_t>{1});
+  // Another file before it is another result.
+  first.data = model_.Write("first.csv", "question,answer\nc,d\n");
+  options.earlier = {first};
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 2);
+}
+
 TEST_F(PrepareTest, LongRowsAreCutAndWhatIsLostIsCounted) {
   std::string words;
   for (int i = 0; i < 300; ++i) words += "word" + std::to_string(i) + " ";
