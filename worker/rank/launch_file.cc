@@ -69,6 +69,7 @@ std::vector<engine::PrepareOptions> OptionsOfFiles(const Launch& launch,
   for (size_t i = 0; i < files.size(); ++i) {
     engine::PrepareOptions options =
         options_of(launch.spec, files[i].path, launch.file.cache_dir, i);
+    options.one_of_several = files.size() > 1;
     options.name = files[i].name;
     options.stamp = files[i].stamp;
     earlier.push_back(options);

@@ -165,8 +165,14 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   };
   channel::PreparedEvent training =
       prepare(TrainingFiles(launch), "training", engine::PrepareOptions::ForTraining);
-  training.validation =
-      prepare(ValidationFiles(launch), "validation", engine::PrepareOptions::ForValidation).used;
+  const auto held = ValidationFiles(launch);
+  training.validation = prepare(held, "validation", engine::PrepareOptions::ForValidation).used;
+  if (training.used == 0 || (!held.empty() && training.validation == 0)) {
+    throw engine::UserError(
+        fmt::format("no row of the job's files is left for {}",
+                    training.used == 0 ? "training" : "validation (data.val_split)"),
+        "bad_rows", "change data.val_split or data.dedup, or give other files");
+  }
   events.Write(training);
   events.Sync();
 }

@@ -79,6 +79,7 @@ struct PrepareOptions {
   uint64_t seed = 42;          // which rows they are
   std::string group_by;        // data.group_by
   spec::Dedup dedup = spec::Dedup::kOff;
+  bool one_of_several = false;          // other files may have the rows that this one lacks
   std::vector<PrepareOptions> earlier;  // files whose rows come before these, for dedup
   data::RowNames names;
   int threads = 0;  // 0: the machine's

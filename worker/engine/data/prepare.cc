@@ -388,6 +388,14 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   const RowSource source(file_bytes, options);
   const RowSelection selection = SelectRows(source.lines(), options);
   const std::vector<Line>& lines = selection.lines;
+  if (lines.empty()) {  // another file has the rows
+    CacheContents nothing;
+    nothing.stats.held_out = selection.held_out;
+    nothing.stats.repeated = selection.repeated;
+    nothing.stats.repeats = selection.repeats;
+    WriteCacheFile(file, key, nothing);
+    return {.file = file, .dataset = Dataset::Open(file, key), .place = place};
+  }
   RowWatch watch(options.row_limit);
   std::optional<RowEncoder> encoder;
   {

@@ -177,7 +177,7 @@ void Divide(const std::vector<RowKeys>& keys, const PrepareOptions& options,
     }
   }
   const auto rows = static_cast<int64_t>(keys.size());
-  if (held > 0 && held < rows) return;
+  if ((held > 0 && held < rows) || options.one_of_several) return;
   throw UserError(
       fmt::format("{}: data.val_split leaves no row for {}: {} of its {} rows are held out",
                   options.Name(), held == 0 ? "validation" : "training", held, rows),
@@ -231,7 +231,10 @@ RowSelection SelectRows(std::vector<Line> lines, const PrepareOptions& options) 
     }
     selection.lines.push_back(lines[i]);
   }
-  return selection;
+  if (!selection.lines.empty() || options.one_of_several) return selection;
+  throw UserError(fmt::format("{}: none of its rows is left: {} repeat an earlier one (data.dedup)",
+                              options.Name(), selection.repeated),
+                  "bad_rows", "leave data.dedup out, or take another file");
 }
 
 }  // namespace sft::engine

@@ -298,6 +298,19 @@ TEST_F(PrepareTest, RepeatsOfAnEarlierFileAreLeftOutToo) {
   EXPECT_FALSE(after.from_cache);
   EXPECT_EQ(after.dataset->size(), 1);
   EXPECT_EQ(after.dataset->stats().repeats, std::vector<int64_t>{1});
+  // Nothing is left of it: an error, unless another of several files has rows.
+  first.data = model_.Write("both.csv", "question,answer\na,b\ne,f\n");
+  options.earlier = {first};
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("none of its rows is left: 2 repeat")));
+  options.one_of_several = true;
+  for (int i = 0; i < 2; ++i) {
+    const PreparedDataset empty = PrepareDataset(tokenizer_, options);
+    EXPECT_EQ(empty.from_cache, i == 1);
+    EXPECT_EQ(empty.dataset->size(), 0);
+    EXPECT_EQ(empty.dataset->stats().repeated, 2);
+  }
+  options.one_of_several = false;
   // Another file before it is another result.
   first.data = model_.Write("first.csv", "question,answer\nc,d\n");
   options.earlier = {first};

@@ -231,6 +231,16 @@ TEST(StepPlanTest, OnePartWithWeightOneIsTheDataSetItself) {
   }
 }
 
+TEST(StepPlanTest, APartMayBeEmpty) {
+  const auto dataset = Dataset::Join({{PartOf(0, 0), 0.5}, {PartOf(0, 3), 1}, {PartOf(9, 0), 2}});
+  ASSERT_EQ(dataset->size(), 3);
+  EXPECT_EQ(dataset->Get(0).tokens[0], 0);
+  EXPECT_EQ(dataset->Get(2).tokens[0], 2000);
+  for (const bool packing : {false, true}) {
+    EXPECT_GT(StepPlan(dataset, {.packing = packing}).samples(), 0);
+  }
+}
+
 TEST(StepPlanTest, WithoutShufflingPartsFollowEachOther) {
   const auto dataset = Dataset::Join({{PartOf(10, 2), 2}, {PartOf(0, 3), 1}});
   const StepPlan plan(dataset, {.per_device_batch = 9, .n_epochs = 2, .shuffle = false});
