@@ -227,11 +227,11 @@ void ResolveMixture(Draft* draft) {
                                                    "of the two out",
                                                    draft->Quote(kData)));
   }
+  draft->Derive(kData, parts.front().path, kMixture);
   if (draft->Given("data.max_examples") && draft->Int("data.max_examples") > 0) {
     return draft->AddProblem("data.max_examples",
                              "there are several files: give max_examples to those of data.train");
   }
-  draft->Derive(kData, parts.front().path, kMixture);
 }
 
 void CheckRequired(Draft* draft) {

@@ -137,7 +137,7 @@ void Add(const channel::PreparedEvent& file, bool first, channel::PreparedEvent&
   all.tokens += file.tokens;
   all.loss_tokens += file.loss_tokens;
   all.from_cache = file.from_cache && (first || all.from_cache);
-  all.forms += (all.forms.empty() ? "" : "; ") + file.forms;
+  all.forms += (all.forms.empty() || file.forms.empty() ? "" : "; ") + file.forms;
   all.documents += file.documents;
   all.cut += file.cut;
   all.cut_tokens += file.cut_tokens;

@@ -108,6 +108,9 @@ TEST(ResolveTest, SeveralFilesAreTrainedOn) {
     const Resolution bad = ResolveText(head + "[data]\n" + text + "\n");
     EXPECT_NE(Describe(bad.problems).find(problem), std::string::npos)
         << text << ": " << Describe(bad.problems);
+    if (std::string_view(text).find("max_examples = 5") == std::string_view::npos) continue;
+    EXPECT_EQ(Describe(bad.problems).find("job.data:0: is missing"), std::string::npos)
+        << Describe(bad.problems);
   }
   const Resolution both = ResolveText(head + "data = \"x\"\n[data]\ntrain = [\"a\"]\n");
   EXPECT_NE(Describe(both.problems).find("names one file with rows already"), std::string::npos)
