@@ -60,7 +60,7 @@ absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::strin
   if (!regular.ok()) return InvalidArgument(fmt::format("{}: {}", key, Message(regular)));
   const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
   if (!hash.ok()) return InvalidArgument(fmt::format("{}: {}", key, Message(hash.status())));
-  return LocalFile{path, hash->sha256, hash->size};
+  return LocalFile{path, hash->sha256, hash->size, ""};
 }
 
 bool IsUploaded(Connection& connection, const LocalFile& file, const std::string& project) {
@@ -92,7 +92,8 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file,
       moved = now;
     }
     if (!told_upload) {
-      connection.console().err << fmt::format("uploading {} ({})\n", file.path, Bytes(file.size));
+      connection.console().err << fmt::format("uploading {} ({})\n", file.shown(),
+                                              Bytes(file.size));
       told_upload = true;
     }
     const grpc::Status status = SendFrom(connection, file, project, fd.get(), known.received());
@@ -104,7 +105,7 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file,
     if (Interrupt::Raised())
       return absl::CancelledError("interrupted; the same command continues it");
     if (!again || now - moved > (another ? kOtherPatience : kPatience)) {
-      return Annotate(connection.Describe(status), file.path);
+      return Annotate(connection.Describe(status), file.shown());
     }
     if (another && !told_wait) {
       connection.console().err << "it is being uploaded by another call already: waiting\n";

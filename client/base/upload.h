@@ -12,6 +12,8 @@ struct LocalFile {
   std::string path;  // on this machine
   std::string sha256;
   int64_t size = 0;
+  std::string name;  // for people, where it is another than the path
+  const std::string& shown() const { return name.empty() ? path : name; }
 };
 
 // Reads and hashes a file that a job names; the error names the job's key.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "client/base/packed_folder.h"
 #include "client/commands/commands.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
@@ -18,7 +19,10 @@ namespace sft::client {
 namespace {
 
 struct DataCheckOptions {
-  std::string file, model, columns, roles, chat_template;
+  std::string file, model, columns, roles, chat_template, loss_on = "assistant";
+  std::string gpu_type;
+  std::string name;  // of a folder
+  const std::string& shown() const { return name.empty() ? file : name; }
   int64_t sequence_length = 2048, batch = 8;
 };
 
@@ -34,7 +38,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
       data::CheckDataset(options.file, options.file, data::NamesOf(columns, {}));
   if (!found.ok()) {
     return FailHere(connection, kUsage,
-                    fmt::format("{}: {}", options.file, Message(found.status())));
+                    fmt::format("{}: {}", options.shown(), Message(found.status())));
   }
   if (json) {
     nlohmann::ordered_json forms = nlohmann::ordered_json::object();
@@ -42,7 +46,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
       const int64_t count = found->forms[static_cast<size_t>(i)];
       if (count > 0) forms[std::string(data::FormName(static_cast<data::Form>(i)))] = count;
     }
-    connection.console().out << DumpJson(nlohmann::ordered_json{{"file", options.file},
+    connection.console().out << DumpJson(nlohmann::ordered_json{{"file", options.shown()},
                                                                 {"rows", found->rows},
                                                                 {"forms", std::move(forms)},
                                                                 {"odd_rows", found->odd_rows},
@@ -50,7 +54,7 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
                                          2)
                              << "\n";
   } else {
-    connection.console().out << fmt::format("{}\n  rows        {}: {}\n", OneLine(options.file),
+    connection.console().out << fmt::format("{}\n  rows        {}: {}\n", OneLine(options.shown()),
                                             found->rows, data::FormsText(found->forms));
     if (found->odd_rows > 0) {
       connection.console().out << fmt::format("  odd rows    {}, the first at {}\n",
@@ -83,12 +87,18 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
                                         "--sequence-length",
                                         std::to_string(options.sequence_length),
                                         "--batch",
-                                        std::to_string(options.batch)};
+                                        std::to_string(options.batch),
+                                        "--loss-on",
+                                        options.loss_on};
   for (const auto& [flag, value] :
        {std::pair("--columns", &options.columns), std::pair("--roles", &options.roles),
         std::pair("--chat-template", &options.chat_template)}) {
     if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
   }
+  if (!options.gpu_type.empty()) {
+    arguments.insert(arguments.end(), {"--gpu-type", options.gpu_type});
+  }
+  if (!options.name.empty()) arguments.insert(arguments.end(), {"--name", options.name});
   if (json) arguments.emplace_back("--json");
   if (connection.console().terminal && !GetEnv("NO_COLOR")) arguments.emplace_back("--color");
   std::vector<char*> words;
@@ -113,6 +123,21 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
   return code == 0 ? kSucceeded : code == kBadData || code == 2 ? kUsage : kInternal;
 }
 
+// As `submit` sends a folder: its rows as one file.
+ExitCode CheckFolder(Connection& connection, DataCheckOptions options, bool json) {
+  const absl::StatusOr<PackedFolder> packed = PackedFolder::Make(options.file);
+  if (!packed.ok()) {
+    return FailHere(connection, kUsage, std::string(Message(packed.status())));
+  }
+  connection.console().err << fmt::format("{}: {} file{} ({})\n", OneLine(options.file),
+                                          packed->files(), packed->files() == 1 ? "" : "s",
+                                          OneLine(packed->chosen()));
+  options.name = options.file;
+  options.file = packed->path();
+  return options.model.empty() ? CheckForms(connection, options, json)
+                               : CheckTokens(connection, options, json);
+}
+
 }  // namespace
 
 void AddData(Command& app, Session& session) {
@@ -125,7 +150,7 @@ void AddData(Command& app, Session& session) {
       "rows that are too long, padding against packing, and three rows with what is learnt marked",
       "sftctl data check train.jsonl --model ~/models/Qwen/Qwen3-8B --sequence-length 4096");
   auto options = std::make_shared<DataCheckOptions>();
-  check->AddOption("FILE", options->file, "File with rows (docs/data.md)")->Required();
+  check->AddOption("FILE", options->file, "File or folder with rows (docs/data.md)")->Required();
   check->AddOption("--model", options->model, "Folder of this machine with the model's tokenizer");
   check->AddOption("--sequence-length", options->sequence_length, "Tokens of a sequence")
       ->ShowDefault();
@@ -133,12 +158,21 @@ void AddData(Command& app, Session& session) {
   check->AddOption("--columns", options->columns, "As data.columns: prompt=ask,completion=reply");
   check->AddOption("--roles", options->roles, "As data.roles: user=customer");
   check->AddOption("--chat-template", options->chat_template, "As data.chat_template");
+  check->AddOption(
+      "--gpu-type", options->gpu_type,
+      "Say how long an epoch takes on one of these: H100, H200, A100, L40S, RTX4090, ...");
+  check->AddOption("--loss-on", options->loss_on, "As data.loss_on: assistant or all")
+      ->ShowDefault();
   AddJsonFlag(check, session);
   check->Check([options] {
+    if (options->loss_on != "assistant" && options->loss_on != "all") {
+      return "--loss-on must be assistant or all";
+    }
     const bool fits = options->sequence_length >= 1 && options->batch >= 1;
     return fits ? "" : "--sequence-length and --batch must be at least 1";
   });
   check->RunHere([&session, options](Connection& connection) {
+    if (NamesFolder(options->file)) return CheckFolder(connection, *options, session.json);
     return options->model.empty() ? CheckForms(connection, *options, session.json)
                                   : CheckTokens(connection, *options, session.json);
   });

@@ -8,11 +8,13 @@
 
 #include "client/base/interrupt.h"
 #include "client/base/job_request.h"
+#include "client/base/packed_folder.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/resolution.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
@@ -120,8 +122,11 @@ class Submission {
   // what is wrong with them is one more problem of the job.
   void CheckFiles() {
     for (const v1::NeededFile& needed : resolution_.needed_files()) {
-      const absl::StatusOr<LocalFile> file =
-          HashLocalFile(needed.key(), LocalPath(needed, options_.file));
+      absl::StatusOr<LocalFile> file = FindFile(needed);
+      if (absl::IsFailedPrecondition(file.status())) {
+        AddFileProblem(needed, std::string(Message(file.status())));
+        continue;
+      }
       if (!file.ok()) {
         AddFileProblem(needed,
                        fmt::format("{}; must be a file of this machine, or node:/path for one that "
@@ -135,10 +140,40 @@ class Submission {
       if (asks && IsUploaded(connection_, *file, options_.project)) continue;
       uploads_ = true;
       if (const std::string problem = CheckRows(needed, *file); !problem.empty()) {
-        AddFileProblem(needed, fmt::format("{}: {}", file->path, problem));
+        AddFileProblem(needed, fmt::format("{}: {}", file->shown(), problem));
       }
     }
     SortProblems();
+  }
+
+  // The file itself, or the rows of a folder packed into one. FAILED_PRECONDITION: the folder has
+  // no rows to be sent.
+  absl::StatusOr<LocalFile> FindFile(const v1::NeededFile& needed) {
+    const std::string path = LocalPath(needed, options_.file);
+    if (!NamesFolder(path)) return HashLocalFile(needed.key(), path);
+    absl::StatusOr<PackedFolder> packed = PackedFolder::Make(path);
+    if (!packed.ok()) return FailedPrecondition(Message(packed.status()));
+    connection_.console().err << fmt::format("{}: {} file{} ({})\n", OneLine(path), packed->files(),
+                                             packed->files() == 1 ? "" : "s",
+                                             OneLine(packed->chosen()));
+    folders_.push_back(*std::move(packed));
+    SFT_ASSIGN_OR_RETURN(LocalFile file, HashLocalFile(needed.key(), folders_.back().path()));
+    file.name = path + "/rows.jsonl";
+    return file;
+  }
+
+  // What is found is also said, since it costs nothing and tells of a wrong file.
+  void ShowRows(const LocalFile& file, const data::DatasetCheck& found) {
+    if (json_) return;
+    connection_.console().err << fmt::format("{}: {} rows: {}\n", OneLine(file.shown()), found.rows,
+                                             data::FormsText(found.forms));
+    if (found.odd_rows > 0) {
+      connection_.console().err << fmt::format("  {} of them cannot be used, the first at {}\n",
+                                               found.odd_rows, OneLine(found.first_odd));
+    }
+    connection_.console().err << fmt::format(
+        "  `sftctl data check {} --model DIR` shows tokens and what is learnt\n",
+        OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))));
   }
 
   std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
@@ -146,8 +181,9 @@ class Submission {
     const std::vector<std::string> columns =
         absl::StrSplit(ValueOf(resolution_, "data.columns"), ',', absl::SkipEmpty());
     const absl::StatusOr<data::DatasetCheck> found =
-        data::CheckDataset(file.path, file.path, data::NamesOf(columns, {}));
+        data::CheckDataset(file.path, file.shown(), data::NamesOf(columns, {}));
     if (!found.ok()) return std::string(Message(found.status()));
+    ShowRows(file, *found);
     const int64_t taken = needed.key() == "job.data" ? RowsTaken() : 0;
     return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
   }
@@ -249,7 +285,7 @@ class Submission {
       sent->set_key(needed.key());
       sent->set_sha256(file.sha256);
       sent->set_size(file.size);
-      sent->set_client_path(file.path);
+      sent->set_client_path(file.shown());
     }
     return request;
   }
@@ -348,7 +384,8 @@ class Submission {
   std::vector<v1::Override> overrides_;
   v1::ResolveJobResponse resolution_;
   std::vector<std::pair<v1::NeededFile, LocalFile>> files_;
-  bool uploads_ = false;  // the server does not have all of files_
+  std::vector<PackedFolder> folders_;  // what of files_ is temporary
+  bool uploads_ = false;               // the server does not have all of files_
   v1::Job job_;
   v1::SubmitSweepResponse sweep_;
 };

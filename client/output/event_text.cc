@@ -44,10 +44,22 @@ std::string Prepared(const Note& note) {
     return fmt::format("{:.0f} prompts, {} tokens", note.Number("rows"),
                        Count(note.Number("tokens")));
   }
-  return fmt::format("{:.0f} of {:.0f} rows, {:.0f} left out; {} tokens, {} of them with loss{}",
-                     note.Number("used"), note.Number("rows"), note.Number("skipped"),
-                     Count(note.Number("tokens")), Count(note.Number("loss_tokens")),
-                     note.Is("from_cache") ? "; prepared before" : "");
+  std::string text = fmt::format("{:.0f} of {:.0f} rows", note.Number("used"), note.Number("rows"));
+  if (const std::string forms = note.Text("forms"); !forms.empty()) text += " (" + forms + ")";
+  text += fmt::format(", {:.0f} left out", note.Number("skipped"));
+  if (note.Number("repeated") > 0) {
+    text += fmt::format(", beside {:.0f} repeats", note.Number("repeated"));
+  }
+  text += fmt::format("; {} tokens, {} of them with loss", Count(note.Number("tokens")),
+                      Count(note.Number("loss_tokens")));
+  if (note.Number("cut") > 0) {
+    text += fmt::format("; {:.0f} rows cut or split, {} tokens of them left out",
+                        note.Number("cut"), Count(note.Number("cut_tokens")));
+  }
+  if (note.Number("validation") > 0) {
+    text += fmt::format("; {:.0f} rows for validation", note.Number("validation"));
+  }
+  return text + (note.Is("from_cache") ? "; prepared before" : "");
 }
 
 std::string Ready(const Note& note) {

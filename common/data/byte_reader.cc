@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/io/file.h"
 
 namespace sft::data {
 namespace {
@@ -227,6 +226,12 @@ Compression CompressionOf(std::string_view head) {
 absl::StatusOr<std::unique_ptr<ByteReader>> ByteReader::Open(const std::string& path,
                                                              const UnpackLimits& limits) {
   SFT_ASSIGN_OR_RETURN(io::UniqueFd fd, io::OpenForRead(path));
+  return Open(std::move(fd), path, limits);
+}
+
+absl::StatusOr<std::unique_ptr<ByteReader>> ByteReader::Open(io::UniqueFd fd,
+                                                             const std::string& path,
+                                                             const UnpackLimits& limits) {
   char head[8];
   SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), 0, head, sizeof(head), path));
   std::unique_ptr<Decoder> decoder = MakeDecoder(CompressionOf({head, got}));

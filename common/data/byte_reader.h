@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/base/status.h"
+#include "common/io/file.h"
 
 namespace sft::data {
 
@@ -26,6 +27,9 @@ struct UnpackLimits {
 class ByteReader {
  public:
   static absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& path,
+                                                          const UnpackLimits& limits = {});
+  // The same for a file that is open; `path` stands in messages.
+  static absl::StatusOr<std::unique_ptr<ByteReader>> Open(io::UniqueFd fd, const std::string& path,
                                                           const UnpackLimits& limits = {});
   virtual ~ByteReader() = default;
   // Up to `size` bytes; 0 at the end alone. INVALID_ARGUMENT when the file is cut short or damaged,

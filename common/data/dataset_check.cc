@@ -7,10 +7,10 @@
 namespace sft::data {
 namespace {
 
-absl::Status Refuse(int64_t line, const std::string& problem) {
+absl::Status Refuse(Container container, int64_t line, const std::string& problem) {
   return InvalidArgument(fmt::format(
-      "line {}: {}; a data set is JSON Lines, one object a line, or one JSON array of objects",
-      line, problem));
+      "{} {}: {}; a data set is JSON Lines, one object a line, or one JSON array of objects",
+      PlaceWord(container), line, problem));
 }
 
 std::string Shown(std::string_view row) {
@@ -24,21 +24,42 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_v
   DatasetCheck found;
   const TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
     const RowShape shape = ShapeOf(row, names);
-    if (!shape.is_json) return Refuse(line, fmt::format("not JSON: {}", Shown(row)));
+    if (!shape.is_json)
+      return Refuse(found.kind.container, line, fmt::format("not JSON: {}", Shown(row)));
     if (!shape.kind.empty()) {
-      return Refuse(line, fmt::format("a JSON {}, not an object", shape.kind));
+      return Refuse(found.kind.container, line,
+                    fmt::format("a JSON {}, not an object", shape.kind));
     }
     ++found.rows;
     ++found.forms[static_cast<size_t>(shape.form)];
     if (!shape.problem.empty() && ++found.odd_rows == 1) {
       found.first_odd_row = found.rows;
-      found.first_odd = fmt::format("line {}: {}", line, shape.problem);
+      found.first_odd =
+          fmt::format("{} {}: {}", PlaceWord(found.kind.container), line, shape.problem);
     }
     return true;
   };
-  SFT_RETURN_IF_ERROR(ReadRows(path, name, {.names = &names}, take));
+  SFT_RETURN_IF_ERROR(ReadRows(path, name, {.names = &names, .kind = &found.kind}, take));
   if (found.rows == 0) return InvalidArgument("the data set is empty: it has no rows");
   return found;
+}
+
+int ProtocolOf(const DatasetCheck& found) {
+  constexpr int kFirst = 1, kForms2 = 2;
+  int64_t known = 0;
+  for (const Form form : {Form::kMessages, Form::kCompletion, Form::kText, Form::kUnknown}) {
+    known += found.forms[static_cast<size_t>(form)];
+  }
+  const bool plain = found.kind.container == Container::kLines && !found.kind.packed;
+  return plain && known == found.rows ? kFirst : kForms2;
+}
+
+int ProtocolOfName(std::string_view name) {
+  bool packed = false;
+  for (const std::string_view ending : {".gz", ".zst", ".bz2", ".xz"}) {
+    packed = packed || name.ends_with(ending);
+  }
+  return packed || ContainerOf(name, "") != Container::kLines ? 2 : 1;
 }
 
 std::string RowsProblem(const DatasetCheck& found, bool skips, int64_t taken) {

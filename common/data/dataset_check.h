@@ -10,6 +10,9 @@
 
 namespace sft::data {
 
+// Goes up with each change by which a file can get another verdict; older verdicts are made anew.
+inline constexpr int kCheckVersion = 1;
+
 // Summary of a data set's rows.
 struct DatasetCheck {
   int64_t rows = 0;
@@ -18,7 +21,8 @@ struct DatasetCheck {
   int64_t odd_rows = 0;
   int64_t first_odd_row = 0;  // counted from 1 in rows; 0: none
   std::string first_odd;      // "line 7: the error"
-  FormCounts forms = {};      // odd rows are counted under the form that they have
+  FileKind kind;
+  FormCounts forms = {};  // odd rows are counted under the form that they have
 };
 
 // Checks a data set row by row: it must not be empty, and its file must be whole (ReadRows) and its
@@ -27,6 +31,12 @@ struct DatasetCheck {
 // checked when the row is prepared.
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_view name = "",
                                           const RowNames& names = {});
+
+// The least wire protocol whose workers read the file: those of the first release know JSON Lines
+// of messages, prompts with completions, and texts.
+int ProtocolOf(const DatasetCheck& found);
+// The same of a file that nobody has read, by its name.
+int ProtocolOfName(std::string_view name);
 
 // Why a job cannot use these rows; empty if it can, or if only its ranks can tell. `skips`: the job
 // leaves out rows that it cannot use. `taken`: the job reads only the first `taken` rows; 0 means

@@ -10,6 +10,7 @@
 
 #include "common/base/json.h"
 #include "common/base/utf8.h"
+#include "common/columnar/table.h"
 #include "common/data/byte_reader.h"
 #include "common/data/splitters.h"
 
@@ -27,6 +28,18 @@ std::string LowerEnding(std::string_view& name) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
   });
   name = name.substr(0, dot);
+  return ending;
+}
+
+// The ending that says how rows stand in the file: that before one of a packed file.
+std::string EndingOf(std::string_view name) {
+  std::string ending = LowerEnding(name);
+  for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
+    if (ending == packed) {
+      ending = LowerEnding(name);
+      break;
+    }
+  }
   return ending;
 }
 
@@ -62,11 +75,13 @@ absl::Status RefuseForeign(std::string_view head) {
   if (head.starts_with("\xff\xfe"sv) || head.starts_with("\xfe\xff"sv)) {
     return InvalidArgument("the text is UTF-16; save the file as UTF-8");
   }
-  if (head.starts_with("PAR1"sv) || head.starts_with("ARROW1"sv) ||
-      head.starts_with("\xff\xff\xff\xff"sv)) {
+  if (columnar::IsTable(head)) {
     return InvalidArgument(
-        "a Parquet or Arrow file, which is not read; write it as JSON Lines, for example with "
-        "datasets' to_json, or pandas' to_json(orient=\"records\", lines=True)");
+        "a Parquet or Arrow file in a packed one; unpack it: it is packed in itself");
+  }
+  if (head.starts_with("version https://git-lfs.github.com/"sv)) {
+    return InvalidArgument(
+        "a pointer of Git LFS in place of the file; fetch the file itself with `git lfs pull`");
   }
   if (head.starts_with("PK\x03\x04"sv) || (head.size() > 262 && head.substr(257, 5) == "ustar"sv)) {
     return InvalidArgument("an archive; unpack it and give the file with the rows");
@@ -74,8 +89,25 @@ absl::Status RefuseForeign(std::string_view head) {
   return absl::OkStatus();
 }
 
-std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& options,
-                                       const TakeRow& take) {
+bool IsTableEnding(std::string_view ending) {
+  return ending == ".parquet" || ending == ".arrow" || ending == ".feather";
+}
+
+// Why a file is not the table that its name says.
+absl::Status RefuseTable(std::string_view ending, std::string_view head) {
+  if (head.starts_with("PARE")) {
+    return InvalidArgument("the Parquet file is encrypted, which is not read; write it without");
+  }
+  SFT_RETURN_IF_ERROR(RefuseForeign(head));
+  const bool parquet = ending == ".parquet";
+  return InvalidArgument(fmt::format(
+      "not {} file, though its name says so: it does not begin as one; copy or download it again, "
+      "or give it the ending of what it is",
+      parquet ? "a Parquet" : "an Arrow"));
+}
+
+std::unique_ptr<Splitter> MakeSplitter(Container container, std::string_view name,
+                                       const ReadOptions& options, const TakeRow& take) {
   static const RowNames kUsual;
   const RowNames& names = options.names != nullptr ? *options.names : kUsual;
   switch (container) {
@@ -86,8 +118,9 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
       return MakeTableSplitter(container == Container::kTsv ? '\t' : '\0', names,
                                options.max_row_bytes, take);
     case Container::kText:
-      return MakeTextSplitter(options.max_row_bytes, take);
+      return MakeTextSplitter(EndingOf(name) == ".txt", options.max_row_bytes, take);
     case Container::kLines:
+    case Container::kTable:
       break;
   }
   return MakeLineSplitter(options.max_row_bytes, take);
@@ -95,14 +128,14 @@ std::unique_ptr<Splitter> MakeSplitter(Container container, const ReadOptions& o
 
 }  // namespace
 
+std::string_view PlaceWord(Container container) {
+  return container == Container::kTable ? "row" : "line";
+}
+
 Container ContainerOf(std::string_view name, std::string_view head) {
-  std::string ending = LowerEnding(name);
-  for (const std::string_view packed : {".gz", ".zst", ".bz2", ".xz"}) {
-    if (ending == packed) {
-      ending = LowerEnding(name);
-      break;
-    }
-  }
+  if (columnar::IsTable(head)) return Container::kTable;
+  const std::string ending = EndingOf(name);
+  if (IsTableEnding(ending)) return Container::kTable;
   if (ending == ".csv") return Container::kCsv;
   if (ending == ".tsv") return Container::kTsv;
   if (ending == ".txt" || ending == ".md") return Container::kText;
@@ -115,7 +148,25 @@ Container ContainerOf(std::string_view name, std::string_view head) {
 
 absl::Status ReadRows(const std::string& path, std::string_view name, const ReadOptions& options,
                       const TakeRow& take) {
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> file, ByteReader::Open(path));
+  SFT_ASSIGN_OR_RETURN(io::UniqueFd fd, io::OpenForRead(path));
+  return ReadRows(std::move(fd), name, options, take);
+}
+
+absl::Status ReadRows(io::UniqueFd fd, std::string_view name, const ReadOptions& options,
+                      const TakeRow& take) {
+  const std::string path(name.empty() ? "the file" : name);
+  char magic[64];
+  SFT_ASSIGN_OR_RETURN(const size_t begun, io::ReadAt(fd.get(), 0, magic, sizeof(magic), path));
+  if (columnar::IsTable({magic, begun})) {
+    if (options.kind != nullptr) *options.kind = {Container::kTable, false};
+    return columnar::ReadTable(fd.get(), path, {.max_row_bytes = options.max_row_bytes}, take);
+  }
+  std::string_view rest = name;
+  if (const std::string ending = LowerEnding(rest); IsTableEnding(ending)) {
+    return RefuseTable(ending, {magic, begun});
+  }
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> file,
+                       ByteReader::Open(std::move(fd), path));
   std::vector<char> chunk(kChunkBytes);
   std::unique_ptr<Splitter> splitter;
   for (;;) {
@@ -123,7 +174,11 @@ absl::Status ReadRows(const std::string& path, std::string_view name, const Read
     std::string_view bytes(chunk.data(), got);
     if (splitter == nullptr) {
       SFT_RETURN_IF_ERROR(RefuseForeign(bytes));
-      splitter = MakeSplitter(ContainerOf(name, bytes), options, take);
+      const Container container = ContainerOf(name, bytes);
+      if (options.kind != nullptr) {
+        *options.kind = {container, CompressionOf({magic, begun}) != Compression::kNone};
+      }
+      splitter = MakeSplitter(container, name, options, take);
       if (bytes.starts_with(kByteOrderMark)) bytes.remove_prefix(kByteOrderMark.size());
     }
     if (got == 0) return splitter->Finish();

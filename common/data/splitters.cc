@@ -378,7 +378,7 @@ class TableSplitter : public CharacterSplitter {
 
 class TextSplitter : public Splitter {
  public:
-  TextSplitter(int64_t max, const TakeRow& take) : max_(max), take_(take) {}
+  TextSplitter(bool asks, int64_t max, const TakeRow& take) : asks_(asks), max_(max), take_(take) {}
 
   absl::StatusOr<bool> Feed(std::string_view bytes) override {
     text_ += bytes;
@@ -396,10 +396,23 @@ class TextSplitter : public Splitter {
           fmt::format("line {}: not UTF-8; save the file as UTF-8",
                       1 + std::ranges::count(std::string_view(text_).substr(0, at), '\n')));
     }
+    if (asks_ && BeginsWithRow()) {
+      return InvalidArgument(
+          "its first line is a JSON object, and a .txt file is one document; give it the ending "
+          ".jsonl if its lines are rows, or .md if it is a text");
+    }
     return take_(1, DumpJson(nlohmann::ordered_json{{"text", text_}})).status();
   }
 
  private:
+  bool BeginsWithRow() const {
+    const size_t first = text_.find_first_not_of(" \t\r\n");
+    const std::string_view line =
+        std::string_view(text_).substr(first, text_.find('\n', first) - first);
+    return line.starts_with('{') && ParseOrderedJson(line).is_object();
+  }
+
+  const bool asks_;  // refuses what looks like rows
   const int64_t max_;
   const TakeRow& take_;
   std::string text_;
@@ -420,8 +433,8 @@ std::unique_ptr<Splitter> MakeTableSplitter(char delimiter, const RowNames& name
   return std::make_unique<TableSplitter>(delimiter, names, max, take);
 }
 
-std::unique_ptr<Splitter> MakeTextSplitter(int64_t max, const TakeRow& take) {
-  return std::make_unique<TextSplitter>(max, take);
+std::unique_ptr<Splitter> MakeTextSplitter(bool asks, int64_t max, const TakeRow& take) {
+  return std::make_unique<TextSplitter>(asks, max, take);
 }
 
 }  // namespace sft::data

@@ -27,6 +27,7 @@ std::unique_ptr<Splitter> MakeJsonSplitter(int64_t max, const TakeRow& take);
 // `delimiter` 0: that of the header.
 std::unique_ptr<Splitter> MakeTableSplitter(char delimiter, const RowNames& names, int64_t max,
                                             const TakeRow& take);
-std::unique_ptr<Splitter> MakeTextSplitter(int64_t max, const TakeRow& take);
+// `asks`: a text that begins with a row is refused, since it is likely to be misnamed.
+std::unique_ptr<Splitter> MakeTextSplitter(bool asks, int64_t max, const TakeRow& take);
 
 }  // namespace sft::data

@@ -38,6 +38,8 @@ struct Field {
   std::string_view synonyms = "";
   // kString: a multi-line text (a template), not a name or path that lists and messages show.
   bool is_text = false;
+  // kString: a number is taken as its text.
+  bool takes_number = false;
   // kList: an empty list is a legal value. `max` limits the items.
   bool may_be_empty = false;
   // If not empty, the values that work today; any other is refused with `refusal`.

@@ -253,6 +253,18 @@ constexpr Field kJobTable[] = {
      .derived = "compute.variant",
      .doc = "Second copy of compute.variant; must agree with it."},
 
+    {.key = "data.mixture",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Several files with training rows in place of job.data. Written as data.train, a list "
+            "of paths and of tables {path, weight, max_examples}: each row is seen `weight` times "
+            "an epoch (1 where it is left out; of a fraction, another part of the rows in each "
+            "epoch), and the first `max_examples` rows are taken. With --set: \"a.jsonl "
+            "weight=0.5,b.jsonl\".",
+     .max = 100,
+     .may_be_empty = true,
+     .aliases = "data.mix",
+     .since = 2},
     {.key = "data.val",
      .def = "",
      .doc =
@@ -260,6 +272,36 @@ constexpr Field kJobTable[] = {
          "it turns validation on; `--val` does so even against the file.",
      .aliases =
          "val_file eval_dataset validation_file data.validation data.val_file train.val_file"},
+    {.key = "data.val_split",
+     .def = "",
+     .doc = "A part of job.data that is held out for validation, in place of data.val: a share "
+            "(0.05) or a number of rows (\"500 rows\"). Which rows follows from "
+            "hyperparameters.seed and the text of a row's first question (or data.group_by), so "
+            "that rows with the same one are on one side, and rows that are added or moved change "
+            "no other's side.",
+     .takes_number = true,
+     .aliases = "val_split val_set_size val_size data.val_set_size data.val_size "
+                "train.val_set_size train.val_size",
+     .since = 2},
+    {.key = "data.group_by",
+     .def = "",
+     .doc = "Column of job.data: rows in which it is equal stay on one side of data.val_split.",
+     .since = 2},
+    {.key = "data.dedup",
+     .type = Type::kChoice,
+     .def = "off",
+     .doc = "Leaves out rows that repeat an earlier one: in all that is learnt from (exact), or in "
+            "what stands before the first answer (prompt). Case and blanks count.",
+     .choices = "off|exact|prompt",
+     .aliases = "dedup",
+     .since = 2},
+    {.key = "data.shuffle",
+     .type = Type::kBool,
+     .def = "true",
+     .doc = "Draws a new order of the rows for each epoch, from hyperparameters.seed; false: the "
+            "order of the file, for rows that get harder.",
+     .aliases = "shuffle",
+     .since = 2},
     {.key = "data.packing",
      .type = Type::kBool,
      .def = "false",

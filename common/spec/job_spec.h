@@ -39,6 +39,7 @@ enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Treatment of rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
+enum class Dedup { kOff, kExact, kPrompt };
 enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.
 enum class OnUnreachable { kReplace, kWait };
@@ -174,7 +175,12 @@ struct JobSpec {
   } quantization;
 
   struct Data {
-    std::string val;  // validation rows; same forms as job.data
+    std::vector<std::string> mixture;  // several files in place of one (common/spec/mixture.h)
+    std::string val;                   // validation rows; same forms as job.data
+    std::string val_split;      // a part of job.data in place of them (common/spec/hold_out.h)
+    std::string group_by;       // column whose equal rows stay together; empty: the first question
+    Dedup dedup = Dedup::kOff;  // which rows are left out as repeats of an earlier one
+    bool shuffle = true;        // false: every epoch in the order of the file
     bool packing = false;
     LossOn loss_on = LossOn::kAssistant;
     std::string chat_template;  // Jinja template replacing the model's own; empty: the model's

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "common/spec/draft.h"
+#include "common/spec/hold_out.h"
 
 // Method, precision, validation and saving: groups of switches that must agree.
 
@@ -15,7 +16,7 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kFp16 = "hyperparameters.parallelism.fp16", kDtype = "model.torch_dtype",
                            kEnabled = "training.validation.enabled",
                            kEvaluation = "training.validation.evaluation_strategy",
-                           kVal = "data.val",
+                           kVal = "data.val", kValSplit = "data.val_split",
                            kSaveBest = "training.validation.save_best_model_at_end",
                            kPatience = "training.validation.early_stopping_patience",
                            kGreater = "training.validation.greater_is_better",
@@ -233,14 +234,21 @@ void CheckComparison(Draft* draft) {
   if (!draft->Bool(kEnabled)) {
     draft->AddProblem(draft->Bool(kSaveBest) ? kSaveBest : kPatience,
                       "compares validations, of which this job has none: name rows in data.val, or "
-                      "with --val");
+                      "with --val, or hold some out with data.val_split");
   } else if (draft->Bool(kGreater)) {
     draft->AddWarning(kGreater, "takes the greatest val.loss, the worst one, for the best");
   }
 }
 
 void ResolveValidation(Draft* draft) {
-  const bool rows = !draft->String(kVal).empty();
+  const bool file = !draft->String(kVal).empty();
+  const absl::StatusOr<HoldOut> held = ParseHoldOut(draft->String(kValSplit));
+  const bool split = held.ok() && held->on(), rows = file || split;
+  if (file && split) {
+    draft->AddProblem(kValSplit,
+                      "data.val names the validation rows already; leave one of the two out");
+    return;
+  }
   if (draft->Overridden(kVal) && rows && !draft->Overridden(kEnabled)) {
     // Validation rows named at submit turn validation on.
     draft->DropFromFile(kEnabled);
@@ -248,12 +256,12 @@ void ResolveValidation(Draft* draft) {
   if (draft->Faulty({kEnabled, kEvaluation, kVal})) return;
   if (!draft->Has(kEnabled)) {
     const bool scheduled = !draft->Has(kEvaluation) || draft->String(kEvaluation) != "no";
-    draft->Derive(kEnabled, rows && scheduled, rows ? kVal : "no data.val");
+    draft->Derive(kEnabled, rows && scheduled, file ? kVal : split ? kValSplit : "no data.val");
   }
   if (draft->Bool(kEnabled) && !rows) {
     draft->AddProblem(kEnabled,
-                      "validation needs rows: name them in data.val, or with --val; a part "
-                      "held out of job.data is not supported yet");
+                      "validation needs rows: name them in data.val, or with --val, or hold a part "
+                      "of job.data out with data.val_split");
     return;
   }
   CheckComparison(draft);

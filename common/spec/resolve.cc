@@ -13,6 +13,8 @@
 #include "common/base/status.h"
 #include "common/base/utf8.h"
 #include "common/spec/draft.h"
+#include "common/spec/hold_out.h"
+#include "common/spec/mixture.h"
 #include "common/spec/template_check.h"
 #include "common/spec/toml_reader.h"
 #include "common/spec/visit.h"
@@ -20,7 +22,8 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kNodePrefix = "node:", kModel = "job.model", kName = "job.name";
+constexpr std::string_view kNodePrefix = "node:", kModel = "job.model", kName = "job.name",
+                           kMixture = "data.mixture", kData = "job.data";
 constexpr size_t kMaxNameBytes = 128;
 
 void ReportUnknown(const RawEntry& entry, Draft* draft) {
@@ -55,8 +58,14 @@ Value TakenNow(const Field& field, Value value) {
   return value;
 }
 
+// One spelling of the file with the rows is also that of several.
+const Field* FieldOf(const RawEntry& entry) {
+  const bool list = entry.value && std::holds_alternative<std::vector<std::string>>(*entry.value);
+  return FindField(list && entry.key == "data.train" ? kMixture : std::string_view(entry.key));
+}
+
 void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) {
-  const Field* field = FindField(entry.key);
+  const Field* field = FieldOf(entry);
   if (field == nullptr) return ReportUnknown(entry, draft);
   if (entry.is_table || !entry.value) {
     const std::string what = entry.is_table ? "a table" : entry.kind;
@@ -185,9 +194,48 @@ void CheckData(Draft* draft) {
              "messages conversations prompt completion instruction input output system history "
              "question answer tools text");
   CheckNames(draft, "data.roles", "system developer user assistant tool");
+  if (draft->Faulty({"data.val_split"})) return;
+  const absl::StatusOr<HoldOut> held = ParseHoldOut(draft->String("data.val_split"));
+  if (!held.ok()) {
+    draft->AddProblem("data.val_split", std::string(Message(held.status())));
+  } else if (held->rows > 0 && draft->Has(kMixture) && draft->Given(kMixture)) {
+    draft->AddProblem("data.val_split", "of several files a share is held out, such as 0.05");
+  } else if (!held->on() && !draft->String("data.group_by").empty()) {
+    draft->AddWarning("data.group_by", "has no effect without data.val_split");
+  }
+}
+
+// The first of several files stands for all where one is asked for.
+void ResolveMixture(Draft* draft) {
+  const DraftEntry* const entry = draft->Find(kMixture);
+  if (entry == nullptr || draft->Faulty({kMixture})) return;
+  const auto* const items = std::get_if<std::vector<std::string>>(&entry->value);
+  if (items == nullptr || items->empty()) return;
+  std::vector<TrainPart> parts;
+  for (const std::string& item : *items) {
+    absl::StatusOr<TrainPart> part = ParseTrainPart(item);
+    if (!part.ok()) return draft->AddProblem(kMixture, std::string(Message(part.status())));
+    parts.push_back(*std::move(part));
+    const std::string& path = parts.back().path;
+    if (path.starts_with(kNodePrefix) && !path.starts_with("node:/")) {
+      return draft->AddProblem(
+          kMixture, fmt::format("\"{}\" must give an absolute path after \"node:\"", path));
+    }
+  }
+  if (draft->Given(kData)) {
+    return draft->AddProblem(kMixture, fmt::format("{} names one file with rows already; leave one "
+                                                   "of the two out",
+                                                   draft->Quote(kData)));
+  }
+  draft->Derive(kData, parts.front().path, kMixture);
+  if (draft->Given("data.max_examples") && draft->Int("data.max_examples") > 0) {
+    return draft->AddProblem("data.max_examples",
+                             "there are several files: give max_examples to those of data.train");
+  }
 }
 
 void CheckRequired(Draft* draft) {
+  ResolveMixture(draft);
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
     const bool serves = draft->Has("job.kind") && draft->String("job.kind") == kServeKind;
@@ -390,6 +438,18 @@ std::vector<NeededFile> NeededFiles(const Resolution& resolution) {
         value.key == "job.data" || (value.key == "data.val" && spec.training.validation.enabled);
     if (!named || value.text.empty() || value.text.starts_with(kNodePrefix)) continue;
     files.push_back({value.key, value.text, value.overridden, value.line});
+  }
+  const absl::StatusOr<std::vector<TrainPart>> parts = TrainParts(spec);
+  if (spec.data.mixture.empty() || !parts.ok()) return files;
+  const auto given = std::ranges::find(resolution.values, kMixture, &ResolvedValue::key);
+  for (NeededFile& file : files) {
+    if (file.key != kData || given == resolution.values.end()) continue;
+    file.from_override = given->overridden;
+    file.line = given->line;
+  }
+  for (size_t i = 1; i < parts->size(); ++i) {
+    if ((*parts)[i].path.starts_with(kNodePrefix) || given == resolution.values.end()) continue;
+    files.push_back({PartKey(i), (*parts)[i].path, given->overridden, given->line});
   }
   return files;
 }

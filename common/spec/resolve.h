@@ -74,7 +74,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
 
 // A key of a spec that names a file of the submitter's, to be uploaded before the job runs.
 struct NeededFile {
-  std::string key;   // "job.data" or "data.val"
+  std::string key;   // "job.data", "data.val" or a further file's (PartKey)
   std::string path;  // as written
   // A relative path counts from the job file's folder, or from the submitter's working directory
   // when an override gave it.

@@ -27,6 +27,25 @@ std::string KindName(const toml::node& node) {
   }
 }
 
+// A table {path = "a.jsonl", weight = 0.5} of a list as the text that such items have.
+std::optional<std::string> FileItem(const toml::node& node) {
+  const toml::table* const table = node.as_table();
+  const toml::node* const path = table != nullptr ? table->get("path") : nullptr;
+  if (path == nullptr || !path->is_string()) return std::nullopt;
+  std::string text = path->as_string()->get();
+  for (const auto& [key, value] : *table) {
+    if (key.str() == "path") continue;
+    if (const auto* whole = value.as_integer()) {
+      text += fmt::format(" {}={}", key.str(), whole->get());
+    } else if (const auto* number = value.as_floating_point()) {
+      text += fmt::format(" {}={}", key.str(), number->get());
+    } else {
+      return std::nullopt;
+    }
+  }
+  return text;
+}
+
 std::optional<Value> Scalar(const toml::node& node) {
   if (const auto* v = node.as_boolean()) return Value(v->get());
   if (const auto* v = node.as_integer()) return Value(v->get());
@@ -36,8 +55,9 @@ std::optional<Value> Scalar(const toml::node& node) {
     std::vector<std::string> items;
     for (const toml::node& item : *list) {
       const auto* text = item.as_string();
-      if (text == nullptr) return std::nullopt;
-      items.push_back(text->get());
+      std::optional<std::string> file = text != nullptr ? text->get() : FileItem(item);
+      if (!file.has_value()) return std::nullopt;
+      items.push_back(*std::move(file));
     }
     return Value(std::move(items));
   }

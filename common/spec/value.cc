@@ -309,6 +309,10 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       SFT_RETURN_IF_ERROR(CheckRange(field, std::get<double>(value), ToText(value)));
       break;
     case Type::kString:
+      if (field.takes_number &&
+          (std::holds_alternative<int64_t>(value) || std::holds_alternative<double>(value))) {
+        value = ToText(value);
+      }
       if (!std::holds_alternative<std::string>(value)) return Wrong(field, Quoted(value));
       SFT_RETURN_IF_ERROR(CheckText(field, std::get<std::string>(value)));
       break;

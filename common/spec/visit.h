@@ -46,6 +46,7 @@ SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUn
 SFT_SPEC_ENUM(Priority, {"low", Priority::kLow}, {"normal", Priority::kNormal},
               {"high", Priority::kHigh}, {"urgent", Priority::kUrgent});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
+SFT_SPEC_ENUM(Dedup, {"off", Dedup::kOff}, {"exact", Dedup::kExact}, {"prompt", Dedup::kPrompt});
 SFT_SPEC_ENUM(LongRows, {"error", LongRows::kError}, {"skip", LongRows::kSkip},
               {"truncate_right", LongRows::kTruncateRight},
               {"truncate_left", LongRows::kTruncateLeft},
@@ -190,7 +191,12 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("quantization.bits", s.quantization.bits);
   visit("quantization.type", s.quantization.type);
   visit("quantization.double_quant", s.quantization.double_quant);
+  visit("data.mixture", s.data.mixture);
   visit("data.val", s.data.val);
+  visit("data.val_split", s.data.val_split);
+  visit("data.group_by", s.data.group_by);
+  visit("data.dedup", s.data.dedup);
+  visit("data.shuffle", s.data.shuffle);
   visit("data.packing", s.data.packing);
   visit("data.loss_on", s.data.loss_on);
   visit("data.chat_template", s.data.chat_template);

@@ -518,6 +518,11 @@ ALTER TABLE nodes ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
                                      {11, R"sql(
 -- Refused and failed calls are counted: a row stands for those of one kind in a minute.
 ALTER TABLE audit ADD COLUMN calls INTEGER NOT NULL DEFAULT 1;
+)sql"},
+                                     {12, R"sql(
+-- Which version of the check gave the verdict, and the least protocol whose workers read the file.
+ALTER TABLE datasets ADD COLUMN check_version INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE datasets ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -14,10 +15,12 @@
 #include "common/data/dataset_check.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_protocol.h"
+#include "common/spec/mixture.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
 #include "server/jobs/adapter_check.h"
+#include "server/jobs/dataset_verdict.h"
 #include "server/jobs/job_checks.h"
 #include "server/jobs/model_pin.h"
 #include "server/resume/resume.h"
@@ -81,6 +84,27 @@ std::string ProjectOf(const std::string& named) { return named.empty() ? kDefaul
 absl::Status CheckProject(const std::string& named) {
   if (named.empty() || IsValidLabel(named)) return absl::OkStatus();
   return InvalidArgument(fmt::format("project \"{}\" is not a name", named));
+}
+
+constexpr std::string_view kMixture = "data.mixture";
+
+// The files with rows that lie on nodes, by key.
+std::vector<std::pair<std::string, std::string>> NodeFiles(const spec::JobSpec& spec) {
+  std::vector<std::pair<std::string, std::string>> files;
+  const auto add = [&](std::string key, const std::string& value) {
+    const std::string_view path = spec::NodePath(value);
+    if (!path.empty()) files.emplace_back(std::move(key), path);
+  };
+  const absl::StatusOr<std::vector<spec::TrainPart>> parts = spec::TrainParts(spec);
+  for (size_t i = 0; parts.ok() && i < parts->size(); ++i) add(spec::PartKey(i), (*parts)[i].path);
+  add("data.val", spec.data.val);
+  return files;
+}
+
+// The rows of the file that an epoch has.
+int64_t RowsOfEpoch(const spec::TrainPart& part, int64_t rows) {
+  if (part.max_examples > 0) rows = std::min(rows, part.max_examples);
+  return std::max<int64_t>(1, std::llround(static_cast<double>(rows) * part.weight));
 }
 
 JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
@@ -152,10 +176,12 @@ absl::Status CheckSizes(const std::string& text, const std::string& file_name,
 
 absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolution& resolution) {
   const spec::JobSpec& spec = resolution.spec;
-  for (const auto& [key, path] : {std::pair("job.model", spec.job.model),
-                                  {"job.adapter", spec.job.adapter},
-                                  {"job.data", std::string(spec::NodePath(spec.job.data))},
-                                  {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
+  std::vector<std::pair<std::string, std::string>> places = {{"job.model", spec.job.model},
+                                                             {"job.adapter", spec.job.adapter}};
+  for (auto& [key, path] : NodeFiles(spec)) {
+    places.emplace_back(key.starts_with(kMixture) ? kMixture : key, std::move(path));
+  }
+  for (const auto& [key, path] : places) {
     const std::vector<std::string> named = JobsInPaths({path});
     std::vector<std::string> readable;
     SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
@@ -260,10 +286,22 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
   return response;
 }
 
-absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
-    const v1::SubmitJobRequest& request, spec::Resolution& resolution,
-    std::vector<std::string>& missing, int64_t& rows) {
-  std::vector<JobFileRecord> files;
+absl::StatusOr<std::optional<DatasetRecord>> JobIntake::FindSent(const std::string& project,
+                                                                 const std::string& sha256) {
+  std::optional<DatasetRecord> dataset;
+  if (!blobs_.PathOf(sha256).ok()) return dataset;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sha256));
+    if (!owns) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(dataset, store::FindDataset(db, sha256));
+    return absl::OkStatus();
+  }));
+  return dataset;
+}
+
+absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobRequest& request,
+                                                       spec::Resolution& resolution) {
+  Files files;
   for (const v1::JobFile& file : request.files()) {
     const bool sound =
         file.client_path().size() <= kMaxNameBytes && FindHidden(file.client_path()).empty();
@@ -272,47 +310,58 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
           fmt::format("the path of the file of {} is too long or holds a control character",
                       ToUtf8(file.key().substr(0, 80))));
   }
+  const auto need = [&files](const std::string& key, int protocol) {
+    files.protocol = std::max(files.protocol, protocol);
+    if (protocol > 1) files.newer.push_back(fmt::format("{} (how its rows stand)", key));
+  };
+  const absl::StatusOr<std::vector<spec::TrainPart>> parts = spec::TrainParts(resolution.spec);
+  const spec::JobSpec::Data& data = resolution.spec.data;
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
     const auto sent =
         std::find_if(request.files().begin(), request.files().end(),
                      [&](const v1::JobFile& file) { return file.key() == needed.key; });
     std::optional<DatasetRecord> dataset;
-    if (sent != request.files().end() && blobs_.PathOf(sent->sha256()).ok()) {
-      SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-        SFT_ASSIGN_OR_RETURN(const bool owns,
-                             store::OwnsDataset(db, ProjectOf(request.project()), sent->sha256()));
-        if (!owns) return absl::OkStatus();
-        SFT_ASSIGN_OR_RETURN(dataset, store::FindDataset(db, sent->sha256()));
-        return absl::OkStatus();
-      }));
+    if (sent != request.files().end()) {
+      SFT_ASSIGN_OR_RETURN(dataset, FindSent(ProjectOf(request.project()), sent->sha256()));
     }
     if (!dataset.has_value()) {
-      missing.push_back(needed.key);
+      files.missing.push_back(needed.key);
       continue;
     }
-    const spec::JobSpec::Data& data = resolution.spec.data;
+    const std::string key = needed.key.starts_with(kMixture) ? std::string(kMixture) : needed.key;
+    const size_t part = spec::PartOfKey(needed.key);
+    const bool trains = parts.ok() && part < parts->size();
     std::string problem;
     if (resolution.spec.generates()) {
       SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sent->sha256()));
       problem = PromptsProblem(path, sent->client_path(), data.max_examples);
-    } else if (data.columns.empty()) {  // the upload was looked at under the columns' own names
-      problem = data::RowsProblem(
-          {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
-          data.on_bad_rows == spec::BadRows::kSkip,
-          needed.key == "job.data" ? data.max_examples : 0);
+    } else {
+      absl::StatusOr<DatasetRecord> checked = WithVerdict(store_, blobs_, *std::move(dataset));
+      if (absl::IsInvalidArgument(checked.status())) {
+        AddProblem(resolution, key,
+                   fmt::format("{}: {}", sent->client_path(), Message(checked.status())));
+        continue;
+      }
+      if (!checked.ok()) return checked.status();
+      dataset = *std::move(checked);
+      need(key, dataset->protocol);
+      if (data.columns.empty()) {  // the upload was looked at under the columns' own names
+        problem = data::RowsProblem(
+            {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
+            data.on_bad_rows == spec::BadRows::kSkip, trains ? (*parts)[part].max_examples : 0);
+      }
     }
     if (!problem.empty()) {
-      AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
+      AddProblem(resolution, key, fmt::format("{}: {}", sent->client_path(), problem));
     }
-    files.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
-    if (needed.key == "job.data") rows = dataset->rows;
+    if (trains) files.rows += RowsOfEpoch((*parts)[part], dataset->rows);
+    files.found.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
   }
-  const auto add_node_path = [&](const std::string& key, const std::string& value) {
-    const std::string_view path = spec::NodePath(value);
-    if (!path.empty()) files.push_back({key, "", 0, "", std::string(path)});
-  };
-  add_node_path("job.data", resolution.spec.job.data);
-  add_node_path("data.val", resolution.spec.data.val);
+  for (auto& [key, path] : NodeFiles(resolution.spec)) {
+    if (key != "data.val") files.rows = 0;  // a file that nobody has counted
+    need(key, data::ProtocolOfName(path));
+    files.found.push_back({key, "", 0, "", std::move(path)});
+  }
   return files;
 }
 
@@ -364,9 +413,13 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   if (!outcome.problems.empty()) return prepared;
   prepared.job = MakeJob(request, resolution, principal);
   SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, together, resolution));
-  int64_t rows = 0;
-  SFT_ASSIGN_OR_RETURN(prepared.files,
-                       CheckFiles(request, resolution, outcome.missing_files, rows));
+  SFT_ASSIGN_OR_RETURN(Files files, CheckFiles(request, resolution));
+  prepared.files = std::move(files.found);
+  outcome.missing_files = std::move(files.missing);
+  prepared.job.protocol = std::max(prepared.job.protocol, files.protocol);
+  for (const std::string& key : files.newer) {
+    prepared.job.newer_keys += (prepared.job.newer_keys.empty() ? "" : ", ") + key;
+  }
   SFT_RETURN_IF_ERROR(CheckAdapter(store_, prepared.job.project, resolution, prepared.files));
   if (request.validate_only()) {
     outcome.missing_files.clear();
@@ -374,7 +427,7 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
     if (outcome.missing_files.empty()) {
       SFT_RETURN_IF_ERROR(CheckRoom(prepared.job, prepared.files));
     }
-    const Planner::Run run = planner_.ExpectedRun(resolution.spec, rows);
+    const Planner::Run run = planner_.ExpectedRun(resolution.spec, files.rows);
     prepared.job.schedule.planned_us = run.duration_us;
     prepared.job.schedule.planned_steps = run.steps;
   }

@@ -64,11 +64,20 @@ class JobIntake {
                                         const JobRecord* resumed = nullptr);
   // That no path leads into the folder of another project's job.
   absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
-  // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.
-  absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
-                                                        spec::Resolution& resolution,
-                                                        std::vector<std::string>& missing,
-                                                        int64_t& rows);
+  // A data set that the project has sent.
+  absl::StatusOr<std::optional<DatasetRecord>> FindSent(const std::string& project,
+                                                        const std::string& sha256);
+  // What was found of the files that a job names.
+  struct Files {
+    std::vector<JobFileRecord> found;
+    std::vector<std::string> missing;  // keys
+    int64_t rows = 0;                  // of an epoch; 0: not known
+    int protocol = 1;                  // least that a worker has to speak to read them
+    std::vector<std::string> newer;    // keys of those that need it
+  };
+  // What the files' rows are known to be is checked too.
+  absl::StatusOr<Files> CheckFiles(const v1::SubmitJobRequest& request,
+                                   spec::Resolution& resolution);
 
   // What the project allows and the jobs it names are checked; RESOURCE_EXHAUSTED beyond its limit
   // of waiting jobs, but for a job that was taken in before: it is only told again.

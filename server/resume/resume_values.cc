@@ -39,7 +39,7 @@ constexpr std::string_view kFixed[] = {"job.model",
                                        "quantization.bits",
                                        "quantization.type",
                                        "quantization.double_quant"};
-constexpr std::string_view kRows[] = {"job.data", "data.val"};
+constexpr std::string_view kRows[] = {"job.data", "data.mixture", "data.val"};
 
 using KeySet = std::set<std::string, std::less<>>;
 

@@ -211,6 +211,8 @@ struct DatasetRecord {
   int64_t odd_rows = 0;
   int64_t first_odd_row = 0;  // counted from 1 in rows; 0: none
   std::string first_odd;      // "line 7: what is wrong"
+  int check_version = 0;      // data::kCheckVersion when it was checked; 0: before there was one
+  int protocol = 1;           // least that a worker has to speak to read the file
 };
 
 // One file of a delivery.

@@ -10,8 +10,9 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_DATASET_COLUMNS \
-  "sha256, size, rows, display_name, owner, created_us, odd_rows, first_odd_row, first_odd"
+#define SFT_DATASET_COLUMNS                                                                   \
+  "sha256, size, rows, display_name, owner, created_us, odd_rows, first_odd_row, first_odd, " \
+  "check_version, protocol"
 #define SFT_ARTIFACT_COLUMNS \
   "id, job_id, attempt_uid, kind, node, node_path, files, bytes, created_us"
 
@@ -72,12 +73,17 @@ absl::Status PutArtifactBlobs(Database& db, const ArtifactRecord& artifact) {
 absl::Status PutDataset(Database& db, const DatasetRecord& dataset) {
   SFT_ASSIGN_OR_RETURN(
       Statement put,
-      db.Prepare("INSERT INTO datasets (" SFT_DATASET_COLUMNS
-                 ", last_used_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO "
-                 "UPDATE SET last_used_us = excluded.last_used_us"));
+      db.Prepare(
+          "INSERT INTO datasets (" SFT_DATASET_COLUMNS
+          ", last_used_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO "
+          "UPDATE SET last_used_us = excluded.last_used_us, rows = excluded.rows, "
+          "odd_rows = excluded.odd_rows, first_odd_row = excluded.first_odd_row, "
+          "first_odd = excluded.first_odd, check_version = excluded.check_version, "
+          "protocol = excluded.protocol"));
   put.Bind(dataset.sha256).Bind(dataset.size).Bind(dataset.rows).Bind(dataset.display_name);
   put.Bind(dataset.owner).Bind(dataset.created_us);
   put.Bind(dataset.odd_rows).Bind(dataset.first_odd_row).Bind(dataset.first_odd);
+  put.Bind(int64_t{dataset.check_version}).Bind(int64_t{dataset.protocol});
   return put.Bind(dataset.created_us).Run();
 }
 
@@ -86,9 +92,9 @@ absl::StatusOr<std::optional<DatasetRecord>> FindDataset(Database& db, const std
                        db.Prepare("SELECT " SFT_DATASET_COLUMNS " FROM datasets WHERE sha256 = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(sha256).Step());
   if (!row) return std::optional<DatasetRecord>();
-  return std::optional<DatasetRecord>({get.Text(0), get.Int(1), get.Int(2), get.Text(3),
-                                       get.Text(4), get.Int(5), get.Int(6), get.Int(7),
-                                       get.Text(8)});
+  return std::optional<DatasetRecord>(
+      {get.Text(0), get.Int(1), get.Int(2), get.Text(3), get.Text(4), get.Int(5), get.Int(6),
+       get.Int(7), get.Text(8), static_cast<int>(get.Int(9)), static_cast<int>(get.Int(10))});
 }
 
 absl::StatusOr<ArtifactRecord> PutArtifact(Database& db, ArtifactRecord artifact) {

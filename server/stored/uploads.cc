@@ -173,9 +173,11 @@ absl::Status UploadSession::KeepDataset(const std::string& path, const Actor& ac
   SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found,
                        data::CheckDataset(path, first_.display_name()));
   rows = found.rows;
-  const DatasetRecord dataset{first_.sha256(),       first_.size(),       found.rows,
-                              first_.display_name(), sender_.owner,       UnixMicros(clock_.Wall()),
-                              found.odd_rows,        found.first_odd_row, found.first_odd};
+  const DatasetRecord dataset{
+      first_.sha256(),       first_.size(),          found.rows,
+      first_.display_name(), sender_.owner,          UnixMicros(clock_.Wall()),
+      found.odd_rows,        found.first_odd_row,    found.first_odd,
+      data::kCheckVersion,   data::ProtocolOf(found)};
   // A complete blob may be about to be removed.
   const MutexLock lock(blobs_.gate());
   if (complete_) SFT_RETURN_IF_ERROR(blobs_.PathOf(first_.sha256()).status());

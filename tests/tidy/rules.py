@@ -5,7 +5,8 @@
 EDGES = {
     "common/base": [],
     "common/io": ["common/base"],
-    "common/data": ["common/base", "common/io"],
+    "common/columnar": ["common/base", "common/io"],
+    "common/data": ["common/base", "common/io", "common/columnar"],
     "common/obs": ["common/base"],
     "common/spec": ["common/base"],
     "common/plan": ["common/base", "common/spec"],
@@ -55,7 +56,7 @@ EDGES = {
                        "worker/hub", "worker/transfer", "worker/shipping", "worker/node"],
     "worker/daemon": ["common", "proto", "worker/channel", "worker/base", "worker/gpus",
                       "worker/hub", "worker/transfer", "worker/shipping", "worker/node", "worker/attempt"],
-    "worker/preview": ["common/base", "common/spec", "common/io", "common/data", "worker/engine/base",
+    "worker/preview": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "worker/engine/base",
                        "worker/engine/data"],
     "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "common/data",
                     "worker/channel", "worker/engine"],

@@ -127,6 +127,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.val_name = input.staged.val_name;
   rank.train_stamp = input.staged.train_stamp;
   rank.val_stamp = input.staged.val_stamp;
+  rank.more_train_files = input.staged.more_train_files;
   rank.cache_dir = setup.data_dir + "/cache";
   rank.attempt_dir = dir;
   rank.output_dir =

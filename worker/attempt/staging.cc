@@ -15,6 +15,7 @@
 #include "common/io/file_stamp.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "common/spec/mixture.h"
 #include "worker/base/job_folders.h"
 #include "worker/base/rank_user.h"
 #include "worker/node/models.h"
@@ -67,6 +68,9 @@ absl::StatusOr<bool> IsWhole(const std::string& path, const std::string& sha256,
   return true;
 }
 
+// More files with rows than any job names.
+constexpr size_t kMostParts = 1000;
+
 }  // namespace
 
 bool IsPassing(const absl::Status& status) {
@@ -100,6 +104,11 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std:
       staged.val_file = std::move(here.path);
       staged.val_name = file.name();
       staged.val_stamp = std::move(here.stamp);
+    } else if (const size_t part = spec::PartOfKey(file.key()); part != std::string::npos) {
+      if (part > kMostParts) return Internal("the dispatch has a file of no known part");
+      if (staged.more_train_files.size() < part) staged.more_train_files.resize(part);
+      staged.more_train_files[part - 1] = {std::move(here.path), file.name(),
+                                           std::move(here.stamp)};
     }
   }
   if (dispatch.has_resume()) {

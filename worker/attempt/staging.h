@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
+#include "worker/channel/launch.h"
 #include "worker/hub/model_store.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/server_api.h"
@@ -29,6 +30,7 @@ struct StagedJob {
   // The adapter that answers: a folder of this node, or files by their names in one.
   std::string adapter_dir;
   std::map<std::string, std::string> adapter_files;
+  std::vector<channel::RowFile> more_train_files;
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 

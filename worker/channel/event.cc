@@ -50,6 +50,8 @@ void Fields(V& v, PreparedEvent& e) {
   v("cut", e.cut);
   v("cut_tokens", e.cut_tokens);
   v("cut_loss_tokens", e.cut_loss_tokens);
+  v("repeated", e.repeated);
+  v("validation", e.validation);
 }
 
 template <typename V>

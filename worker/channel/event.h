@@ -31,6 +31,8 @@ struct PreparedEvent {
   int64_t documents = 0;  // more than used rows where long ones were split
   // Rows cut or split (data.on_long_rows), and their tokens that are trained on nowhere.
   int64_t cut = 0, cut_tokens = 0, cut_loss_tokens = 0;
+  int64_t repeated = 0;    // rows left out by data.dedup; not in rows
+  int64_t validation = 0;  // rows that are validated on
 };
 
 // The rank is about to run step 1.
@@ -143,7 +145,8 @@ struct FatalEvent {
   std::string advice;   // what to do
 };
 
-// A word for the job's owner that ends nothing. Written by the worker, in node.events, and by ranks.
+// A word for the job's owner that ends nothing. Written by the worker, in node.events, and by
+// ranks.
 struct WarningEvent {
   std::string message;
   std::string kind;  // its type in the job's history: "model"; empty: a warning

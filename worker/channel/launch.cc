@@ -12,6 +12,13 @@ namespace sft::channel {
 // Outside the unnamed namespace: json_fields.h finds the functions for nested records by their
 // argument.
 template <typename V>
+static void Fields(V& v, RowFile& f) {
+  v("path", f.path);
+  v("name", f.name);
+  v("stamp", f.stamp);
+}
+
+template <typename V>
 static void Fields(V& v, RankLaunch& l) {
   v("attempt_uid", l.attempt_uid);
   v("epoch", l.epoch);
@@ -32,6 +39,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("val_name", l.val_name);
   v("train_stamp", l.train_stamp);
   v("val_stamp", l.val_stamp);
+  v.List("more_train_files", l.more_train_files);
   v("cache_dir", l.cache_dir);
   v("attempt_dir", l.attempt_dir);
   v("output_dir", l.output_dir);

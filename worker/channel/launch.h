@@ -27,6 +27,12 @@
 
 namespace sft::channel {
 
+// A further file with training rows.
+struct RowFile {
+  std::string path;
+  std::string name, stamp;  // as those of the first
+};
+
 // Everything that the ranks of one attempt on one node need; the same for all of them.
 struct RankLaunch {
   std::string attempt_uid;
@@ -49,9 +55,10 @@ struct RankLaunch {
   // that was replaced or written since is refused. Empty: not checked.
   std::string train_stamp;
   std::string val_stamp;
-  std::string cache_dir;    // prepared data sets, keyed by content
-  std::string attempt_dir;  // folder of the event files
-  std::string output_dir;   // the artifact (adapter or full model) is written here
+  std::vector<RowFile> more_train_files;  // of a job that names several (data.mixture)
+  std::string cache_dir;                  // prepared data sets, keyed by content
+  std::string attempt_dir;                // folder of the event files
+  std::string output_dir;                 // the artifact (adapter or full model) is written here
   std::string job_id;
   std::string node;  // its name, for messages
   // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).

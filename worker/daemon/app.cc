@@ -259,6 +259,16 @@ class EndSignals {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+// `chosen`: the part of the machine's GPUs that this worker has; empty: all.
+void SaySlots(const NodeSetup& setup, const Inventory& inventory, const std::string& chosen,
+              int cpu_slots) {
+  spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
+               inventory.simulated() ? " (simulated)"
+               : chosen.empty()      ? ""
+                                     : fmt::format(" ({})", chosen),
+               cpu_slots);
+}
+
 }  // namespace
 
 absl::Status RunWorker(const Options& options) {
@@ -301,12 +311,7 @@ absl::Status RunWorker(const Options& options) {
   Inventory inventory(probe, simulated, cpu_slots, clock);
   SFT_RETURN_IF_ERROR(selected);
   inventory.SetMachineGpus(machine_gpus.value_or(0));
-  const std::string chosen = selection.Text();
-  spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
-               inventory.simulated() ? " (simulated)"
-               : chosen.empty()      ? ""
-                                     : fmt::format(" ({})", chosen),
-               cpu_slots);
+  SaySlots(setup, inventory, selection.Text(), cpu_slots);
   const auto channels = [&] { return identity->Channel(); };
   const std::string incarnation = RandomUuid();
   const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation, setup.rank_user);

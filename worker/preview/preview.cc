@@ -4,12 +4,18 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/duration.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
+#include "common/plan/gpu.h"
+#include "common/plan/model_config.h"
+#include "common/plan/plan.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/data_report.h"
 #include "worker/engine/data/files.h"
@@ -20,6 +26,8 @@ namespace {
 // Rows are measured whole, however long they are.
 constexpr int kAnyLength = 1 << 30;
 constexpr int64_t kSamples = 3;
+// What the time of an epoch is planned with: the memory of a large GPU, and rows of a micro-batch.
+constexpr int64_t kGpuBytes = 75'000'000'000, kMostRows = 64;
 constexpr size_t kSampleBytes = 1500;
 // Problems of rows that are listed with their lines.
 constexpr size_t kShownRows = 5;
@@ -67,6 +75,19 @@ double Share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
+// A text as a terminal may show it: what would move its cursor, change colours or hide is "_". Rows
+// are anybody's.
+std::string Shown(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of("\n\t"), text.size());
+    shown += WithoutHidden(text.substr(0, end));
+    if (end < text.size()) shown += text[end];
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return shown;
+}
+
 struct Sample {
   int64_t line;
   int64_t tokens;
@@ -75,16 +96,54 @@ struct Sample {
 
 // The first, the middle and the last row.
 std::vector<Sample> SamplesOf(const engine::Dataset& dataset, const engine::Tokenizer& tokenizer,
-                              std::string_view begin, std::string_view end) {
+                              std::string_view begin, std::string_view end,
+                              std::string (*show)(std::string_view)) {
   std::vector<Sample> samples;
   const int64_t count = std::min(kSamples, dataset.size());
   for (int64_t i = 0; i < count; ++i) {
     const int64_t index = count == 1 ? 0 : i * (dataset.size() - 1) / (count - 1);
     const engine::Document document = dataset.Get(index);
     samples.push_back({document.line, static_cast<int64_t>(document.tokens.size()),
-                       engine::MarkedText(document, tokenizer, begin, end)});
+                       engine::MarkedText(document, tokenizer, begin, end, show)});
   }
   return samples;
+}
+
+// How long an epoch takes.
+struct EpochTime {
+  double seconds = 0;  // 0: not known
+  std::string why;     // in place of them
+};
+
+// Of a LoRA job with packed sequences, by the plan of the server.
+EpochTime TimeOf(const Options& options, const engine::DataReport& report) {
+  const plan::GpuRates* const gpu = plan::FindGpu(options.gpu_type);
+  const absl::StatusOr<std::string> config = io::ReadFile(options.model + "/config.json");
+  if (!config.ok()) return {.why = std::string(Message(config.status()))};
+  const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  if (!model.ok()) return {.why = std::string(Message(model.status()))};
+  plan::PlanInput input = {.shape = *model, .job = {}, .gpu = *gpu, .memory_bytes = kGpuBytes};
+  input.job.data.packing = true;
+  input.job.hyperparameters.sequence_length = static_cast<int>(options.sequence_length);
+  input.job.hyperparameters.per_device_batch = static_cast<int>(std::min(options.batch, kMostRows));
+  const absl::StatusOr<plan::Plan> planned = plan::MakePlan(input);
+  if (!planned.ok()) return {.why = std::string(Message(planned.status()))};
+  if (planned->tokens_per_second <= 0) return {.why = "the plan knows no rate"};
+  return {.seconds = static_cast<double>(report.trained_tokens) / planned->tokens_per_second};
+}
+
+std::string TimeText(const Options& options, const engine::DataReport& report) {
+  if (options.gpu_type.empty()) return "";
+  const EpochTime time = TimeOf(options, report);
+  if (time.seconds == 0) return fmt::format("  time        not known: {}\n", Shown(time.why));
+  // In whole minutes or hours where it takes many.
+  const int64_t unit = time.seconds > 36'000 ? 3600 : time.seconds > 600 ? 60 : 1;
+  const auto units = static_cast<int64_t>(std::ceil(time.seconds / static_cast<double>(unit)));
+  const std::chrono::seconds whole(units * unit);
+  return fmt::format(
+      "  time        about {} an epoch on one {}: LoRA in bf16, packed; `sftctl submit --dry-run` "
+      "says it of your job\n",
+      DurationText(whole), options.gpu_type);
 }
 
 std::string Json(const Options& options, const engine::DatasetStats& stats,
@@ -109,7 +168,11 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
   for (const Sample& sample : samples) {
     shown.push_back({{"line", sample.line}, {"tokens", sample.tokens}, {"text", sample.text}});
   }
-  const nlohmann::ordered_json result = {{"file", options.file},
+  nlohmann::ordered_json seconds;
+  if (!options.gpu_type.empty()) {
+    if (const double known = TimeOf(options, report).seconds; known > 0) seconds = known;
+  }
+  const nlohmann::ordered_json result = {{"file", options.shown()},
                                          {"rows", stats.rows},
                                          {"used", stats.used},
                                          {"forms", std::move(forms)},
@@ -129,11 +192,12 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
                                          {"packed_share", report.packed_share},
                                          {"steps", report.steps},
                                          {"packed_steps", report.packed_steps},
+                                         {"epoch_seconds", std::move(seconds)},
                                          {"samples", std::move(shown)}};
   return DumpJson(result, 2) + "\n";
 }
 
-std::string RowsText(const engine::DatasetStats& stats) {
+std::string RowsText(const engine::DatasetStats& stats, std::string_view place) {
   std::string text = fmt::format("  rows        {} of {} can be used: {}\n", stats.used, stats.rows,
                                  data::FormsText(stats.forms));
   if (stats.skipped_total() == 0) return text;
@@ -141,8 +205,8 @@ std::string RowsText(const engine::DatasetStats& stats) {
   const size_t shown = std::min(stats.skipped_rows.size(), kShownRows);
   for (size_t i = 0; i < shown; ++i) {
     const engine::SkippedRow& row = stats.skipped_rows[i];
-    text += fmt::format("    line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem),
-                        row.reason);
+    text += fmt::format("    {} {}: {}: {}\n", place, row.line, engine::RowProblemName(row.problem),
+                        Shown(row.reason));
   }
   if (stats.skipped_total() > static_cast<int64_t>(shown)) {
     text += fmt::format("    and {} more\n", stats.skipped_total() - static_cast<int64_t>(shown));
@@ -151,8 +215,9 @@ std::string RowsText(const engine::DatasetStats& stats) {
 }
 
 std::string Text(const Options& options, const engine::DatasetStats& stats,
-                 const engine::DataReport& report, const std::vector<Sample>& samples) {
-  std::string text = options.file + "\n" + RowsText(stats);
+                 const engine::DataReport& report, const std::vector<Sample>& samples,
+                 std::string_view place) {
+  std::string text = Shown(options.shown()) + "\n" + RowsText(stats, place);
   text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
                       100 * Share(stats.loss_tokens, stats.tokens));
   text += fmt::format("  of a row    {} to {}; median {}, 90 % up to {}, 99 % up to {}\n",
@@ -169,10 +234,11 @@ std::string Text(const Options& options, const engine::DatasetStats& stats,
       "%\n",
       report.steps, options.batch, 100 * report.padded_share, report.packed_steps,
       100 * report.packed_share);
+  text += TimeText(options, report);
   text += options.color ? "\nWhat is learnt is green.\n" : "\nWhat is learnt stands in >> <<.\n";
   for (const Sample& sample : samples) {
     const bool cut = sample.text.size() > kSampleBytes;
-    text += fmt::format("\nline {}, {} tokens:\n{}{}{}\n", sample.line, sample.tokens,
+    text += fmt::format("\n{} {}, {} tokens:\n{}{}{}\n", place, sample.line, sample.tokens,
                         ToUtf8(sample.text.substr(0, kSampleBytes)), cut ? " ..." : "",
                         options.color ? "\x1b[0m" : "");
   }
@@ -185,7 +251,8 @@ std::string HelpText() {
   return R"(sft-data: what a data set is to a model, before a job
 
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
-           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--color] [--json]
+           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--loss-on assistant|all]
+           [--gpu-type TYPE] [--name TEXT] [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
 long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
@@ -200,11 +267,13 @@ Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the d
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  std::string columns, roles, length, batch;
+  std::string columns, roles, length, batch, loss_on = "assistant";
   const std::pair<std::string_view, std::string*> flags[] = {
-      {"--model", &options.model},    {"--chat-template", &options.chat_template},
-      {"--columns", &columns},        {"--roles", &roles},
-      {"--sequence-length", &length}, {"--batch", &batch}};
+      {"--model", &options.model},      {"--chat-template", &options.chat_template},
+      {"--columns", &columns},          {"--roles", &roles},
+      {"--sequence-length", &length},   {"--batch", &batch},
+      {"--loss-on", &loss_on},          {"--name", &options.name},
+      {"--gpu-type", &options.gpu_type}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -232,6 +301,16 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   }
   if (options.file.empty()) return InvalidArgument("no FILE given");
   if (options.model.empty()) return InvalidArgument("--model DIR is missing");
+  if (loss_on != "assistant" && loss_on != "all") {
+    return InvalidArgument(fmt::format("--loss-on takes assistant or all, not \"{}\"", loss_on));
+  }
+  if (!options.gpu_type.empty() && plan::FindGpu(options.gpu_type) == nullptr) {
+    std::string known;
+    for (const plan::GpuRates& gpu : plan::KnownGpus()) known += fmt::format(" {}", gpu.type);
+    return InvalidArgument(
+        fmt::format("--gpu-type {} is not known; these are:{}", options.gpu_type, known));
+  }
+  options.loss_on_all = loss_on == "all";
   options.columns = Items(columns);
   options.roles = Items(roles);
   if (!length.empty()) {
@@ -250,15 +329,17 @@ Found Preview(const Options& options) {
   prepare.sequence_length = kAnyLength;
   prepare.on_bad_rows = spec::BadRows::kSkip;
   prepare.names = data::NamesOf(options.columns, options.roles);
+  prepare.loss_on = options.loss_on_all ? spec::LossOn::kAll : spec::LossOn::kAssistant;
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);
   const engine::Dataset& dataset = *prepared.dataset;
   const engine::DataReport report =
       engine::ReportOn(dataset, options.sequence_length, options.batch);
   const bool color = options.color && !options.json;
-  const std::vector<Sample> samples = SamplesOf(
-      dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<");
+  const std::vector<Sample> samples =
+      SamplesOf(dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<",
+                options.json ? nullptr : Shown);
   return {options.json ? Json(options, dataset.stats(), report, samples)
-                       : Text(options, dataset.stats(), report, samples),
+                       : Text(options, dataset.stats(), report, samples, prepared.place),
           dataset.stats().skipped_total() > 0 || report.longest > options.sequence_length};
 }
 

@@ -12,11 +12,15 @@ namespace sft::preview {
 struct Options {
   bool help = false, version = false;
   std::string file;
-  std::string model;  // a folder with a tokenizer
+  std::string name;  // what the file is called; empty: its path
+  const std::string& shown() const { return name.empty() ? file : name; }
+  std::string model;     // a folder with a tokenizer
+  std::string gpu_type;  // an epoch's time is told on one of these; empty: not told
   std::string chat_template;
   std::vector<std::string> columns, roles;  // data.columns, data.roles
   int64_t sequence_length = 2048;
   int64_t batch = 8;
+  bool loss_on_all = false;  // data.loss_on
   bool color = false;
   bool json = false;
 };

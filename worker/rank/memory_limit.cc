@@ -89,8 +89,9 @@ MemoryLimit MemoryLimitOf(const channel::RankLaunch& launch) {
     throw engine::InfrastructureError(
         std::string(Message(total.ok() ? available.status() : total.status())));
   }
-  return ChooseMemoryLimit(launch.prepare_memory_bytes,
-                           SizeOf(launch.train_file) + SizeOf(launch.val_file), *total, *available);
+  int64_t data = SizeOf(launch.train_file) + SizeOf(launch.val_file);
+  for (const channel::RowFile& file : launch.more_train_files) data += SizeOf(file.path);
+  return ChooseMemoryLimit(launch.prepare_memory_bytes, data, *total, *available);
 }
 
 void ApplyMemoryLimit(const MemoryLimit& limit) {

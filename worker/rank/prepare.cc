@@ -1,6 +1,7 @@
 #include "worker/rank/prepare.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <new>
 
@@ -62,13 +63,25 @@ void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
   }
 }
 
-void PrintSkipped(const engine::DatasetStats& stats) {
+void PrintSkipped(const engine::DatasetStats& stats, std::string_view place) {
   if (stats.skipped_total() == 0) return;
   fmt::print("{} {} left out:\n", stats.skipped_total(),
              stats.skipped_total() == 1 ? "row is" : "rows are");
   for (const engine::SkippedRow& row : stats.skipped_rows) {
-    fmt::print("  line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem), row.reason);
+    fmt::print("  {} {}: {}: {}\n", place, row.line, engine::RowProblemName(row.problem),
+               row.reason);
   }
+}
+
+void PrintLeftOut(const engine::DatasetStats& stats, std::string_view place) {
+  if (stats.held_out > 0) {
+    fmt::print("  {} rows of the file are on the other side of data.val_split\n", stats.held_out);
+  }
+  if (stats.repeated == 0) return;
+  fmt::print("  {} left out as repeats of an earlier one (data.dedup), in {} {}{}\n",
+             stats.repeated == 1 ? "1 row is" : fmt::format("{} rows are", stats.repeated), place,
+             fmt::join(stats.repeats, ", "),
+             stats.repeated > static_cast<int64_t>(stats.repeats.size()) ? ", ..." : "");
 }
 
 void PrintCut(const engine::DatasetStats& stats) {
@@ -81,11 +94,9 @@ void PrintCut(const engine::DatasetStats& stats) {
 }
 
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
-                                   engine::PrepareOptions options, const std::string& stamp,
-                                   RunawayScene scene, const char* what, int64_t vocab,
-                                   EventLog& events, const Clock& clock) {
-  options.name = scene.data_name;
-  options.stamp = stamp;
+                                   engine::PrepareOptions options, RunawayScene scene,
+                                   const char* what, int64_t vocab, EventLog& events,
+                                   const Clock& clock) {
   scene.data_name = options.Name();
   ReportRunaways(std::move(scene), clock);
   MonoTime last{};
@@ -103,8 +114,9 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
              options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
              prepared.from_cache ? " (from the cache)" : "");
   fmt::print("  {}\n", data::FormsText(stats.forms));
+  PrintLeftOut(stats, prepared.place);
   PrintCut(stats);
-  PrintSkipped(stats);
+  PrintSkipped(stats, prepared.place);
   return {.rows = stats.rows,
           .used = stats.used,
           .skipped = stats.skipped_total(),
@@ -115,7 +127,24 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
           .documents = stats.documents,
           .cut = stats.cut,
           .cut_tokens = stats.cut_tokens,
-          .cut_loss_tokens = stats.cut_loss_tokens};
+          .cut_loss_tokens = stats.cut_loss_tokens,
+          .repeated = stats.repeated};
+}
+
+// Adds what was found in a file to what was found in all.
+void Add(const channel::PreparedEvent& file, bool first, channel::PreparedEvent& all) {
+  all.rows += file.rows;
+  all.used += file.used;
+  all.skipped += file.skipped;
+  all.tokens += file.tokens;
+  all.loss_tokens += file.loss_tokens;
+  all.from_cache = file.from_cache && (first || all.from_cache);
+  all.forms += (all.forms.empty() || file.forms.empty() ? "" : "; ") + file.forms;
+  all.documents += file.documents;
+  all.cut += file.cut;
+  all.cut_tokens += file.cut_tokens;
+  all.cut_loss_tokens += file.cut_loss_tokens;
+  all.repeated += file.repeated;
 }
 
 void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {
@@ -125,18 +154,26 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
   if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
-  scene.data_name = launch.file.train_name;
-  const channel::PreparedEvent training =
-      PrepareFile(tokenizer,
-                  engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
-                                                      launch.file.cache_dir),
-                  launch.file.train_stamp, scene, "training", vocab, events, clock);
-  if (!launch.file.val_file.empty()) {
-    scene.data_name = launch.file.val_name;
-    PrepareFile(tokenizer,
-                engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
-                                                      launch.file.cache_dir),
-                launch.file.val_stamp, scene, "validation", vocab, events, clock);
+  const auto prepare = [&](const std::vector<channel::RowFile>& files, const char* what,
+                           auto options_of) {
+    channel::PreparedEvent all;
+    for (engine::PrepareOptions& options : OptionsOfFiles(launch, files, options_of)) {
+      const bool first = options.earlier.empty();
+      scene.data_name = options.name;
+      Add(PrepareFile(tokenizer, std::move(options), scene, what, vocab, events, clock), first,
+          all);
+    }
+    return all;
+  };
+  channel::PreparedEvent training =
+      prepare(TrainingFiles(launch), "training", engine::PrepareOptions::ForTraining);
+  const auto held = ValidationFiles(launch);
+  training.validation = prepare(held, "validation", engine::PrepareOptions::ForValidation).used;
+  if (training.used == 0 || (!held.empty() && training.validation == 0)) {
+    throw engine::UserError(
+        fmt::format("no row of the job's files is left for {}",
+                    training.used == 0 ? "training" : "validation (data.val_split)"),
+        "bad_rows", "change data.val_split or data.dedup, or give other files");
   }
   events.Write(training);
   events.Sync();

@@ -15,8 +15,10 @@
 #include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
+#include "common/spec/mixture.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/data/files.h"
 #include "worker/engine/dist/recorded.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/train/memory_stats.h"
@@ -251,13 +253,21 @@ engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
   return options;
 }
 
-std::shared_ptr<const engine::Dataset> Open(const engine::ChatTokenizer& tokenizer,
-                                            engine::PrepareOptions options, const std::string& name,
-                                            const std::string& stamp, int threads) {
-  options.name = name;
-  options.stamp = stamp;
-  options.threads = threads;
-  return engine::PrepareDataset(tokenizer, options).dataset;
+// The rows of the files as one data set. `weighs`: by the weights of the job.
+std::shared_ptr<const engine::Dataset> OpenFiles(const engine::ChatTokenizer& tokenizer,
+                                                 const Launch& launch,
+                                                 const std::vector<channel::RowFile>& files,
+                                                 OptionsOf options_of, bool weighs = true) {
+  const auto named = spec::TrainParts(launch.spec);
+  engine::ThrowIfError(named.status());
+  std::vector<engine::Dataset::Part> parts;
+  for (engine::PrepareOptions& options : OptionsOfFiles(launch, files, options_of)) {
+    options.threads = launch.file.threads_per_rank;
+    parts.push_back({engine::PrepareDataset(tokenizer, options).dataset,
+                     weighs ? named->at(parts.size()).weight : 1});
+  }
+  const bool single = parts.size() == 1 && parts.front().weight == 1;
+  return single ? parts.front().rows : engine::Dataset::Join(std::move(parts));
 }
 
 void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Device& device) {
@@ -360,13 +370,11 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   options.spec = spec;
   options.model_dir = file.model_dir;
   options.model_name = file.model_name;
-  options.train =
-      Open(tokenizer, engine::PrepareOptions::ForTraining(spec, file.train_file, file.cache_dir),
-           file.train_name, file.train_stamp, file.threads_per_rank);
-  if (!file.val_file.empty()) {
-    options.validation =
-        Open(tokenizer, engine::PrepareOptions::ForValidation(spec, file.val_file, file.cache_dir),
-             file.val_name, file.val_stamp, file.threads_per_rank);
+  options.train = OpenFiles(tokenizer, context_.launch, TrainingFiles(context_.launch),
+                            engine::PrepareOptions::ForTraining);
+  if (const auto files = ValidationFiles(context_.launch); !files.empty()) {
+    options.validation = OpenFiles(tokenizer, context_.launch, files,
+                                   engine::PrepareOptions::ForValidation, /*weighs=*/false);
   }
   options.output_dir = file.output_dir;
   options.tokenizer = tokenizer.digest();

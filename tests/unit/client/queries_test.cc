@@ -204,6 +204,10 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
   const std::pair<const char*, const char*> notes[] = {
       {"prepared",
        R"({"event":"prepared","rows":152,"used":150,"skipped":2,"tokens":8123,"loss_tokens":400})"},
+      {"prepared",
+       R"({"event":"prepared","rows":9,"used":9,"skipped":0,"tokens":90,"loss_tokens":40,)"
+       R"("repeated":3,"forms":"9 text","cut":2,"cut_tokens":1500,"validation":4,)"
+       R"("from_cache":true})"},
       {"ready", R"({"event":"ready","rank":1,"world":2,"device":"cpu","total_steps":3,)"
                 R"("trainable_parameters":1000,"total_parameters":5000,"seconds":1.5})"},
       {"consistency",
@@ -225,6 +229,9 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
   }
   const std::string out = Sftctl(server, {"events", "job-a"}).out;
   EXPECT_THAT(out, HasSubstr("150 of 152 rows, 2 left out; 8.1k tokens, 400 of them with loss"));
+  EXPECT_THAT(out, HasSubstr("9 of 9 rows (9 text), 0 left out, beside 3 repeats; 90 tokens, 40 of "
+                             "them with loss; 2 rows cut or split, 1.5k tokens of them left out; 4 "
+                             "rows for validation; prepared before"));
   EXPECT_THAT(out, HasSubstr("rank 1 of 2 on cpu after 1.5 s: 3 steps, 1.0k of 5.0k parameters"));
   EXPECT_THAT(out, HasSubstr("rank 0: weights agree (0123456789ab)"));
   EXPECT_THAT(out, HasSubstr("step 40 saved on its node: 12.3 MB in 0.8 s, of which training stood "

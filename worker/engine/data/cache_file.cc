@@ -55,6 +55,9 @@ nlohmann::json StatsToJson(const DatasetStats& stats) {
           {"cut", stats.cut},
           {"cut_tokens", stats.cut_tokens},
           {"cut_loss_tokens", stats.cut_loss_tokens},
+          {"held_out", stats.held_out},
+          {"repeated", stats.repeated},
+          {"repeats", stats.repeats},
           {"tokens", stats.tokens},
           {"loss_tokens", stats.loss_tokens},
           {"longest", stats.longest},
@@ -71,6 +74,9 @@ DatasetStats StatsFromJson(const nlohmann::json& json) {
   json.at("cut").get_to(stats.cut);
   json.at("cut_tokens").get_to(stats.cut_tokens);
   json.at("cut_loss_tokens").get_to(stats.cut_loss_tokens);
+  stats.held_out = json.value("held_out", int64_t{0});  // files of before have none
+  stats.repeated = json.value("repeated", int64_t{0});
+  stats.repeats = json.value("repeats", std::vector<int64_t>());
   json.at("tokens").get_to(stats.tokens);
   json.at("loss_tokens").get_to(stats.loss_tokens);
   json.at("longest").get_to(stats.longest);

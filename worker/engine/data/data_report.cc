@@ -34,6 +34,7 @@ DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t bat
     }
     padded += longest * static_cast<int64_t>(end - begin);
   }
+  report.trained_tokens = tokens;
   const auto sequences = static_cast<int64_t>(PackFirstFitDecreasing(cut, sequence_length).size());
   report.padded_share = ShareOfFilling(tokens, padded);
   report.packed_share = ShareOfFilling(tokens, sequences * sequence_length);
@@ -62,14 +63,16 @@ DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t bat
 }
 
 std::string MarkedText(const Document& document, const Tokenizer& tokenizer, std::string_view begin,
-                       std::string_view end) {
+                       std::string_view end, std::string (*show)(std::string_view)) {
   std::string text;
   for (size_t from = 0; from < document.tokens.size();) {
     size_t to = from + 1;
     while (to < document.tokens.size() && document.loss[to] == document.loss[from]) ++to;
     const bool loss = document.loss[from] != 0;
     if (loss) text += begin;
-    text += tokenizer.Decode(document.tokens.subspan(from, to - from), /*skip_special=*/false);
+    const std::string run =
+        tokenizer.Decode(document.tokens.subspan(from, to - from), /*skip_special=*/false);
+    text += show != nullptr ? show(run) : run;
     if (loss) text += end;
     from = to;
   }

@@ -23,13 +23,15 @@ struct DataReport {
   // longest row, and in sequences into which short rows are packed. Rows that are too long count as
   // cut.
   double padded_share = 0, packed_share = 0;
+  int64_t trained_tokens = 0;           // of an epoch: rows that are too long count as cut
   int64_t steps = 0, packed_steps = 0;  // of an epoch of batches of `batch` rows, or sequences
 };
 
 DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t batch);
 
-// The row's text with each run of tokens that carry loss between the marks.
+// The row's text with each run of tokens that carry loss between the marks. `show` (null: as it is)
+// makes of each run what is shown.
 std::string MarkedText(const Document& document, const Tokenizer& tokenizer, std::string_view begin,
-                       std::string_view end);
+                       std::string_view end, std::string (*show)(std::string_view) = nullptr);
 
 }  // namespace sft::engine

@@ -1,5 +1,7 @@
 #include "worker/engine/data/dataset.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
 
@@ -77,7 +79,34 @@ std::shared_ptr<const Dataset> Dataset::FromDocuments(
   return dataset;
 }
 
+std::shared_ptr<const Dataset> Dataset::Join(std::vector<Part> parts) {
+  if (parts.empty()) throw InternalError("a data set of no parts");
+  const auto joined = std::make_shared<Dataset>(Token());
+  int64_t begin = 0;
+  for (Part& part : parts) {
+    part.begin = begin;
+    begin += part.rows->size();
+    const DatasetStats& stats = part.rows->stats();
+    joined->stats_.rows += stats.rows;
+    joined->stats_.used += stats.used;
+    joined->stats_.documents += stats.documents;
+    joined->stats_.tokens += stats.tokens;
+    joined->stats_.loss_tokens += stats.loss_tokens;
+    joined->stats_.longest = std::max(joined->stats_.longest, stats.longest);
+  }
+  joined->parts_ = std::move(parts);
+  return joined;
+}
+
+const Dataset::Part& Dataset::PartOf(int64_t index) const {
+  return *std::prev(std::ranges::upper_bound(parts_, index, {}, &Part::begin));
+}
+
 Document Dataset::Get(int64_t index) const {
+  if (!parts_.empty()) {
+    const Part& part = PartOf(index);
+    return part.rows->Get(index - part.begin);
+  }
   const auto i = static_cast<size_t>(index);
   const uint64_t begin = offsets_[i];
   const uint64_t size = offsets_[i + 1] - begin;
@@ -87,11 +116,19 @@ Document Dataset::Get(int64_t index) const {
 }
 
 int64_t Dataset::Length(int64_t index) const {
+  if (!parts_.empty()) {
+    const Part& part = PartOf(index);
+    return part.rows->Length(index - part.begin);
+  }
   const auto i = static_cast<size_t>(index);
   return static_cast<int64_t>(offsets_[i + 1] - offsets_[i]);
 }
 
 int64_t Dataset::LossTokens(int64_t index) const {
+  if (!parts_.empty()) {
+    const Part& part = PartOf(index);
+    return part.rows->LossTokens(index - part.begin);
+  }
   return loss_counts_[static_cast<size_t>(index)];
 }
 

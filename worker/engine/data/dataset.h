@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/data/row_form.h"
+#include "common/spec/hold_out.h"
 #include "common/spec/job_spec.h"
 
 namespace sft::engine {
@@ -50,6 +51,9 @@ struct DatasetStats {
   int64_t cut = 0;                       // rows that were cut or split (data.on_long_rows)
   int64_t cut_tokens = 0;                // their tokens that are in no document
   int64_t cut_loss_tokens = 0;           // of those with loss
+  int64_t held_out = 0;                  // rows of the other side of data.val_split; not in rows
+  int64_t repeated = 0;                  // rows that repeat an earlier one; not in rows
+  std::vector<int64_t> repeats;          // the lines of the first of them
   int64_t skipped[kRowProblems] = {};    // counts by RowProblem
   std::vector<SkippedRow> skipped_rows;  // the first kReportedRows, by line
 
@@ -70,6 +74,13 @@ struct PrepareOptions {
   spec::BadRows on_bad_rows = spec::BadRows::kError;
   spec::LongRows on_long_rows = spec::LongRows::kError;
   int split_overlap = 64;
+  spec::HoldOut hold_out;      // a part of the rows that is left to the other side
+  bool held_out_side = false;  // the rows of that part alone
+  uint64_t seed = 42;          // which rows they are
+  std::string group_by;        // data.group_by
+  spec::Dedup dedup = spec::Dedup::kOff;
+  bool one_of_several = false;          // other files may have the rows that this one lacks
+  std::vector<PrepareOptions> earlier;  // files whose rows come before these, for dedup
   data::RowNames names;
   int threads = 0;  // 0: the machine's
   // Processor time of one row; a row that takes more ends the process (runaway.h).
@@ -78,11 +89,12 @@ struct PrepareOptions {
   // Called from the calling thread as rows are done.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;
 
-  // The job's options for its training rows (max_examples applies) or its validation rows.
+  // The job's options for its training rows (max_examples applies) or its validation rows; those of
+  // a job with data.val_split are in the same file. `part`: which of several files it is.
   static PrepareOptions ForTraining(const spec::JobSpec& spec, std::filesystem::path data,
-                                    std::filesystem::path cache_dir);
+                                    std::filesystem::path cache_dir, size_t part = 0);
   static PrepareOptions ForValidation(const spec::JobSpec& spec, std::filesystem::path data,
-                                      std::filesystem::path cache_dir);
+                                      std::filesystem::path cache_dir, size_t part = 0);
 };
 
 // One tokenised row. `loss[i]` is 1 when token i is to be predicted; loss[0] is always 0.
@@ -106,7 +118,21 @@ class Dataset {
   Dataset(const Dataset&) = delete;
   Dataset& operator=(const Dataset&) = delete;
 
-  int64_t size() const { return static_cast<int64_t>(lines_.size()); }
+  // Several data sets as one, one behind the other. Of a data set with weight w each document is
+  // seen w times an epoch (StepPlan).
+  struct Part {
+    std::shared_ptr<const Dataset> rows;
+    double weight = 1;
+    int64_t begin = 0;  // of its documents in the whole; set by Join
+  };
+  static std::shared_ptr<const Dataset> Join(std::vector<Part> parts);
+  // What Join was given; empty for a data set of one file.
+  const std::vector<Part>& parts() const { return parts_; }
+
+  int64_t size() const {
+    if (parts_.empty()) return static_cast<int64_t>(lines_.size());
+    return parts_.back().begin + parts_.back().rows->size();
+  }
   Document Get(int64_t index) const;
   int64_t Length(int64_t index) const;
   int64_t LossTokens(int64_t index) const;
@@ -119,6 +145,7 @@ class Dataset {
 
  private:
   void Adopt(const CacheView& view);
+  const Part& PartOf(int64_t index) const;
   class Storage;
   std::unique_ptr<Storage> storage_;
   std::span<const uint64_t> offsets_;  // size() + 1 positions in tokens_
@@ -127,6 +154,7 @@ class Dataset {
   std::span<const int32_t> tokens_;
   std::span<const uint8_t> loss_;
   DatasetStats stats_;
+  std::vector<Part> parts_;
 };
 
 // A data set and where it is kept.
@@ -134,6 +162,7 @@ struct PreparedDataset {
   std::filesystem::path file;              // in cache_dir
   std::shared_ptr<const Dataset> dataset;  // shared by the step plans that read it
   bool from_cache = false;
+  std::string_view place = "line";  // what the numbers of rows count: lines, or rows of a table
 };
 
 // Tokenises `options.data`, or finds the result in the cache: the key is the content of the data

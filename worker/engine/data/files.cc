@@ -1,5 +1,6 @@
 #include "worker/engine/data/files.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -52,6 +53,12 @@ void MappedFile::Unmap::operator()(const char* data) const {
 
 namespace {
 
+struct stat StatOf(int fd, const std::filesystem::path& path) {
+  struct stat info = {};
+  if (fstat(fd, &info) != 0) ThrowIfError(ErrnoStatus(path.string(), errno));
+  return info;
+}
+
 void CheckUnchanged(int fd, const struct stat& info, const std::filesystem::path& path,
                     const std::string& stamp) {
   std::error_code error;
@@ -73,19 +80,28 @@ void CheckUnchanged(int fd, const struct stat& info, const std::filesystem::path
 MappedFile MappedFile::Open(const std::filesystem::path& path, const std::string& stamp) {
   auto fd = io::OpenForRead(path.string());
   ThrowIfError(fd.status());
-  struct stat info = {};
-  if (fstat(fd->get(), &info) != 0) ThrowIfError(ErrnoStatus(path.string(), errno));
+  if (!stamp.empty()) CheckUnchanged(fd->get(), StatOf(fd->get(), path), path, stamp);
+  return Map(*std::move(fd), path);
+}
+
+MappedFile MappedFile::Map(io::UniqueFd fd, const std::filesystem::path& path) {
+  const struct stat info = StatOf(fd.get(), path);
   if (!S_ISREG(info.st_mode)) {
     throw UserError(fmt::format("{} is not a file; give the path of a file", path.string()));
   }
-  if (!stamp.empty()) CheckUnchanged(fd->get(), info, path, stamp);
   const auto size = static_cast<size_t>(info.st_size);
   // An empty file cannot be mapped; any address does for no bytes.
   static constexpr char kNothing = 0;
-  if (size == 0) return MappedFile({&kNothing, Unmap{0}});
-  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd->get(), 0);
+  if (size == 0) return {std::move(fd), {&kNothing, Unmap{0}}};
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) ThrowIfError(ErrnoStatus(path.string(), errno));
-  return MappedFile({static_cast<const char*>(data), Unmap{size}});
+  return {std::move(fd), {static_cast<const char*>(data), Unmap{size}}};
+}
+
+io::UniqueFd MappedFile::Descriptor() const {
+  io::UniqueFd fd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) ThrowIfNodeError(ErrnoStatus("a mapped file", errno));
+  return fd;
 }
 
 }  // namespace sft::engine

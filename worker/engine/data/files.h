@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/base/status.h"
+#include "common/io/file.h"
 
 namespace sft::engine {
 
@@ -31,6 +32,10 @@ class MappedFile {
   // `stamp` (common/io/file_stamp.h, ContentStamp), when it is another one by now or lies elsewhere
   // than the path, which has no links, says.
   static MappedFile Open(const std::filesystem::path& path, const std::string& stamp = "");
+  // The same for a file that is open; `path` stands in messages.
+  static MappedFile Map(io::UniqueFd fd, const std::filesystem::path& path);
+  // A second descriptor of the mapped file, wherever its path leads by now.
+  io::UniqueFd Descriptor() const;
   std::string_view bytes() const { return {data_.get(), data_.get_deleter().size}; }
 
  private:
@@ -38,7 +43,9 @@ class MappedFile {
     size_t size = 0;
     void operator()(const char* data) const;
   };
-  explicit MappedFile(std::unique_ptr<const char, Unmap> data) : data_(std::move(data)) {}
+  MappedFile(io::UniqueFd fd, std::unique_ptr<const char, Unmap> data)
+      : fd_(std::move(fd)), data_(std::move(data)) {}
+  io::UniqueFd fd_;
   std::unique_ptr<const char, Unmap> data_;
 };
 

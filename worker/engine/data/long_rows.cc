@@ -16,7 +16,19 @@ class LongRow {
   LongRow(const RowEncoder& encoder, EncodedRow whole, const LongRowRule& rule)
       : encoder_(encoder), whole_(std::move(whole)), rule_(rule) {}
 
-  std::vector<EncodedRow> Fit(const Row& row) const {
+  FittedRow Fit(const Row& row) {
+    FittedRow fitted;
+    fitted.documents = Documents(row);
+    int64_t loss = 0;
+    for (const EncodedRow& document : fitted.documents) loss += document.LossTokens();
+    // What stands behind another turn may be split into other tokens than in the whole row.
+    fitted.cut_tokens = std::max<int64_t>(0, Size() - kept_);
+    fitted.cut_loss_tokens = std::max<int64_t>(0, whole_.LossTokens() - loss);
+    return fitted;
+  }
+
+ private:
+  std::vector<EncodedRow> Documents(const Row& row) {
     const auto* const conversation = std::get_if<ConversationRow>(&row);
     switch (rule_.rule) {
       case LongRows::kTruncateRight:
@@ -35,7 +47,6 @@ class LongRow {
     TooLong(fmt::format("{} tokens", Size()));
   }
 
- private:
   struct Range {
     int64_t begin, end;
   };
@@ -68,7 +79,8 @@ class LongRow {
     return row;
   }
 
-  std::vector<EncodedRow> One(EncodedRow row) const {
+  std::vector<EncodedRow> One(EncodedRow row) {
+    kept_ = static_cast<int64_t>(row.tokens.size());
     if (row.LossTokens() == 0) {
       throw RowError(RowProblem::kNoAnswer,
                      fmt::format("{} tokens, and none with loss is left when it is cut to {} "
@@ -81,14 +93,19 @@ class LongRow {
   }
 
   // Windows that end at the last paragraph, else line, of their last quarter.
-  std::vector<EncodedRow> SplitText() const {
+  std::vector<EncodedRow> SplitText() {
     std::vector<EncodedRow> rows;
+    int64_t kept_to = 0;
     for (int64_t begin = 0, end = 0; end < Size();) {
       const int64_t seen = end;
       end = WindowEnd(begin);
       EncodedRow row = Cut({{begin, end}});
       for (int64_t i = begin; i < seen; ++i) row.loss[static_cast<size_t>(i - begin)] = 0;
-      if (row.LossTokens() > 0) rows.push_back(std::move(row));
+      if (row.LossTokens() > 0) {
+        kept_ += end - std::max(begin, kept_to);
+        kept_to = end;
+        rows.push_back(std::move(row));
+      }
       begin = std::max(end - rule_.overlap, begin + 1);
     }
     return rows;
@@ -179,8 +196,41 @@ class LongRow {
     TooLong(fmt::format("{} tokens, and its last turns alone are too long", Size()));
   }
 
-  std::vector<EncodedRow> SplitConversation(const ConversationRow& row) const {
+  // Tokens that every piece begins with: the head, and what the template puts before a question.
+  int64_t HeadTokens(const ConversationRow& row, const Exchanges& exchanges) const {
+    const auto piece = [&](const char* word) {
+      ConversationRow part = Part(row, exchanges, {});
+      for (const char* role : {"user", "assistant"}) {
+        part.messages.push_back({{"role", role}, {"content", word}});
+        part.trained.push_back(role == std::string_view("assistant"));
+      }
+      return encoder_.Encode(Row(std::move(part))).tokens;
+    };
+    try {
+      const std::vector<int32_t> a = piece("a"), b = piece("b");
+      return std::ranges::mismatch(a, b).in1 - a.begin();
+    } catch (const RowError&) {
+      return 0;  // a template that takes no such turns
+    }
+  }
+
+  // A piece that begins with the head once more: its loss counts in the first alone.
+  void Keep(EncodedRow piece, int64_t head, std::vector<EncodedRow>& rows) {
+    const auto size = static_cast<int64_t>(piece.tokens.size());
+    if (!rows.empty()) {
+      std::fill(piece.loss.begin(), piece.loss.begin() + std::min(head, size), 0);
+    }
+    if (piece.LossTokens() == 0) {
+      whole_is_kept_ = false;
+      return;
+    }
+    kept_ += rows.empty() ? size : std::max<int64_t>(0, size - head);
+    rows.push_back(std::move(piece));
+  }
+
+  std::vector<EncodedRow> SplitConversation(const ConversationRow& row) {
     const Exchanges exchanges = ExchangesOf(row);
+    const int64_t head = HeadTokens(row, exchanges);
     const size_t count = exchanges.begin.size() - 1;
     std::vector<EncodedRow> rows;
     for (size_t begin = 0; begin < count;) {
@@ -202,21 +252,24 @@ class LongRow {
                         "to be a piece",
                         Size(), exchanges.begin[begin]));
       }
-      if (best->LossTokens() > 0) rows.push_back(*std::move(best));
+      Keep(*std::move(best), head, rows);
       begin = end;
     }
+    if (whole_is_kept_) kept_ = Size();
     return rows;
   }
 
   const RowEncoder& encoder_;
   const EncodedRow whole_;
   const LongRowRule& rule_;
+  int64_t kept_ = 0;  // tokens of the row that are in documents
+  bool whole_is_kept_ = true;
 };
 
 }  // namespace
 
-std::vector<EncodedRow> FitLongRow(const RowEncoder& encoder, const Row& row, EncodedRow whole,
-                                   const LongRowRule& rule) {
+FittedRow FitLongRow(const RowEncoder& encoder, const Row& row, EncodedRow whole,
+                     const LongRowRule& rule) {
   return LongRow(encoder, std::move(whole), rule).Fit(row);
 }
 

@@ -1,11 +1,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -14,12 +12,11 @@
 #include <system_error>
 #include <thread>
 
-#include "common/base/ids.h"
 #include "common/base/thread_time.h"
-#include "common/data/byte_reader.h"
 #include "common/data/row_reader.h"
-#include "common/io/file.h"
 #include "common/io/sha256.h"
+#include "common/spec/mixture.h"
+#include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/cache_file.h"
 #include "worker/engine/data/chat_tokenizer.h"
@@ -28,117 +25,24 @@
 #include "worker/engine/data/files.h"
 #include "worker/engine/data/long_rows.h"
 #include "worker/engine/data/row.h"
+#include "worker/engine/data/row_source.h"
 #include "worker/engine/data/runaway.h"
+#include "worker/engine/data/select_rows.h"
 
 namespace sft::engine {
 namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
-constexpr int kEncodingVersion = 2;
+constexpr int kEncodingVersion = 3;
 // Rows a thread takes at once.
 constexpr size_t kBlockRows = 64;
-
-struct Line {
-  int64_t number = 0;  // from 1
-  std::string_view text;
-};
-
-// The lines that hold something, at most `max` of them (0: all). A byte order mark is not content.
-std::vector<Line> SplitLines(std::string_view bytes, int64_t max) {
-  if (bytes.starts_with("\xef\xbb\xbf")) bytes.remove_prefix(3);
-  std::vector<Line> lines;
-  for (int64_t number = 1; !bytes.empty(); ++number) {
-    const size_t end = std::min(bytes.find('\n'), bytes.size());
-    const std::string_view text = bytes.substr(0, end);
-    bytes.remove_prefix(std::min(end + 1, bytes.size()));
-    if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    if (max > 0 && static_cast<int64_t>(lines.size()) == max) break;
-    lines.push_back({number, text});
-  }
-  return lines;
-}
 
 struct Outcome {
   std::vector<EncodedRow> documents;
   std::optional<SkippedRow> skipped;
   std::optional<data::Form> form;  // nothing: the row is not JSON
   bool cut = false;
-  int64_t tokens = 0, loss_tokens = 0;  // of a row that was cut, before it was
-};
-
-// A part of the row reader's contract: the container of a file that is mapped as it is.
-bool IsPlainLines(const PrepareOptions& options, std::string_view bytes) {
-  const std::string_view head = bytes.substr(0, 1 << 20);
-  return data::CompressionOf(head) == data::Compression::kNone &&
-         data::ContainerOf(options.Name(), head) == data::Container::kLines;
-}
-
-// The rows of a data file, each as JSON text. Those of JSON Lines are read where they are; what
-// stands otherwise is unpacked to a file without a name in the cache's folder, since rows need not
-// fit into memory.
-class RowSource {
- public:
-  RowSource(const MappedFile& file, const PrepareOptions& options) {
-    if (IsPlainLines(options, file.bytes())) {
-      bytes_ = file.bytes();
-      lines_ = SplitLines(bytes_, options.max_examples);
-    } else {
-      Unpack(options);
-    }
-    if (lines_.empty()) {
-      throw UserError(fmt::format("{}: the file has no rows; write one JSON object on each line",
-                                  options.Name()));
-    }
-  }
-
-  std::string_view bytes() const { return bytes_; }
-  const std::vector<Line>& lines() const { return lines_; }
-
- private:
-  void Unpack(const PrepareOptions& options) {
-    struct Place {
-      int64_t line;
-      size_t begin, size;
-    };
-    std::vector<Place> places;
-    ThrowIfNodeError(io::MakeDirs(options.cache_dir.string()));
-    const std::filesystem::path path = options.cache_dir / (RandomId("unpacked") + ".tmp");
-    io::UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!fd.valid()) ThrowIfNodeError(ErrnoStatus(path.string(), errno));
-    size_t size = 0;
-    std::string pending;
-    absl::Status written;
-    const auto flush = [&] {
-      written = io::WriteAll(fd.get(), pending, path.string());
-      pending.clear();
-      return written;
-    };
-    const data::TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
-      places.push_back({line, size, row.size()});
-      pending += row;
-      size += row.size();
-      if (pending.size() > kFlushBytes) SFT_RETURN_IF_ERROR(flush());
-      return options.max_examples == 0 ||
-             static_cast<int64_t>(places.size()) < options.max_examples;
-    };
-    absl::Status read =
-        data::ReadRows(options.data.string(), options.Name(), {.names = &options.names}, take);
-    if (read.ok()) read = flush();
-    if (read.ok()) unpacked_.emplace(MappedFile::Open(path));
-    unlink(path.c_str());
-    ThrowIfNodeError(written);
-    ThrowIfError(Annotate(read, options.Name()));
-    bytes_ = unpacked_->bytes();
-    lines_.reserve(places.size());
-    for (const Place& place : places) {
-      lines_.push_back({place.line, bytes_.substr(place.begin, place.size)});
-    }
-  }
-
-  static constexpr size_t kFlushBytes = 1 << 20;
-  std::optional<MappedFile> unpacked_;
-  std::string_view bytes_;
-  std::vector<Line> lines_;
+  int64_t cut_tokens = 0, cut_loss_tokens = 0;
 };
 
 // Ends the process when one row takes too much processor time: templates and tokenizers can make
@@ -284,13 +188,14 @@ class ParallelEncoder {
       if (encoded.tokens.size() <= static_cast<size_t>(options_.sequence_length)) {
         outcome.documents.push_back(std::move(encoded));
       } else {
-        outcome.tokens = static_cast<int64_t>(encoded.tokens.size());
-        outcome.loss_tokens = encoded.LossTokens();
-        outcome.documents = FitLongRow(
+        FittedRow fitted = FitLongRow(
             encoder_, row, std::move(encoded),
             {options_.on_long_rows, options_.sequence_length,
              std::min(options_.split_overlap, std::max(options_.sequence_length / 2, 1))});
+        outcome.documents = std::move(fitted.documents);
         outcome.cut = true;
+        outcome.cut_tokens = fitted.cut_tokens;
+        outcome.cut_loss_tokens = fitted.cut_loss_tokens;
       }
       for (EncodedRow& document : outcome.documents) document.breaks = {};
     } catch (const RowError& error) {
@@ -316,7 +221,8 @@ bool Refuses(spec::LongRows rule) {
 }
 
 // Throws when rows have problems that the job does not skip; lists the first of them by line.
-void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options) {
+void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options,
+                std::string_view place) {
   int64_t refused = 0;
   bool only_long = true;
   std::string list;
@@ -331,7 +237,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     }
     only_long = only_long && by_length;
     if (++refused <= DatasetStats::kReportedRows) {
-      list += fmt::format("\n  line {}: {}", outcome.skipped->line, outcome.skipped->reason);
+      list += fmt::format("\n  {} {}: {}", place, outcome.skipped->line, outcome.skipped->reason);
     }
   }
   if (refused == 0) return;
@@ -349,21 +255,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
                             : ""));
 }
 
-// Counts the tokens of a cut or split row that are in none of its documents.
-void CountCut(const Outcome& outcome, const LongRowRule& rule, DatasetStats& stats) {
-  int64_t tokens = 0, loss = 0;
-  for (const EncodedRow& document : outcome.documents) {
-    tokens += static_cast<int64_t>(document.tokens.size());
-    loss += document.LossTokens();
-  }
-  ++stats.cut;
-  stats.cut_loss_tokens += outcome.loss_tokens - loss;
-  // Pieces share tokens, or repeat what stands before a conversation: none is lost.
-  if (rule.rule != spec::LongRows::kSplit) stats.cut_tokens += outcome.tokens - tokens;
-}
-
-CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines,
-                      const PrepareOptions& options) {
+CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines) {
   CacheContents contents;
   contents.stats.rows = static_cast<int64_t>(outcomes.size());
   size_t tokens = 0;
@@ -377,7 +269,9 @@ CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& li
     if (outcome.form) ++contents.stats.forms[static_cast<size_t>(*outcome.form)];
     if (!outcome.skipped) {
       ++contents.stats.used;
-      if (outcome.cut) CountCut(outcome, {.rule = options.on_long_rows}, contents.stats);
+      contents.stats.cut += outcome.cut;
+      contents.stats.cut_tokens += outcome.cut_tokens;
+      contents.stats.cut_loss_tokens += outcome.cut_loss_tokens;
       for (const EncodedRow& document : outcome.documents) {
         contents.Add(document.tokens, document.loss, lines[i].number);
       }
@@ -400,6 +294,14 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
       text += fmt::format(" {}:{} {}", theirs.size(), theirs, ours);
     }
     text += " |";
+  }
+  if (options.hold_out.on()) {
+    text +=
+        fmt::format(" held {} {} {} {} {} {}", options.held_out_side, options.hold_out.share,
+                    options.hold_out.rows, options.seed, options.group_by.size(), options.group_by);
+  }
+  if (options.dedup != spec::Dedup::kOff) {
+    text += fmt::format(" dedup {}{}", spec::EnumName(options.dedup), EarlierText(options));
   }
   return text;
 }
@@ -439,32 +341,61 @@ PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
   return options;
 }
 
-}  // namespace
-
-PrepareOptions PrepareOptions::ForTraining(const spec::JobSpec& spec, std::filesystem::path data,
-                                           std::filesystem::path cache_dir) {
-  PrepareOptions options = FromSpec(spec, std::move(data), std::move(cache_dir));
-  options.max_examples = spec.data.max_examples;
+// The same for rows of job.data, or of one of several files.
+PrepareOptions OfJobData(const spec::JobSpec& spec, std::filesystem::path file,
+                         std::filesystem::path cache_dir, size_t part) {
+  PrepareOptions options = FromSpec(spec, std::move(file), std::move(cache_dir));
+  const absl::StatusOr<std::vector<spec::TrainPart>> parts = spec::TrainParts(spec);
+  const absl::StatusOr<spec::HoldOut> hold_out = spec::ParseHoldOut(spec.data.val_split);
+  ThrowIfError(parts.status());
+  ThrowIfError(hold_out.status());
+  if (part >= parts->size()) throw InternalError("a file with rows that the job does not name");
+  options.max_examples = (*parts)[part].max_examples;
+  options.dedup = spec.data.dedup;
+  options.group_by = spec.data.group_by;
+  options.seed = spec.hyperparameters.seed;
+  options.hold_out = *hold_out;
   return options;
 }
 
+}  // namespace
+
+PrepareOptions PrepareOptions::ForTraining(const spec::JobSpec& spec, std::filesystem::path data,
+                                           std::filesystem::path cache_dir, size_t part) {
+  return OfJobData(spec, std::move(data), std::move(cache_dir), part);
+}
+
 PrepareOptions PrepareOptions::ForValidation(const spec::JobSpec& spec, std::filesystem::path data,
-                                             std::filesystem::path cache_dir) {
-  return FromSpec(spec, std::move(data), std::move(cache_dir));
+                                             std::filesystem::path cache_dir, size_t part) {
+  if (!spec.data.val.empty()) return FromSpec(spec, std::move(data), std::move(cache_dir));
+  PrepareOptions options = OfJobData(spec, std::move(data), std::move(cache_dir), part);
+  options.held_out_side = true;
+  return options;
 }
 
 PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options) {
   const MappedFile file_bytes = MappedFile::Open(options.data, options.stamp);
   const std::string key = CacheKey(tokenizer, options, file_bytes.bytes());
   const std::filesystem::path file = options.cache_dir / (key + ".rows");
+  const std::string_view place =
+      data::PlaceWord(data::ContainerOf(options.Name(), file_bytes.bytes().substr(0, 1 << 20)));
   if (std::shared_ptr<const Dataset> cached = OpenCached(file, key)) {
     // sft-worker removes what was not used for long: the time of change is that of the last use.
     // Where it cannot be set, the file is made anew some day.
     (void)utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
-    return {.file = file, .dataset = std::move(cached), .from_cache = true};
+    return {.file = file, .dataset = std::move(cached), .from_cache = true, .place = place};
   }
   const RowSource source(file_bytes, options);
-  const std::vector<Line>& lines = source.lines();
+  const RowSelection selection = SelectRows(source.lines(), options);
+  const std::vector<Line>& lines = selection.lines;
+  if (lines.empty()) {  // another file has the rows
+    CacheContents nothing;
+    nothing.stats.held_out = selection.held_out;
+    nothing.stats.repeated = selection.repeated;
+    nothing.stats.repeats = selection.repeats;
+    WriteCacheFile(file, key, nothing);
+    return {.file = file, .dataset = Dataset::Open(file, key), .place = place};
+  }
   RowWatch watch(options.row_limit);
   std::optional<RowEncoder> encoder;
   {
@@ -475,15 +406,18 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   std::vector<Outcome> outcomes =
       ParallelEncoder(*encoder, options, lines, static_cast<int64_t>(source.bytes().size()), watch)
           .Run();
-  RefuseRows(outcomes, options);
-  const CacheContents contents = Collect(std::move(outcomes), lines, options);
+  RefuseRows(outcomes, options, place);
+  CacheContents contents = Collect(std::move(outcomes), lines);
+  contents.stats.held_out = selection.held_out;
+  contents.stats.repeated = selection.repeated;
+  contents.stats.repeats = selection.repeats;
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
-    throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}", options.Name(),
-                                contents.stats.rows, first.line, first.reason));
+    throw UserError(fmt::format("{}: none of its {} rows can be used; {} {}: {}", options.Name(),
+                                contents.stats.rows, place, first.line, first.reason));
   }
   WriteCacheFile(file, key, contents);
-  return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false};
+  return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false, .place = place};
 }
 
 }  // namespace sft::engine

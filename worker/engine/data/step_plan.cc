@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "common/base/mutex.h"
@@ -38,32 +39,29 @@ class Random {
   uint64_t state_;
 };
 
-std::vector<uint32_t> OrderOf(int64_t samples, uint64_t seed, int64_t epoch) {
-  std::vector<uint32_t> order(static_cast<size_t>(samples));
-  std::iota(order.begin(), order.end(), 0U);
-  // The epoch is mixed in by a draw of its own, so that (seed, epoch + 1) is not (seed + 1, epoch).
-  Random random(Random(seed).Next() + static_cast<uint64_t>(epoch));
+void Shuffle(std::vector<uint32_t>& order, Random random) {
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
-  return order;
 }
+
+// Another stream of numbers for each: (seed, index + 1) is not (seed + 1, index).
+Random RandomOf(uint64_t seed, uint64_t index) { return Random(Random(seed).Next() + index); }
 
 }  // namespace
 
 // The order of the epoch that was last asked for; epochs are visited one after the other.
 class StepPlan::EpochOrder {
  public:
-  std::shared_ptr<const std::vector<uint32_t>> Get(const StepPlanOptions& options, int64_t samples,
-                                                   int64_t epoch) SFT_EXCLUDES(mutex_) {
-    if (!options.shuffle) epoch = 0;
+  std::shared_ptr<const std::vector<uint32_t>> Get(const StepPlan& plan, int64_t epoch)
+      SFT_EXCLUDES(mutex_) {
+    const StepPlanOptions& options = plan.options_;
     MutexLock lock(mutex_);
     if (order_ == nullptr || epoch_ != epoch) {
       std::vector<uint32_t> order;
-      if (options.shuffle) {
-        order = OrderOf(samples, options.seed, epoch);
-      } else {
-        order.resize(static_cast<size_t>(samples));
-        std::iota(order.begin(), order.end(), 0U);
+      order.reserve(static_cast<size_t>(plan.epoch_samples_));
+      for (size_t i = 0; i < plan.groups_.size(); ++i) {
+        Append(plan.groups_[i], RandomOf(~options.seed, i), epoch, order);
       }
+      if (options.shuffle) Shuffle(order, RandomOf(options.seed, static_cast<uint64_t>(epoch)));
       order_ = std::make_shared<const std::vector<uint32_t>>(std::move(order));
       epoch_ = epoch;
     }
@@ -71,6 +69,22 @@ class StepPlan::EpochOrder {
   }
 
  private:
+  static void Append(const Group& group, Random random, int64_t epoch,
+                     std::vector<uint32_t>& order) {
+    std::vector<uint32_t> all(group.end - group.begin);
+    std::iota(all.begin(), all.end(), group.begin);
+    for (int64_t i = 0; i < group.copies; ++i) order.insert(order.end(), all.begin(), all.end());
+    if (group.rotating == 0) return;
+    Shuffle(all, random);
+    const auto size = static_cast<int64_t>(all.size());
+    const int64_t first = epoch % size * group.rotating;
+    const auto begin = order.end() - order.begin();
+    for (int64_t i = 0; i < group.rotating; ++i) {
+      order.push_back(all[static_cast<size_t>((first + i) % size)]);
+    }
+    std::sort(order.begin() + begin, order.end());  // the file's order, where nothing is shuffled
+  }
+
   Mutex mutex_;
   // Shared with callers that still read the former epoch's order.
   std::shared_ptr<const std::vector<uint32_t>> order_ SFT_GUARDED_BY(mutex_);
@@ -85,6 +99,7 @@ StepPlanOptions StepPlanOptions::FromSpec(const spec::JobSpec& spec) {
   options.n_epochs = spec.hyperparameters.n_epochs;
   options.max_steps = spec.hyperparameters.max_steps;
   options.seed = spec.hyperparameters.seed;
+  options.shuffle = spec.data.shuffle;
   options.packing = spec.data.packing;
   options.sequence_length = spec.hyperparameters.sequence_length;
   return options;
@@ -100,25 +115,56 @@ StepPlan::StepPlan(std::shared_ptr<const Dataset> dataset, const StepPlanOptions
         documents, options_.per_device_batch, options_.world_size,
         options_.gradient_accumulation_steps, options_.n_epochs));
   }
-  if (options_.packing) {
-    std::vector<int64_t> lengths(static_cast<size_t>(documents));
-    for (int64_t i = 0; i < documents; ++i) lengths[static_cast<size_t>(i)] = dataset_->Length(i);
-    sample_starts_.push_back(0);
-    for (const auto& bin : PackFirstFitDecreasing(lengths, options_.sequence_length)) {
-      sample_documents_.insert(sample_documents_.end(), bin.begin(), bin.end());
-      sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
-    }
-  } else {
-    sample_documents_.resize(static_cast<size_t>(documents));
-    std::iota(sample_documents_.begin(), sample_documents_.end(), 0U);
-    sample_starts_.resize(static_cast<size_t>(documents) + 1);
-    std::iota(sample_starts_.begin(), sample_starts_.end(), 0U);
+  sample_starts_.push_back(0);
+  if (dataset_->parts().empty()) {
+    AddSamples(0, documents);
+    AddGroup(0, 1);
+  }
+  for (const Dataset::Part& part : dataset_->parts()) {
+    const auto begin = static_cast<uint32_t>(sample_starts_.size() - 1);
+    AddSamples(part.begin, part.begin + part.rows->size());
+    AddGroup(begin, part.weight);
   }
   global_batch_ = int64_t{options_.per_device_batch} * options_.world_size *
                   options_.gradient_accumulation_steps;
   steps_per_epoch_ = CeilDiv(samples(), global_batch_);
   total_steps_ = options_.max_steps > 0 ? options_.max_steps
                                         : spec::StepsOfEpochs(options_.n_epochs, steps_per_epoch_);
+}
+
+// The documents [begin, end) as samples of their own, or packed among themselves.
+void StepPlan::AddSamples(int64_t begin, int64_t end) {
+  std::vector<std::vector<uint32_t>> bins;
+  if (options_.packing) {
+    std::vector<int64_t> lengths;
+    for (int64_t i = begin; i < end; ++i) lengths.push_back(dataset_->Length(i));
+    bins = PackFirstFitDecreasing(lengths, options_.sequence_length);
+  }
+  if (!options_.packing) {
+    for (int64_t i = begin; i < end; ++i) {
+      sample_documents_.push_back(static_cast<uint32_t>(i));
+      sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
+    }
+  }
+  for (const std::vector<uint32_t>& bin : bins) {
+    for (const uint32_t document : bin) {
+      sample_documents_.push_back(static_cast<uint32_t>(begin) + document);
+    }
+    sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
+  }
+}
+
+// The samples from `begin` to the last.
+void StepPlan::AddGroup(uint32_t begin, double weight) {
+  Group group = {.begin = begin, .end = static_cast<uint32_t>(sample_starts_.size() - 1)};
+  const int64_t size = group.end - group.begin;
+  group.copies = static_cast<int64_t>(weight);
+  const double fraction = weight - static_cast<double>(group.copies);
+  group.rotating = std::llround(fraction * static_cast<double>(size));
+  // However small the part: it has a row in each epoch.
+  if (group.copies == 0 && size > 0) group.rotating = std::max<int64_t>(1, group.rotating);
+  epoch_samples_ += group.copies * size + group.rotating;
+  groups_.push_back(group);
 }
 
 StepPlan StepPlan::ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options,
@@ -157,7 +203,7 @@ Step StepPlan::GetStep(int64_t index) const {
 }
 
 std::vector<uint32_t> StepPlan::Documents(const Step& step, int64_t begin, int64_t end) const {
-  const auto order = order_->Get(options_, samples(), step.epoch);
+  const auto order = order_->Get(*this, step.epoch);
   std::vector<uint32_t> documents;
   for (int64_t i = begin; i < std::min(end, step.samples); ++i) {
     const uint32_t sample = (*order)[static_cast<size_t>(step.first_sample + i)];

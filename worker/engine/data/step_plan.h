@@ -65,8 +65,11 @@ struct Step {
 };
 
 // Order of the training rows over steps, micro-batches and ranks, drawn from a seed before the run.
-// Every rank holds the same plan, so nothing about batches is ever communicated. The rows of a step
-// do not depend on how its global batch is split: micro-batch m of rank r holds the step's samples
+// Of a part with weight w each sample is in floor(w) copies in every epoch, and a share of them
+// once more: another one in each epoch, in an order drawn from the seed, so that all get their
+// turn. Every rank holds the same plan, so nothing about batches is ever communicated. The rows of
+// a step do not depend on how its global batch is split: micro-batch m of rank r holds the step's
+// samples
 // [(m * world_size + r) * per_device_batch, + per_device_batch).
 // Any thread may call any method.
 class StepPlan {
@@ -79,7 +82,8 @@ class StepPlan {
   static StepPlan ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options,
                                 int64_t longest_trained);
 
-  int64_t samples() const { return static_cast<int64_t>(sample_starts_.size()) - 1; }
+  // Of an epoch: of a data set of parts with weights, what their weights make of them.
+  int64_t samples() const { return epoch_samples_; }
   int64_t global_batch() const { return global_batch_; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
   int64_t total_steps() const { return total_steps_; }
@@ -99,11 +103,21 @@ class StepPlan {
   std::vector<uint32_t> MicroBatchDocuments(const Step& step, int micro, int rank) const;
   int64_t FirstSample(const Step& step, int micro, int rank) const;  // of the step
 
+  // Samples of one part of the data set, and how many of them an epoch has beside whole copies.
+  struct Group {
+    uint32_t begin = 0, end = 0;
+    int64_t copies = 1, rotating = 0;
+  };
+  void AddSamples(int64_t begin, int64_t end);
+  void AddGroup(uint32_t begin, double weight);
+
   // constant after construction
   std::shared_ptr<const Dataset> dataset_;
   StepPlanOptions options_;
   std::vector<uint32_t> sample_documents_;  // documents of sample 0, 1, ...
   std::vector<uint32_t> sample_starts_;     // [samples + 1] sample s is [starts[s], starts[s + 1])
+  std::vector<Group> groups_;
+  int64_t epoch_samples_ = 0;
   int64_t global_batch_ = 0;
   int64_t steps_per_epoch_ = 0;
   int64_t total_steps_ = 0;

@@ -130,5 +130,24 @@ TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {
   EXPECT_NE(Message(rows.status()).find("line 1: longer than 16 MiB"), std::string_view::npos);
 }
 
+TEST(DatasetCheckTest, OldWorkersReadLinesOfTheFirstForms) {
+  const auto protocol = [](FileKind kind, std::initializer_list<Form> forms) {
+    DatasetCheck found{.kind = kind};
+    for (const Form form : forms) {
+      ++found.rows;
+      ++found.forms[static_cast<size_t>(form)];
+    }
+    return ProtocolOf(found);
+  };
+  EXPECT_EQ(protocol({}, {Form::kMessages, Form::kCompletion, Form::kText}), 1);
+  EXPECT_EQ(protocol({}, {Form::kMessages, Form::kShareGpt}), 2);
+  EXPECT_EQ(protocol({Container::kTable}, {Form::kText}), 2);
+  EXPECT_EQ(protocol({Container::kLines, /*packed=*/true}, {Form::kText}), 2);
+  EXPECT_EQ(ProtocolOfName("/data/rows.jsonl"), 1);
+  for (const char* name : {"/a.csv", "/a.parquet", "/a.jsonl.zst", "/a.txt"}) {
+    EXPECT_EQ(ProtocolOfName(name), 2) << name;
+  }
+}
+
 }  // namespace
 }  // namespace sft::data

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/io/file.h"
 
 namespace sft::data {
@@ -110,6 +112,11 @@ TEST(RowReaderTest, ATextFileIsOneDocument) {
   EXPECT_EQ(Rows("a.txt", "\xef\xbb\xbfone\n\ntwo \"\n"), R"(1:{"text":"one\n\ntwo \"\n"})");
   EXPECT_EQ(Rows("a.md.zst", "[1]"), R"(1:{"text":"[1]"})");
   EXPECT_EQ(Rows("a.txt", " \n"), "");
+  EXPECT_NE(Rows("a.txt.gz", "\n{\"text\": \"a\"}\n{\"text\": \"b\"}\n")
+                .find("give it the ending .jsonl"),
+            std::string::npos);
+  EXPECT_EQ(Rows("a.md", "{}\n"), R"(1:{"text":"{}\n"})");
+  EXPECT_EQ(Rows("a.txt", "{x}\n"), R"(1:{"text":"{x}\n"})");
   EXPECT_NE(Rows("a.txt", "a\nb\xff").find("line 2: not UTF-8"), std::string::npos);
   EXPECT_NE(Rows("a.txt", std::string(4 << 20, 'x')).find("more than 3 MiB"), std::string::npos);
 }
@@ -117,11 +124,35 @@ TEST(RowReaderTest, ATextFileIsOneDocument) {
 TEST(RowReaderTest, FilesOfOtherKindsAreNamed) {
   const std::pair<std::string, const char*> cases[] = {
       {std::string("\xff\xfe{\0}\0", 6), "UTF-16"},
-      {"PAR1....", "Parquet"},
+      {"PAR1....", "a Parquet file that is cut short"},
+      {std::string("ARROW1\0\0", 8), "an Arrow file that is cut short"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"},
       {std::string("PK\x03\x04....", 8), "an archive"},
   };
   for (const auto& [text, problem] : cases) {
     EXPECT_NE(Rows("a.jsonl", text).find(problem), std::string::npos) << problem;
+  }
+}
+
+TEST(RowReaderTest, ParquetIsToldByItsFirstBytes) {
+  const std::string path =
+      std::string(SFT_SOURCE_DIR) + "/tests/unit/common/columnar/files/packed_zstd.parquet";
+  const std::string whole = io::ReadFile(path).value();
+  for (const char* name : {"a.parquet", "a.jsonl", ""}) {
+    const std::string rows = Rows(name, whole);
+    EXPECT_TRUE(rows.starts_with("1:{\"text\":\"0 0 ")) << rows.substr(0, 200);
+    EXPECT_EQ(std::ranges::count(rows, '|'), 39);
+  }
+  const std::pair<std::string, const char*> cases[] = {
+      {whole.substr(0, 100), "is cut short"},
+      {"{\"text\": \"a\"}\n", "not a Parquet file, though its name says so"},
+      {"", "not a Parquet file, though its name says so"},
+      {"PARE" + whole, "is encrypted"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"},
+  };
+  for (const auto& [bytes, problem] : cases) {
+    EXPECT_NE(Rows("a.parquet", bytes).find(problem), std::string::npos)
+        << Rows("a.parquet", bytes);
   }
 }
 

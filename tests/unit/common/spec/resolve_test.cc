@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "common/spec/hold_out.h"
+#include "common/spec/mixture.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
 namespace sft::spec {
@@ -66,6 +68,71 @@ TEST(ResolveTest, NamesOfColumnsAndRolesAreChecked) {
     const Resolution r = ResolveText(Minimal(std::string("[data]\n") + text + "\n"));
     EXPECT_NE(Describe(r.problems).find(problem), std::string::npos)
         << text << ": " << Describe(r.problems);
+  }
+}
+
+TEST(ResolveTest, SeveralFilesAreTrainedOn) {
+  const std::string head = "[job]\nmodel = \"m\"\n";
+  const Resolution r =
+      ResolveText(head +
+                  "[data]\ntrain = [{path = \"a b.jsonl\", weight = 2.5}, \"c.parquet\",\n"
+                  "  {path = \"node:/d.csv\", max_examples = 7, weight = 1}]\n[compute]\ngpu_type "
+                  "= \"H100\"\n");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.job.data, "a b.jsonl");
+  const auto parts = TrainParts(r.spec);
+  ASSERT_TRUE(parts.ok());
+  ASSERT_EQ(parts->size(), 3U);
+  EXPECT_EQ((*parts)[0].path, "a b.jsonl");
+  EXPECT_EQ((*parts)[0].weight, 2.5);
+  EXPECT_EQ((*parts)[1].path, "c.parquet");
+  EXPECT_EQ((*parts)[1].weight, 1);
+  EXPECT_EQ((*parts)[2].max_examples, 7);
+  const std::vector<NeededFile> files = NeededFiles(r);
+  ASSERT_EQ(files.size(), 2U);
+  EXPECT_EQ(files[0].key, "job.data");
+  EXPECT_EQ(files[0].line, 4);
+  EXPECT_EQ(files[1].key, "data.mixture[1]");
+  EXPECT_EQ(files[1].path, "c.parquet");
+  EXPECT_EQ(PartOfKey("data.mixture[1]"), 1U);
+  EXPECT_EQ(PartOfKey("data.val"), std::string::npos);
+  const std::pair<const char*, const char*> cases[] = {
+      {"train = [{path = \"a\", weight = 0}]", "weight is how often each row is seen"},
+      {"train = [{path = \"a\", max_examples = 0}]", "max_examples is a number of rows"},
+      {"train = [{weight = 1}]", "a list of tables"},
+      {"train = [\"node:a\"]", "must give an absolute path"},
+      {"train = [\"a\"]\nmax_examples = 5", "give max_examples to those of data.train"},
+      {"train = [\"a\", \"b\"]\nval_split = \"5 rows\"", "a share is held out"},
+  };
+  for (const auto& [text, problem] : cases) {
+    const Resolution bad = ResolveText(head + "[data]\n" + text + "\n");
+    EXPECT_NE(Describe(bad.problems).find(problem), std::string::npos)
+        << text << ": " << Describe(bad.problems);
+    if (std::string_view(text).find("max_examples = 5") == std::string_view::npos) continue;
+    EXPECT_EQ(Describe(bad.problems).find("job.data:0: is missing"), std::string::npos)
+        << Describe(bad.problems);
+  }
+  const Resolution both = ResolveText(head + "data = \"x\"\n[data]\ntrain = [\"a\"]\n");
+  EXPECT_NE(Describe(both.problems).find("names one file with rows already"), std::string::npos)
+      << Describe(both.problems);
+}
+
+TEST(ResolveTest, APartOfTheRowsIsHeldOut) {
+  const std::pair<const char*, const char*> good[] = {{"val_split = 0.05", "0.05"},
+                                                      {"val_split = \"500 rows\"", "500 rows"},
+                                                      {"val_set_size = 200", "200"}};
+  for (const auto& [text, value] : good) {
+    const Resolution r = ResolveText(Minimal(std::string("[data]\n") + text + "\n"));
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_EQ(r.spec.data.val_split, value);
+    EXPECT_TRUE(r.spec.training.validation.enabled);
+    EXPECT_EQ(OriginOf(r, "training.validation.enabled"), "derived: data.val_split");
+  }
+  EXPECT_FALSE(ResolveText(Minimal("[data]\nval_split = 0\n")).spec.training.validation.enabled);
+  EXPECT_EQ(ParseHoldOut("0.5")->share, 0.5);
+  EXPECT_EQ(ParseHoldOut("1 row")->rows, 1);
+  for (const char* text : {"1.0", "-1", "0 rows", "rows", "5 %", "nan", "0.1 rows"}) {
+    EXPECT_FALSE(ParseHoldOut(text).ok()) << text;
   }
 }
 

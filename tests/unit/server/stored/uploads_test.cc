@@ -1,3 +1,5 @@
+#include "common/data/dataset_check.h"
+#include "server/store/files.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
 
 namespace sft::server {
@@ -104,6 +106,83 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
   ASSERT_EQ(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n").size(), 1u);
   EXPECT_NE(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n")[0].find("none of its 1 rows"),
             std::string::npos);
+}
+
+// The check of an earlier server may have known fewer forms.
+TEST_F(IntakeTest, AVerdictOfAnEarlierServerIsMadeAgain) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const auto age = [&] {
+    ASSERT_TRUE(store_
+                    ->Write([](Database& db) {
+                      return db.Execute(
+                          "UPDATE datasets SET check_version = 0, rows = 1, odd_rows = 1, "
+                          "first_odd_row = 1, first_odd = 'line 1: none of the row forms'");
+                    })
+                    .ok());
+  };
+  age();
+  EXPECT_TRUE(Problems(Request()).empty());
+  DatasetRecord kept;
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(const auto found,
+                                         store::FindDataset(db, io::Sha256Hex(kRows)));
+                    kept = found.value();
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(kept.check_version, data::kCheckVersion);
+  EXPECT_EQ(kept.odd_rows, 0);
+  EXPECT_EQ(kept.protocol, 1);
+  age();
+  ASSERT_TRUE(Upload(kRows).ok()) << "an upload of what is there is checked as well";
+  EXPECT_TRUE(Problems(Request()).empty());
+}
+
+TEST_F(IntakeTest, HowRowsStandSaysWhichWorkersReadThem) {
+  JoinWithModel(kConfig);
+  const std::string rows = "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},"
+                           "{\"from\":\"gpt\",\"value\":\"b\"}]}\n";
+  ASSERT_TRUE(Upload(rows).ok());
+  v1::SubmitJobRequest request = Request();
+  request.mutable_files(0)->set_sha256(io::Sha256Hex(rows));
+  const auto outcome = intake_.Submit(request, "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty());
+  JobRecord job;
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(outcome->job.name()));
+                    SFT_ASSIGN_OR_RETURN(job, store::FindJob(db, ref));
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(job.protocol, 2);
+  EXPECT_NE(job.newer_keys.find("job.data (how its rows stand)"), std::string::npos)
+      << job.newer_keys;
+}
+
+TEST_F(IntakeTest, EachOfSeveralFilesIsAskedFor) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  std::string text(kJobFile);
+  const size_t data = text.find("data = ");
+  ASSERT_NE(data, text.npos);
+  text.erase(data, text.find('\n', data) - data);
+  v1::SubmitJobRequest request =
+      Request(text + "[data]\ntrain = [\"a.jsonl\", {path = \"b.jsonl\", weight = 2}]\n");
+  auto outcome = intake_.Submit(request, "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  EXPECT_EQ(outcome->missing_files, std::vector<std::string>{"data.mixture[1]"});
+  v1::JobFile* second = request.add_files();
+  *second = request.files(0);
+  second->set_key("data.mixture[1]");
+  outcome = intake_.Submit(request, "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_TRUE(outcome->missing_files.empty());
+  EXPECT_FALSE(outcome->job.name().empty());
 }
 
 TEST_F(IntakeTest, AnUploadOfACompleteBlobIsOk) {

@@ -307,6 +307,24 @@ TEST_F(StagingTest, ValidationRowsAreStagedToo) {
   EXPECT_EQ(Stage()->val_file, setup_.BlobPath(hash_));
 }
 
+TEST_F(StagingTest, FurtherFilesWithRowsAreStagedInTheirOrder) {
+  for (const char* key : {"data.mixture[2]", "data.mixture[1]"}) {
+    v1::JobFileRef& file = *dispatch_.add_files();
+    file.set_key(key);
+    file.set_name(key);
+    file.set_sha256(hash_);
+    file.set_size(static_cast<int64_t>(data_.size()));
+  }
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->train_file, setup_.BlobPath(hash_));
+  ASSERT_EQ(staged->more_train_files.size(), 2u);
+  EXPECT_EQ(staged->more_train_files[0].name, "data.mixture[1]");
+  EXPECT_EQ(staged->more_train_files[1].path, setup_.BlobPath(hash_));
+  dispatch_.mutable_files(1)->set_key("data.mixture[999999999999]");
+  EXPECT_TRUE(absl::IsInternal(Stage().status()));
+}
+
 TEST_F(StagingTest, TheSubmittersNamesOfTheFilesAreKept) {
   dispatch_.mutable_files(0)->set_name("mine/rows.jsonl");
   const auto staged = Stage();

@@ -31,6 +31,8 @@ TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
       {{"a", "--model"}, "--model needs a value"},
       {{"a", "--model", "m", "--batch", "0"}, "--batch takes a whole number"},
       {{"a", "--model", "m", "--batch", "1x"}, "not \"1x\""},
+      {{"a", "--model", "m", "--gpu-type", "GTX"}, "--gpu-type GTX is not known; these are: H200"},
+      {{"a", "--model", "m", "--loss-on", "user"}, "--loss-on takes assistant or all"},
   };
   for (const auto& [args, problem] : cases) {
     EXPECT_THAT(std::string(Message(ParseOptions(args).status())), HasSubstr(problem));
@@ -73,6 +75,45 @@ TEST_F(PreviewTest, WhatAJobWouldFindIsSaidInWordsAndInJson) {
   EXPECT_EQ(json.at("forms").at("ShareGPT"), 1);
   EXPECT_EQ(json.at("first_bad_rows").at(0).at("line"), 4);
   EXPECT_EQ(json.at("samples").size(), 2U);
+}
+
+TEST_F(PreviewTest, WhatStandsInRowsCannotSteerATerminal) {
+  Options options = Of(R"([{"prompt": "a\u001b[2Jb\n\u202ec", "completion": "d\u0007"},
+                           {"messages": [{"role": "x\u001b[31m", "content": "y"}]}])");
+  for (const bool color : {false, true}) {
+    options.color = color;
+    const std::string text = Preview(options).text;
+    EXPECT_EQ(text.find("\x1b[2J"), std::string::npos) << text;
+    EXPECT_EQ(text.find("\x1b[31m"), std::string::npos) << text;
+    EXPECT_EQ(text.find('\x07'), std::string::npos) << text;
+    EXPECT_EQ(text.find("\u202e"), std::string::npos) << text;
+    EXPECT_THAT(text, HasSubstr("a_[2Jb\n_c"));
+  }
+  options.json = true;
+  EXPECT_THAT(ParseJson(Preview(options).text).at("samples").at(0).at("text").get<std::string>(),
+              HasSubstr("a\x1b[2Jb"));
+}
+
+TEST_F(PreviewTest, AnEpochsTimeIsToldOfAGpu) {
+  Options options = Of(R"([{"prompt": "ask", "completion": "answer"}])");
+  EXPECT_EQ(Preview(options).text.find("an epoch on one"), std::string::npos);
+  options.gpu_type = "H100";
+  EXPECT_THAT(Preview(options).text, HasSubstr("time        not known: "));
+  folder_.Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+      "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+      "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16"})");
+  EXPECT_THAT(Preview(options).text, HasSubstr("an epoch on one H100: LoRA in bf16, packed"));
+  options.json = true;
+  EXPECT_GT(ParseJson(Preview(options).text).at("epoch_seconds").get<double>(), 0);
+}
+
+TEST_F(PreviewTest, LossIsOnWhatTheJobSays) {
+  Options options = Of(R"([{"prompt": "ask", "completion": "answer"}])");
+  EXPECT_THAT(Preview(options).text, HasSubstr("ask>>answer"));
+  options.loss_on_all = true;
+  EXPECT_EQ(Preview(options).text.find("ask>>"), std::string::npos);
 }
 
 TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {

@@ -19,7 +19,8 @@ class LongRowsTest : public ::testing::Test {
   std::vector<EncodedRow> Fit(std::string_view text, LongRowRule rule, std::string* refusal) const {
     const Row row = ParseRow(text);
     try {
-      std::vector<EncodedRow> rows = FitLongRow(encoder_, row, encoder_.Encode(row), rule);
+      std::vector<EncodedRow> rows =
+          FitLongRow(encoder_, row, encoder_.Encode(row), rule).documents;
       for (const EncodedRow& document : rows) {
         EXPECT_LE(static_cast<int64_t>(document.tokens.size()), rule.length);
         EXPECT_EQ(document.tokens.size(), document.loss.size());
@@ -74,6 +75,40 @@ std::string Chat(int exchanges, int words = 1) {
         R"(,{{"role":"user","content":"q{}"}},{{"role":"assistant","content":"{}"}})", i, answer);
   }
   return row + "]}";
+}
+
+// Whatever is cut or split: no count is negative, and with the loss of all tokens none counts
+// twice.
+TEST_F(LongRowsTest, WhatIsLostIsCounted) {
+  const RowEncoder all(tokenizer_, spec::LossOn::kAll);
+  for (const std::string& text : {Chat(6, 5), Completion(40, 40), Completion(90, 3)}) {
+    for (const LongRows rule : {LongRows::kTruncateRight, LongRows::kTruncateLeft,
+                                LongRows::kTruncateMiddle, LongRows::kSplit}) {
+      const Row row = ParseRow(text);
+      const EncodedRow whole = all.Encode(row);
+      const FittedRow fitted =
+          FitLongRow(all, row, whole, {.rule = rule, .length = 50, .overlap = 8});
+      int64_t loss = 0;
+      for (const EncodedRow& document : fitted.documents) loss += document.LossTokens();
+      EXPECT_GE(fitted.cut_tokens, 0);
+      EXPECT_LE(loss, whole.LossTokens());
+      EXPECT_EQ(loss + fitted.cut_loss_tokens, whole.LossTokens());
+      const auto size = static_cast<int64_t>(whole.tokens.size());
+      if (rule == LongRows::kSplit) {
+        EXPECT_EQ(fitted.cut_tokens, 0) << text;
+      } else {
+        EXPECT_EQ(fitted.cut_tokens,
+                  size - static_cast<int64_t>(fitted.documents[0].tokens.size()));
+      }
+    }
+  }
+  // Pieces of a long prompt that no loss is in are left out, and said.
+  const std::string long_prompt = Completion(200, 5);
+  const Row row = ParseRow(long_prompt);
+  const FittedRow split = FitLongRow(encoder_, row, encoder_.Encode(row),
+                                     {.rule = LongRows::kSplit, .length = 50, .overlap = 8});
+  EXPECT_GT(split.cut_tokens, 50);
+  EXPECT_EQ(split.cut_loss_tokens, 0);
 }
 
 TEST_F(LongRowsTest, ATruncatedRowKeepsItsFirstOrItsLastTokens) {

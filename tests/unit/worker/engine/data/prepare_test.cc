@@ -1,8 +1,11 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
+#include <set>
 
 #include "tests/unit/worker/engine/data/model_folder.h"
 #include "worker/engine/base/error.h"
@@ -136,6 +139,40 @@ TEST_F(PrepareTest, RowsStandInFilesOfSeveralKinds) {
   EXPECT_EQ(tokens[0], tokens[2]);
 }
 
+// What stands in a Parquet file, with the nulls that its columns put into tools and calls, is what
+// stands in JSON Lines without them.
+TEST_F(PrepareTest, ParquetIsReadAsItsRowsInJsonLines) {
+  const fs::path folder = fs::path(SFT_SOURCE_DIR) / "tests/unit/common/columnar/files";
+  std::vector<int32_t> tokens[2];
+  int64_t used[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    PrepareOptions options = Options("");
+    options.data = folder / (i == 0 ? "chat.parquet" : "chat.jsonl");
+    options.on_bad_rows = spec::BadRows::kSkip;
+    options.sequence_length = 4096;
+    const auto dataset = PrepareDataset(tokenizer_, options).dataset;
+    used[i] = dataset->stats().used;
+    for (int64_t row = 0; row < dataset->size(); ++row) {
+      const Document document = dataset->Get(row);
+      tokens[i].insert(tokens[i].end(), document.tokens.begin(), document.tokens.end());
+    }
+    EXPECT_EQ(dataset->stats().rows, 5);
+  }
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_EQ(used[0], used[1]);
+  EXPECT_GE(used[0], 3);
+  PrepareOptions options = Options("");
+  options.data = folder / "chat.parquet";
+  options.sequence_length = 4096;
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("\n  row 3: the conversation has no messages")));
+  options.data = folder / "brotli.parquet";
+  EXPECT_THAT(
+      [&] { PrepareDataset(tokenizer_, options); },
+      ThrowsMessage<UserError>(AllOf(HasSubstr("brotli.parquet: row group 1: column source"),
+                                     HasSubstr("write the file with zstd"))));
+}
+
 TEST_F(PrepareTest, FormsAreCountedAndLinesOfOtherFilesNamed) {
   PrepareOptions options = Options("[" + QuestionRow("a", "b") + R"(, {"text": "x"},
     {"prompt": "a", "chosen": "b", "rejected": "c"}, {"text": "y"}])");
@@ -150,6 +187,134 @@ TEST_F(PrepareTest, FormsAreCountedAndLinesOfOtherFilesNamed) {
   PrepareOptions broken = Options("[{\"text\": \"a\"},\n");
   EXPECT_THAT([&] { PrepareDataset(tokenizer_, broken); },
               ThrowsMessage<UserError>(HasSubstr("rows.jsonl: line 2: the file ends inside")));
+}
+
+std::set<std::string> Texts(const ChatTokenizer& tokenizer, const Dataset& dataset) {
+  std::set<std::string> texts;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    texts.insert(tokenizer.tokenizer().Decode(dataset.Get(i).tokens, /*skip_special=*/true));
+  }
+  return texts;
+}
+
+TEST_F(PrepareTest, WhichRowsAreHeldOutDependsOnNoOtherRow) {
+  std::vector<std::string> rows;
+  for (int i = 0; i < 200; ++i) {
+    // Each question twice, with two answers: both go to one side.
+    rows.push_back(QuestionRow(fmt::format("q{};", i / 2), fmt::format("a{};", i)));
+  }
+  const auto divide = [&](const std::vector<std::string>& order, bool held) {
+    std::string text;
+    for (const std::string& row : order) text += row;
+    PrepareOptions options = Options(text);
+    options.hold_out = {.share = 0.2};
+    options.held_out_side = held;
+    return PrepareDataset(tokenizer_, options).dataset;
+  };
+  const auto training = divide(rows, false), validation = divide(rows, true);
+  EXPECT_EQ(training->stats().used + validation->stats().used, 200);
+  EXPECT_EQ(training->stats().held_out, validation->stats().used);
+  EXPECT_GT(validation->stats().used, 15);
+  EXPECT_LT(validation->stats().used, 80);
+  const std::set<std::string> held = Texts(tokenizer_, *validation);
+  std::set<std::string> both = Texts(tokenizer_, *training);
+  both.insert(held.begin(), held.end());
+  EXPECT_EQ(both.size(), 200U);
+  for (int i = 0; i < 200; i += 2) {
+    const auto is_held = [&](int row) {
+      return std::ranges::any_of(held, [&](const std::string& text) {
+        return text.find(fmt::format("a{};", row)) != std::string::npos &&
+               text.find(fmt::format("q{};", row / 2)) != std::string::npos;
+      });
+    };
+    EXPECT_EQ(is_held(i), is_held(i + 1)) << i;
+  }
+  // Another order, and rows that came later.
+  std::ranges::reverse(rows);
+  rows.insert(rows.begin() + 7, QuestionRow("new", "row"));
+  const std::set<std::string> again = Texts(tokenizer_, *divide(rows, true));
+  EXPECT_TRUE(std::ranges::includes(again, held));
+  EXPECT_LE(again.size(), held.size() + 1);
+}
+
+TEST_F(PrepareTest, RowsAreHeldOutByNumberAndColumn) {
+  std::string rows;
+  for (int i = 0; i < 60; ++i) {
+    rows +=
+        "{\"text\": \"t" + std::to_string(i) + "\", \"source\": " + std::to_string(i % 6) + "}\n";
+  }
+  PrepareOptions options = Options(rows);
+  options.hold_out = {.rows = 7};
+  options.held_out_side = true;
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 7);
+  options.group_by = "source";  // groups of ten: as many as make up the number
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 10);
+  options.held_out_side = false;
+  const auto training = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(training->size(), 50);
+  options.seed = 43;
+  EXPECT_NE(Texts(tokenizer_, *training),
+            Texts(tokenizer_, *PrepareDataset(tokenizer_, options).dataset));
+  options.group_by = "missing";
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("has no column \"missing\" (data.group_by)")));
+  options.group_by = "";
+  for (const spec::HoldOut all : {spec::HoldOut{.rows = 60}, spec::HoldOut{.share = 1e-9}}) {
+    options.hold_out = all;
+    EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+                ThrowsMessage<UserError>(HasSubstr("data.val_split leaves no row for")));
+  }
+}
+
+TEST_F(PrepareTest, RepeatsAreLeftOutAndNamed) {
+  const std::string rows = QuestionRow("a", "b") + QuestionRow("a", "c") +
+                           R"({"question": "a", "answer": "b", "id": 7})" + "\n" +
+                           QuestionRow("a", "b") + R"({"prompt": "x", "completion": "y"})" + "\n" +
+                           R"({"prompt": "x", "completion": "z"})" + "\n";
+  PrepareOptions options = Options(rows);
+  options.dedup = spec::Dedup::kExact;
+  const auto exact = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(exact->stats().repeated, 2);
+  EXPECT_EQ(exact->stats().repeats, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(exact->size(), 4);
+  options.dedup = spec::Dedup::kPrompt;
+  const auto prompt = PrepareDataset(tokenizer_, options).dataset;
+  EXPECT_EQ(prompt->size(), 2);
+  EXPECT_EQ(prompt->stats().repeated, 4);
+  EXPECT_EQ(prompt->stats().repeats, (std::vector<int64_t>{2, 3, 4}));
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->stats().repeated, 4);  // from the cache
+  options.dedup = spec::Dedup::kOff;
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 6);
+}
+
+TEST_F(PrepareTest, RepeatsOfAnEarlierFileAreLeftOutToo) {
+  PrepareOptions first = Options("");
+  first.data = model_.Write("first.csv", "question,answer\na,b\nc,d\n");
+  PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow("e", "f"));
+  options.dedup = spec::Dedup::kExact;
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 2);
+  options.earlier = {first};
+  const auto after = PrepareDataset(tokenizer_, options);
+  EXPECT_FALSE(after.from_cache);
+  EXPECT_EQ(after.dataset->size(), 1);
+  EXPECT_EQ(after.dataset->stats().repeats, std::vector<int64_t>{1});
+  // Nothing is left of it: an error, unless another of several files has rows.
+  first.data = model_.Write("both.csv", "question,answer\na,b\ne,f\n");
+  options.earlier = {first};
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("none of its rows is left: 2 repeat")));
+  options.one_of_several = true;
+  for (int i = 0; i < 2; ++i) {
+    const PreparedDataset empty = PrepareDataset(tokenizer_, options);
+    EXPECT_EQ(empty.from_cache, i == 1);
+    EXPECT_EQ(empty.dataset->size(), 0);
+    EXPECT_EQ(empty.dataset->stats().repeated, 2);
+  }
+  options.one_of_several = false;
+  // Another file before it is another result.
+  first.data = model_.Write("first.csv", "question,answer\nc,d\n");
+  options.earlier = {first};
+  EXPECT_EQ(PrepareDataset(tokenizer_, options).dataset->size(), 2);
 }
 
 TEST_F(PrepareTest, LongRowsAreCutAndWhatIsLostIsCounted) {

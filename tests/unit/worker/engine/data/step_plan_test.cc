@@ -163,6 +163,91 @@ TEST(StepPlanTest, StepsFollowEpochsAndMaxSteps) {
   EXPECT_EQ(steps(1, 45), 45);
 }
 
+// Document i of the part has its tokens from 1000 * (first + i) on.
+std::shared_ptr<const Dataset> PartOf(int first, int documents) {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<uint8_t>> loss;
+  for (int i = 0; i < documents; ++i) {
+    tokens.push_back({1000 * (first + i), 1000 * (first + i) + 1, 1000 * (first + i) + 2});
+    loss.push_back({0, 1, 1});
+  }
+  return Dataset::FromDocuments(tokens, loss);
+}
+
+std::vector<int32_t> DocumentsOfEpoch(const StepPlan& plan, int64_t epoch) {
+  std::vector<int32_t> documents;
+  for (int64_t i = 0; i < plan.steps_per_epoch(); ++i) {
+    const auto step = DocumentsOf(plan, plan.GetStep(epoch * plan.steps_per_epoch() + i), 1);
+    documents.insert(documents.end(), step.begin(), step.end());
+  }
+  return documents;
+}
+
+TEST(StepPlanTest, WeightsSayHowOftenRowsAreSeen) {
+  const auto dataset =
+      Dataset::Join({{PartOf(0, 10), 2.5}, {PartOf(100, 8), 0.25}, {PartOf(200, 3), 1}});
+  ASSERT_EQ(dataset->size(), 21);
+  EXPECT_EQ(dataset->Get(18).tokens[0], 200'000);
+  EXPECT_EQ(dataset->Length(20), 3);
+  EXPECT_EQ(dataset->LossTokens(9), 2);
+  const StepPlan plan(dataset, {.per_device_batch = 4, .n_epochs = 8});
+  EXPECT_EQ(plan.samples(), 25 + 2 + 3);
+  EXPECT_EQ(plan.total_steps(), 8 * 8);  // 30 rows in steps of 4
+  std::vector<int> seen(300, 0);
+  for (int64_t epoch = 0; epoch < 8; ++epoch) {
+    std::vector<int> times(300, 0);
+    for (const int32_t document : DocumentsOfEpoch(plan, epoch)) {
+      ++times[static_cast<size_t>(document)];
+      ++seen[static_cast<size_t>(document)];
+    }
+    int thrice = 0, quarter = 0;
+    for (size_t i = 0; i < 10; ++i) {
+      EXPECT_TRUE(times[i] == 2 || times[i] == 3) << i;
+      thrice += times[i] == 3;
+    }
+    for (size_t i = 100; i < 108; ++i) quarter += times[i];
+    EXPECT_EQ(thrice, 5);
+    EXPECT_EQ(quarter, 2);
+    for (size_t i = 200; i < 203; ++i) EXPECT_EQ(times[i], 1);
+  }
+  // The part rotates: over four epochs of a quarter, or two of a half, all have had their turn.
+  for (size_t i = 0; i < 10; ++i) EXPECT_EQ(seen[i], 20) << i;
+  for (size_t i = 100; i < 108; ++i) EXPECT_EQ(seen[i], 2) << i;
+  // A step is a function of seed and index alone.
+  const StepPlan again(dataset, {.per_device_batch = 4, .n_epochs = 8});
+  EXPECT_EQ(DocumentsOf(again, again.GetStep(37), 1), DocumentsOf(plan, plan.GetStep(37), 1));
+}
+
+TEST(StepPlanTest, OnePartWithWeightOneIsTheDataSetItself) {
+  const auto dataset = MakeDataset(23);
+  for (const bool packing : {false, true}) {
+    const StepPlanOptions options{
+        .per_device_batch = 3, .n_epochs = 2, .packing = packing, .sequence_length = 8};
+    const StepPlan alone(dataset, options), joined(Dataset::Join({{dataset, 1}}), options);
+    ASSERT_EQ(alone.total_steps(), joined.total_steps());
+    for (int64_t i = 0; i < alone.total_steps(); ++i) {
+      EXPECT_EQ(DocumentsOf(alone, alone.GetStep(i), 1), DocumentsOf(joined, joined.GetStep(i), 1));
+    }
+  }
+}
+
+TEST(StepPlanTest, APartMayBeEmpty) {
+  const auto dataset = Dataset::Join({{PartOf(0, 0), 0.5}, {PartOf(0, 3), 1}, {PartOf(9, 0), 2}});
+  ASSERT_EQ(dataset->size(), 3);
+  EXPECT_EQ(dataset->Get(0).tokens[0], 0);
+  EXPECT_EQ(dataset->Get(2).tokens[0], 2000);
+  for (const bool packing : {false, true}) {
+    EXPECT_GT(StepPlan(dataset, {.packing = packing}).samples(), 0);
+  }
+}
+
+TEST(StepPlanTest, WithoutShufflingPartsFollowEachOther) {
+  const auto dataset = Dataset::Join({{PartOf(10, 2), 2}, {PartOf(0, 3), 1}});
+  const StepPlan plan(dataset, {.per_device_batch = 9, .n_epochs = 2, .shuffle = false});
+  EXPECT_THAT(DocumentsOfEpoch(plan, 0), ElementsAre(10, 11, 10, 11, 0, 1, 2));
+  EXPECT_THAT(DocumentsOfEpoch(plan, 1), ElementsAre(10, 11, 10, 11, 0, 1, 2));
+}
+
 TEST(StepPlanTest, TheSeedDecidesTheOrder) {
   const auto first = [](uint64_t seed) {
     const StepPlan plan(MakeDataset(8), {.per_device_batch = 8, .seed = seed});

@@ -1,0 +1,27 @@
+#include "server/jobs/dataset_verdict.h"
+
+#include "common/data/dataset_check.h"
+#include "server/store/files.h"
+
+namespace sft::server {
+
+absl::StatusOr<DatasetRecord> WithVerdict(Store& store, BlobStore& blobs, DatasetRecord dataset) {
+  if (dataset.check_version >= data::kCheckVersion) return dataset;
+  SFT_ASSIGN_OR_RETURN(const std::string path, blobs.PathOf(dataset.sha256));
+  SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found,
+                       data::CheckDataset(path, dataset.display_name));
+  dataset.rows = found.rows;
+  dataset.odd_rows = found.odd_rows;
+  dataset.first_odd_row = found.first_odd_row;
+  dataset.first_odd = found.first_odd;
+  dataset.protocol = data::ProtocolOf(found);
+  dataset.check_version = data::kCheckVersion;
+  SFT_RETURN_IF_ERROR(store.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const auto kept, store::FindDataset(db, dataset.sha256));
+    if (!kept.has_value()) return absl::OkStatus();  // removed meanwhile
+    return store::PutDataset(db, dataset);
+  }));
+  return dataset;
+}
+
+}  // namespace sft::server
