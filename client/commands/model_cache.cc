@@ -8,6 +8,7 @@
 
 #include "client/commands/commands.h"
 #include "client/commands/model_list.h"
+#include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
 #include "common/base/json.h"

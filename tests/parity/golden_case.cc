@@ -1,5 +1,6 @@
 #include "tests/parity/golden_case.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linalg_vector_norm.h>

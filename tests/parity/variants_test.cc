@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>

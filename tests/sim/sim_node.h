@@ -66,6 +66,9 @@ class SimNode : public worker::ServerApi {
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override;
   absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return ""; }
   absl::Status SendFile(const v1::FetchFile&, const std::string&, const std::string&) override;
+  absl::Status SendLines(const std::string&, const NextLine&) override {
+    return absl::UnimplementedError("jobs of kind serve are not simulated");
+  }
 
   SimServer::Process* Reach();
   template <typename Result>

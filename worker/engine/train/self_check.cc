@@ -1,5 +1,6 @@
 #include "worker/engine/train/self_check.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>

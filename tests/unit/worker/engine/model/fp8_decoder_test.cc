@@ -1,5 +1,6 @@
 // A model whose products are in FP8: the norms and SwiGLU quantise the rows that they make.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 

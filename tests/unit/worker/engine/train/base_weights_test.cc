@@ -14,6 +14,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
 
 namespace sft::engine {
 namespace {

@@ -1,5 +1,7 @@
 #include "worker/engine/train/self_check.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 #include "worker/engine/train/training_model.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/equal.h>
