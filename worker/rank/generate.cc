@@ -14,7 +14,7 @@
 namespace sft::rank {
 namespace {
 
-AnswerOptions OptionsOf(const Arguments& arguments) {
+AnswerOptions AnswerOptionsOf(const Arguments& arguments) {
   AnswerOptions options{.model = arguments.model,
                         .adapter = arguments.adapter,
                         .max_new_tokens = arguments.max_new_tokens,
@@ -75,7 +75,7 @@ void AnswerIntoFile(const Arguments& arguments, const AnswerOptions& options,
 }  // namespace
 
 void RunGenerate(const Arguments& arguments) {
-  const AnswerOptions options = OptionsOf(arguments);
+  const AnswerOptions options = AnswerOptionsOf(arguments);
   CheckOptions(options);
   Prompts prompts{.file = arguments.prompts};
   if (arguments.prompts.empty()) {
