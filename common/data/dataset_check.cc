@@ -44,6 +44,12 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_v
   return found;
 }
 
+absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name) {
+  SFT_ASSIGN_OR_RETURN(const bool is_table, IsTableFile(path));
+  if (is_table) return DatasetCheck{.kind = {Container::kTable, false}};
+  return CheckDataset(path, name);
+}
+
 int ProtocolOf(const DatasetCheck& found) {
   constexpr int kFirst = 1, kForms2 = 2;
   int64_t known = 0;

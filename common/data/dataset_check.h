@@ -32,6 +32,11 @@ struct DatasetCheck {
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_view name = "",
                                           const RowNames& names = {});
 
+// The same in a process that many depend on: Parquet and Arrow files, whose readers have much more
+// that a hostile file could use, are not opened. Their rows are 0: not counted. Who submits and who
+// prepares reads them.
+absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name);
+
 // The least wire protocol whose workers read the file: those of the first release know JSON Lines
 // of messages, prompts with completions, and texts.
 int ProtocolOf(const DatasetCheck& found);

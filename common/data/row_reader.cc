@@ -146,6 +146,13 @@ Container ContainerOf(std::string_view name, std::string_view head) {
   return head[first] == '{' && HoldsRows(head.substr(first)) ? Container::kJson : Container::kLines;
 }
 
+absl::StatusOr<bool> IsTableFile(const std::string& path) {
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  char magic[64];
+  SFT_ASSIGN_OR_RETURN(const size_t begun, io::ReadAt(fd.get(), 0, magic, sizeof(magic), path));
+  return columnar::IsTable({magic, begun});
+}
+
 absl::Status ReadRows(const std::string& path, std::string_view name, const ReadOptions& options,
                       const TakeRow& take) {
   SFT_ASSIGN_OR_RETURN(io::UniqueFd fd, io::OpenForRead(path));

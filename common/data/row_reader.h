@@ -32,6 +32,9 @@ std::string_view PlaceWord(Container container);
 // `head`, the first bytes of the (unpacked) file.
 Container ContainerOf(std::string_view name, std::string_view head);
 
+// Whether the file begins as a Parquet or Arrow file.
+absl::StatusOr<bool> IsTableFile(const std::string& path);
+
 // What a file was found to be.
 struct FileKind {
   Container container = Container::kLines;

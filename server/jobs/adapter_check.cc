@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "common/data/prompt_row.h"
+#include "common/data/row_reader.h"
 #include "common/io/file.h"
 #include "server/core/convert.h"
 #include "server/jobs/job_checks.h"
@@ -84,6 +85,10 @@ absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolu
 std::string PromptsProblem(const std::string& path, const std::string& name, int64_t most) {
   const absl::StatusOr<int64_t> size = io::FileSize(path);
   if (!size.ok() || *size > kMostLookedAt) return "";
+  // A table is opened by who submits and who prepares (data::CheckUpload).
+  if (const absl::StatusOr<bool> is_table = data::IsTableFile(path); is_table.ok() && *is_table) {
+    return "";
+  }
   return std::string(Message(data::CountPromptRows(path, name, most).status()));
 }
 

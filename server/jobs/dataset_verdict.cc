@@ -9,7 +9,7 @@ absl::StatusOr<DatasetRecord> WithVerdict(Store& store, BlobStore& blobs, Datase
   if (dataset.check_version >= data::kCheckVersion) return dataset;
   SFT_ASSIGN_OR_RETURN(const std::string path, blobs.PathOf(dataset.sha256));
   SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found,
-                       data::CheckDataset(path, dataset.display_name));
+                       data::CheckUpload(path, dataset.display_name));
   dataset.rows = found.rows;
   dataset.odd_rows = found.odd_rows;
   dataset.first_odd_row = found.first_odd_row;

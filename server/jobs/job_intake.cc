@@ -316,6 +316,7 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
   };
   const absl::StatusOr<std::vector<spec::TrainPart>> parts = spec::TrainParts(resolution.spec);
   const spec::JobSpec::Data& data = resolution.spec.data;
+  bool all_counted = true;  // files of the node and tables are not
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
     const auto sent =
         std::find_if(request.files().begin(), request.files().end(),
@@ -354,14 +355,16 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
     if (!problem.empty()) {
       AddProblem(resolution, key, fmt::format("{}: {}", sent->client_path(), problem));
     }
+    all_counted = all_counted && (!trains || dataset->rows > 0);
     if (trains) files.rows += RowsOfEpoch((*parts)[part], dataset->rows);
     files.found.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
   }
   for (auto& [key, path] : NodeFiles(resolution.spec)) {
-    if (key != "data.val") files.rows = 0;  // a file that nobody has counted
+    if (key != "data.val") all_counted = false;
     need(key, data::ProtocolOfName(path));
     files.found.push_back({key, "", 0, "", std::move(path)});
   }
+  if (!all_counted) files.rows = 0;
   return files;
 }
 

@@ -171,7 +171,7 @@ absl::Status UploadSession::CheckGoingOn() {
 absl::Status UploadSession::KeepDataset(const std::string& path, const Actor& actor,
                                         int64_t& rows) {
   SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found,
-                       data::CheckDataset(path, first_.display_name()));
+                       data::CheckUpload(path, first_.display_name()));
   rows = found.rows;
   const DatasetRecord dataset{
       first_.sha256(),       first_.size(),          found.rows,

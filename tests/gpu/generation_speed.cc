@@ -3,14 +3,16 @@
 //   sft_gpu_generation_speed --model DIR [--adapter DIR] [--weights bf16|nf4] [--batch 64]
 //   [--prompt 1792] [--new 256]
 //
-// Prints one line of JSON: seconds until every request has its first token, tokens/s from then to
-// the end and over all, and a hash of the tokens of the first request, which is the same for every
+// Prints one line of JSON: seconds until every request has its first token, tokens/s from then
+// until the first has ended, while all are answered, and over all, and a hash of the tokens of the
+// first request, which is the same for every
 // --batch.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/engine/cuda/loader.h"
@@ -35,15 +37,17 @@ std::vector<int32_t> RandomTokens(int64_t count, int64_t vocabulary, uint64_t se
 }
 
 struct Measured {
-  double prompts = 0.0, all = 0.0;  // seconds
-  uint64_t hash = 0;                // of the first request's tokens
+  double prompts = 0.0, together = 0.0, all = 0.0;  // seconds: until all have a token, ...
+  int64_t tokens = 0;                               // made while all were answered
+  uint64_t hash = 0;                                // of the first request's tokens
 };
 
 Measured Answer(sft::engine::BatchGenerator& batch, const sft::engine::Generator& generator,
                 int64_t requests, int64_t prompt, int64_t fresh) {
+  Measured measured;
   int64_t started = 0;
-  const Clock::time_point start = Clock::now();
-  Clock::time_point all_started = start;
+  bool one_ended = false;
+  Clock::time_point all_started = Clock::now(), first_ended = all_started;
   const int64_t first = batch.Add({.prompt = {1}, .max_new_tokens = 1}) + 1;
   while (!batch.idle()) batch.Step();
   const Clock::time_point begin = Clock::now();
@@ -52,15 +56,16 @@ Measured Answer(sft::engine::BatchGenerator& batch, const sft::engine::Generator
     batch.Add({.prompt = RandomTokens(prompt, generator.config().vocab, static_cast<uint64_t>(i)),
                .max_new_tokens = fresh,
                .on_token = [&, is_first](int32_t) mutable {
+                 if (started == requests && !one_ended) ++measured.tokens;
                  if (std::exchange(is_first, false) && ++started == requests) {
                    all_started = Clock::now();
                  }
                  return true;
                }});
   }
-  Measured measured;
   while (!batch.idle()) {
     for (const sft::engine::GenerationAnswer& answer : batch.Step()) {
+      if (!std::exchange(one_ended, true)) first_ended = Clock::now();
       if (answer.request != first) continue;
       for (const int32_t token : answer.tokens) {
         measured.hash = (measured.hash ^ static_cast<uint64_t>(token)) * 0x100000001b3;
@@ -68,6 +73,7 @@ Measured Answer(sft::engine::BatchGenerator& batch, const sft::engine::Generator
     }
   }
   measured.prompts = Seconds(begin, all_started);
+  measured.together = Seconds(all_started, first_ended);
   measured.all = Seconds(begin, Clock::now());
   return measured;
 }
@@ -100,6 +106,6 @@ int main(int argc, char** argv) {
       "\"prompt_tokens_per_second\": %.0f, \"decode_tokens_per_second\": %.1f, "
       "\"tokens_per_second\": %.1f, \"hash\": \"%016lx\"}\n",
       requests, prompt, fresh, m.prompts, static_cast<double>(requests * prompt) / m.prompts,
-      (tokens - static_cast<double>(requests)) / (m.all - m.prompts), tokens / m.all, m.hash);
+      static_cast<double>(m.tokens) / m.together, tokens / m.all, m.hash);
   return 0;
 }

@@ -37,6 +37,25 @@ Tensor WithZeros(const Tensor& rows, int64_t count) {
   return all;
 }
 
+// As RowProduct, by cuBLAS.
+void TileProducts(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
+                  double alpha, int64_t tile) {
+  for (int64_t first = 0; first < a.size(0); first += tile) {
+    const int64_t count = std::min(tile, a.size(0) - first);
+    const Tensor rows = a.narrow(0, first, count);
+    Tensor results = out.narrow(0, first, count);
+    const Tensor added = addend.defined() ? addend.narrow(0, first, count) : Tensor();
+    if (count == tile) {
+      TileProduct(results, rows, weight, added, alpha);
+      continue;
+    }
+    Tensor all = at::empty({tile, weight.size(0)}, out.options());
+    TileProduct(all, WithZeros(rows, tile), weight,
+                added.defined() ? WithZeros(added, tile) : Tensor(), alpha);
+    results.copy_(all.narrow(0, 0, count));
+  }
+}
+
 // `rows` start at multiples of 16 bytes.
 bool IsAligned(const Tensor& rows) {
   return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 &&
@@ -82,20 +101,7 @@ void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
     });
     return;
   }
-  for (int64_t first = 0; first < a.size(0); first += tile) {
-    const int64_t count = std::min(tile, a.size(0) - first);
-    const Tensor rows = a.narrow(0, first, count);
-    Tensor results = out.narrow(0, first, count);
-    const Tensor added = addend.defined() ? addend.narrow(0, first, count) : Tensor();
-    if (count == tile) {
-      TileProduct(results, rows, weight, added, alpha);
-      continue;
-    }
-    Tensor all = at::empty({tile, weight.size(0)}, out.options());
-    TileProduct(all, WithZeros(rows, tile), weight,
-                added.defined() ? WithZeros(added, tile) : Tensor(), alpha);
-    results.copy_(all.narrow(0, 0, count));
-  }
+  TileProducts(out, a, weight, addend, alpha, tile);
 }
 
 void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
@@ -116,7 +122,8 @@ void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tens
   }
   Tensor weight = at::empty({codes.size(0), a.size(1)}, a.options());
   Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
-  RowProduct(out, a, weight, addend, 1.0, tile);
+  // Not by a kernel that starts to load its weight before the one that writes it has ended.
+  TileProducts(out, a, weight, addend, 1.0, tile);
 }
 
 void WritePages(Tensor& k_pages, Tensor& v_pages, const Tensor& slots, const Tensor& keys,

@@ -195,8 +195,9 @@ PagedDecoder::Scores PagedDecoder::RecordedTokens(std::span<const PagedRow> rows
   } else {
     // The recorder's memory would go with its last recording: the old one stays until the new is
     // there.
-    if (std::exchange(recording.moves, moves_) != moves_) {
+    if (recording.moves != moves_) {
       recording.graph = recorder_->Record(forward);
+      recording.moves = moves_;
     }
     recording.graph->Replay();
   }

@@ -130,6 +130,22 @@ TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {
   EXPECT_NE(Message(rows.status()).find("line 1: longer than 16 MiB"), std::string_view::npos);
 }
 
+TEST(DatasetCheckTest, AnUploadedTableIsNotOpened) {
+  const std::string dir = io::MakeTempDir("dataset-test").value();
+  // Damaged behind its first bytes, which nobody sees who does not open it.
+  for (const std::string magic : {std::string("PAR1"), std::string("ARROW1\0\0", 8)}) {
+    ASSERT_TRUE(io::WriteFileAtomic(dir + "/rows", magic + "and nothing of a table").ok());
+    EXPECT_FALSE(CheckDataset(dir + "/rows", "rows.parquet").ok());
+    const auto found = CheckUpload(dir + "/rows", "rows.parquet");
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->rows, 0);
+    EXPECT_EQ(ProtocolOf(*found), 2);
+  }
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/rows", "not json\n").ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckUpload(dir + "/rows", "rows.jsonl").status()));
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
 TEST(DatasetCheckTest, OldWorkersReadLinesOfTheFirstForms) {
   const auto protocol = [](FileKind kind, std::initializer_list<Form> forms) {
     DatasetCheck found{.kind = kind};

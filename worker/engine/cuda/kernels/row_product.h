@@ -24,7 +24,8 @@ bool HasRowProduct(int64_t inputs);
 bool HasNf4RowProduct(int64_t inputs);
 
 // A row's bits do not depend on the rows beside it nor on how many they are. `addend.data` null:
-// there is none; it may be out. Rows of a and of the weight are aligned to 16 bytes.
+// there is none; it may be out. Rows of a and of the weight are aligned to 16 bytes. The weight may
+// not be what the kernel before it writes: it is loaded before that one has ended.
 cudaError_t LaunchRowProduct(const RowProductShape& shape, ConstRows a, ConstRows weight,
                              ConstRows addend, MutableRows out, cudaStream_t stream);
 // `codes` [outputs, inputs / 2], `absmax` [outputs, inputs / 64] (kernels/nf4_tables.h). Each
