@@ -65,4 +65,11 @@ std::string CommitOfSnapshot(std::string_view path) {
   return IsCommit(commit) ? std::string(commit) : "";
 }
 
+bool MayBeSame(std::string_view a, std::string_view b) {
+  if (a == b) return true;
+  const auto x = ParseModelName(a), y = ParseModelName(b);
+  if (!x || !y || x->id != y->id) return false;
+  return !IsCommit(x->revision) || !IsCommit(y->revision) || x->revision == y->revision;
+}
+
 }  // namespace sft::hub

@@ -20,6 +20,10 @@ std::optional<ModelName> ParseModelName(std::string_view text);
 // True for the 40 digits of a commit.
 bool IsCommit(std::string_view text);
 
+// Whether two names as jobs have them may mean the same files: equal texts, or one model of which
+// they do not name two different commits.
+bool MayBeSame(std::string_view a, std::string_view b);
+
 // The names of hub caches: "models--org--name", and the commit of a path whose last parts are
 // "snapshots/COMMIT" (empty: it is no snapshot).
 std::string CacheFolderOf(std::string_view id);

@@ -4,6 +4,7 @@
 
 #include "common/data/prompt_row.h"
 #include "common/data/row_reader.h"
+#include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "server/core/convert.h"
 #include "server/jobs/job_checks.h"
@@ -37,7 +38,7 @@ std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>&
         "{} delivered a full model: set job.model = \"{}\", and leave job.adapter out", maker.id,
         newest.node_path);
   }
-  if (maker.model != base) {
+  if (!hub::MayBeSame(maker.model, base)) {
     return fmt::format("{} trained an adapter for {}, not for {}: set job.model = \"{}\"", maker.id,
                        maker.model, base, maker.model);
   }

@@ -13,15 +13,18 @@ namespace {
 
 constexpr char kModelKey[] = "job.model";
 
-void Pin(const hub::ModelName& name, const std::string& commit, const std::string& why,
-         spec::Resolution& resolution) {
-  const std::string pinned = name.id + "@" + commit;
-  resolution.spec.job.model = pinned;
+void SetModel(const std::string& model, const std::string& why, spec::Resolution& resolution) {
+  resolution.spec.job.model = model;
   for (spec::ResolvedValue& value : resolution.values) {
     if (value.key != kModelKey) continue;
-    value.text = pinned;
+    value.text = model;
     value.origin = "derived: " + why;
   }
+}
+
+void Pin(const hub::ModelName& name, const std::string& commit, const std::string& why,
+         spec::Resolution& resolution) {
+  SetModel(name.id + "@" + commit, why, resolution);
 }
 
 // The hub could not say what the name means: nodes ask it themselves when they download.
@@ -53,15 +56,14 @@ absl::Status PinModel(FleetCatalog& fleet, HubModels* hub, const std::string& pr
     return absl::OkStatus();
   }
   const auto name = hub::ParseModelName(model);
+  // What its checkpoints were trained on, whatever a branch means by now.
+  if (name && resumed != nullptr && !hub::IsCommit(name->revision) &&
+      hub::MayBeSame(model, resumed->model)) {
+    SetModel(resumed->model, "of the job that it goes on with", resolution);
+    return absl::OkStatus();
+  }
   SFT_ASSIGN_OR_RETURN(const auto known, fleet.Get());
   if (!name || !known->downloads) return absl::OkStatus();
-  if (resumed != nullptr && name->revision.empty()) {
-    const auto before = hub::ParseModelName(resumed->model);
-    if (before && before->id == name->id && hub::IsCommit(before->revision)) {
-      Pin(*name, before->revision, "of the job that it goes on with", resolution);
-      return absl::OkStatus();
-    }
-  }
   SFT_ASSIGN_OR_RETURN(const auto found, fleet.FindModel(model));
   if (found != nullptr && found->problem.empty()) {
     // A folder that somebody copied there is what its nodes have, and no other node gets it.

@@ -133,7 +133,7 @@ TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {
 TEST(DatasetCheckTest, AnUploadedTableIsNotOpened) {
   const std::string dir = io::MakeTempDir("dataset-test").value();
   // Damaged behind its first bytes, which nobody sees who does not open it.
-  for (const std::string magic : {std::string("PAR1"), std::string("ARROW1\0\0", 8)}) {
+  for (const std::string& magic : {std::string("PAR1"), std::string("ARROW1\0\0", 8)}) {
     ASSERT_TRUE(io::WriteFileAtomic(dir + "/rows", magic + "and nothing of a table").ok());
     EXPECT_FALSE(CheckDataset(dir + "/rows", "rows.parquet").ok());
     const auto found = CheckUpload(dir + "/rows", "rows.parquet");

@@ -1,5 +1,6 @@
 #include "server/jobs/model_pin.h"
 
+#include "common/hub/model_name.h"
 #include "server/scheduling/scheduler_input.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
 
@@ -93,6 +94,36 @@ TEST_F(ModelPinTest, WorkersOfEarlierReleasesAreNotGivenCommits) {
                   .ok());
   EXPECT_EQ(models["new"], (std::vector<std::string>{"org/tiny", "org/tiny@" + kCommit}));
   EXPECT_EQ(models["old"], (std::vector<std::string>{"org/tiny"}));
+}
+
+TEST_F(ModelPinTest, AJobThatGoesOnKeepsTheModelOfItsCheckpoints) {
+  JoinNode("a", SnapshotPath(), /*downloads=*/true);
+  const std::string other = "org/tiny@" + std::string(40, 'b');
+  const auto model_of = [&](const std::string& now, const std::string& before) {
+    JobRecord resumed;
+    resumed.model = before;
+    spec::Resolution resolution;
+    resolution.spec.job.model = now;
+    EXPECT_TRUE(PinModel(planner_.fleet(), nullptr, "local", &resumed, resolution).ok());
+    EXPECT_TRUE(resolution.problems.empty());
+    return resolution.spec.job.model;
+  };
+  EXPECT_EQ(model_of("org/tiny", other), other);
+  EXPECT_EQ(model_of("org/tiny@main", other), other) << "main may be another commit by now";
+  EXPECT_EQ(model_of("org/tiny", "org/tiny"), "org/tiny") << "begun before nodes downloaded";
+  const std::string third = "org/tiny@" + std::string(40, 'c');
+  EXPECT_EQ(model_of(third, other), third) << "which the check of fixed keys refuses";
+}
+
+TEST(ModelNameTest, TwoNamesMayMeanTheSameFilesUnlessTheyNameTwoCommits) {
+  const std::string a = "org/m@" + std::string(40, 'a'), b = "org/m@" + std::string(40, 'b');
+  EXPECT_TRUE(hub::MayBeSame("org/m", a));
+  EXPECT_TRUE(hub::MayBeSame(a, "org/m@main"));
+  EXPECT_TRUE(hub::MayBeSame(a, a));
+  EXPECT_TRUE(hub::MayBeSame("/models/m", "/models/m"));
+  EXPECT_FALSE(hub::MayBeSame(a, b));
+  EXPECT_FALSE(hub::MayBeSame("org/m", "org/n"));
+  EXPECT_FALSE(hub::MayBeSame("/models/m", "org/m"));
 }
 
 TEST_F(ModelPinTest, AProjectsTokenIsKeptInAFileOfItsOwn) {
