@@ -72,7 +72,8 @@ PackedFolder::~PackedFolder() {
 
 std::string PackedFolder::path() const { return dir_ + std::string(kFileName); }
 
-absl::StatusOr<PackedFolder> PackedFolder::Make(const std::string& name) {
+absl::StatusOr<PackedFolder> PackedFolder::Make(const std::string& name,
+                                                const data::RowNames& names) {
   SFT_ASSIGN_OR_RETURN(const data::FolderFiles files,
                        data::FilesOfFolder(data::ParseFolderName(name)));
   PackedFolder packed;
@@ -90,7 +91,7 @@ absl::StatusOr<PackedFolder> PackedFolder::Make(const std::string& name) {
       SFT_RETURN_IF_ERROR(writer.Add(line));
       return true;
     };
-    SFT_RETURN_IF_ERROR(Annotate(data::ReadRows(path, path, {}, take), path));
+    SFT_RETURN_IF_ERROR(Annotate(data::ReadRows(path, path, {.names = &names}, take), path));
   }
   SFT_RETURN_IF_ERROR(writer.Add("", /*last=*/true));
   return packed;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/data/row_form.h"
 
 namespace sft::client {
 
@@ -12,8 +13,10 @@ class PackedFolder {
  public:
   // Reads the files that the folder's name means (common/data/folder.h), in their order, and writes
   // their rows as JSON Lines packed by Zstandard below $TMPDIR. Equal folders give equal files.
-  // INVALID_ARGUMENT names the file and line of what is wrong.
-  static absl::StatusOr<PackedFolder> Make(const std::string& name);
+  // INVALID_ARGUMENT names the file and line of what is wrong. `names`: what columns are called, of
+  // which some hold lists in tables of text.
+  static absl::StatusOr<PackedFolder> Make(const std::string& name,
+                                           const data::RowNames& names = {});
   PackedFolder(PackedFolder&& other) noexcept;
   PackedFolder& operator=(PackedFolder&& other) noexcept;
   ~PackedFolder();

@@ -26,6 +26,11 @@ struct DataCheckOptions {
   int64_t sequence_length = 2048, batch = 8;
 };
 
+data::RowNames NamesOfColumns(const DataCheckOptions& options) {
+  const std::vector<std::string> columns = absl::StrSplit(options.columns, ',', absl::SkipEmpty());
+  return data::NamesOf(columns, {});
+}
+
 ExitCode FailHere(Connection& connection, ExitCode code, const std::string& message) {
   connection.console().err << "sftctl: " << Lines(message) << "\n";
   return code;
@@ -33,9 +38,8 @@ ExitCode FailHere(Connection& connection, ExitCode code, const std::string& mess
 
 // Checks the file alone, as `submit` does.
 ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, bool json) {
-  const std::vector<std::string> columns = absl::StrSplit(options.columns, ',', absl::SkipEmpty());
   const absl::StatusOr<data::DatasetCheck> found =
-      data::CheckDataset(options.file, options.file, data::NamesOf(columns, {}));
+      data::CheckDataset(options.file, options.file, NamesOfColumns(options));
   if (!found.ok()) {
     return FailHere(connection, kUsage,
                     fmt::format("{}: {}", options.shown(), Message(found.status())));
@@ -125,7 +129,8 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
 
 // As `submit` sends a folder: its rows as one file.
 ExitCode CheckFolder(Connection& connection, DataCheckOptions options, bool json) {
-  const absl::StatusOr<PackedFolder> packed = PackedFolder::Make(options.file);
+  const absl::StatusOr<PackedFolder> packed =
+      PackedFolder::Make(options.file, NamesOfColumns(options));
   if (!packed.ok()) {
     return FailHere(connection, kUsage, std::string(Message(packed.status())));
   }

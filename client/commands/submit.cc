@@ -151,7 +151,7 @@ class Submission {
   absl::StatusOr<LocalFile> FindFile(const v1::NeededFile& needed) {
     const std::string path = LocalPath(needed, options_.file);
     if (!NamesFolder(path)) return HashLocalFile(needed.key(), path);
-    absl::StatusOr<PackedFolder> packed = PackedFolder::Make(path);
+    absl::StatusOr<PackedFolder> packed = PackedFolder::Make(path, NamesOfColumns());
     if (!packed.ok()) return FailedPrecondition(Message(packed.status()));
     connection_.console().err << fmt::format("{}: {} file{} ({})\n", OneLine(path), packed->files(),
                                              packed->files() == 1 ? "" : "s",
@@ -176,12 +176,16 @@ class Submission {
         OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))));
   }
 
-  std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
-    if (ValueOf(resolution_, "job.kind") == spec::kGenerateKind) return CheckPrompts(file);
+  data::RowNames NamesOfColumns() const {
     const std::vector<std::string> columns =
         absl::StrSplit(ValueOf(resolution_, "data.columns"), ',', absl::SkipEmpty());
+    return data::NamesOf(columns, {});
+  }
+
+  std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
+    if (ValueOf(resolution_, "job.kind") == spec::kGenerateKind) return CheckPrompts(file);
     const absl::StatusOr<data::DatasetCheck> found =
-        data::CheckDataset(file.path, file.shown(), data::NamesOf(columns, {}));
+        data::CheckDataset(file.path, file.shown(), NamesOfColumns());
     if (!found.ok()) return std::string(Message(found.status()));
     ShowRows(file, *found);
     const int64_t taken = needed.key() == "job.data" ? RowsTaken() : 0;

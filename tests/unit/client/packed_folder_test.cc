@@ -43,6 +43,23 @@ TEST_F(PackedFolderTest, RowsOfAllFilesAreOneFile) {
   EXPECT_EQ(*io::ReadFile(again->path()), bytes) << "its hash is that of an earlier upload";
 }
 
+TEST_F(PackedFolderTest, ListsInTablesAreFoundUnderTheirOwnNames) {
+  Put("a.csv", "chat\n\"[{\"\"role\"\":\"\"user\"\"}]\"\n");
+  const auto row_of = [&](const data::RowNames& names) {
+    const auto packed = PackedFolder::Make(dir_, names);
+    std::string found;
+    EXPECT_TRUE(data::ReadRows(packed->path(), packed->path(), {},
+                               [&](int64_t, std::string_view row) -> absl::StatusOr<bool> {
+                                 found = row;
+                                 return true;
+                               })
+                    .ok());
+    return found;
+  };
+  EXPECT_EQ(row_of(data::NamesOf({"messages=chat"}, {})), R"({"chat":[{"role":"user"}]})");
+  EXPECT_EQ(row_of({}), R"({"chat":"[{\"role\":\"user\"}]"})");
+}
+
 TEST_F(PackedFolderTest, ABadFileIsNamedWithItsLine) {
   Put("a.csv", "text,b\n1\n");
   const auto packed = PackedFolder::Make(dir_);
