@@ -6,140 +6,13 @@
 #include <cstring>
 
 #include "common/base/bytes.h"
-#include "common/base/utf8.h"
 #include "common/columnar/page_codec.h"
 
 namespace sft::columnar {
 namespace {
 
-constexpr int kMostArrowDepth = 64;
-
-// Members of Arrow's Type.
-enum ArrowType {
-  kArrowNull = 1,
-  kArrowInt = 2,
-  kArrowFloat = 3,
-  kArrowBinary = 4,
-  kArrowUtf8 = 5,
-  kArrowBool = 6,
-  kArrowDecimal = 7,
-  kArrowDate = 8,
-  kArrowTime = 9,
-  kArrowTimestamp = 10,
-  kArrowList = 12,
-  kArrowStruct = 13,
-  kArrowFixedBinary = 15,
-  kArrowFixedList = 16,
-  kArrowMap = 17,
-  kArrowDuration = 18,
-  kArrowLargeBinary = 19,
-  kArrowLargeUtf8 = 20,
-  kArrowLargeList = 21
-};
-
-int64_t TicksASecond(int16_t unit) {
-  constexpr int64_t kTicks[] = {1, 1'000, 1'000'000, 1'000'000'000};
-  return unit >= 0 && unit < 4 ? kTicks[unit] : 1;
-}
-
-void SetInt(const FlatTable& type, ArrowField& field) {
-  field.layout = ArrowField::kFixed;
-  field.width = type.Get<int32_t>(0, 0) / 8;
-  field.is_signed = type.Get<uint8_t>(1, 0) != 0;
-  field.form.meaning = field.is_signed ? Meaning::kInt : Meaning::kUnsigned;
-}
-
-void SetFloat(const FlatTable& type, ArrowField& field) {
-  const int16_t precision = type.Get<int16_t>(0, 0);
-  field.layout = ArrowField::kFixed;
-  field.width = precision == 0 ? 2 : precision == 1 ? 4 : 8;
-  field.form.meaning = precision == 0   ? Meaning::kHalf
-                       : precision == 1 ? Meaning::kFloat
-                                        : Meaning::kDouble;
-}
-
-// False: a type that is not read.
-bool SetType(int kind, const FlatTable& type, ArrowField& field) {
-  field.large = kind == kArrowLargeBinary || kind == kArrowLargeUtf8 || kind == kArrowLargeList;
-  field.layout = ArrowField::kFixed;
-  switch (kind) {
-    case kArrowNull:
-      field.layout = ArrowField::kNothing;
-      field.form.meaning = Meaning::kNull;
-      return true;
-    case kArrowInt:
-      SetInt(type, field);
-      return field.width == 1 || field.width == 2 || field.width == 4 || field.width == 8;
-    case kArrowFloat:
-      SetFloat(type, field);
-      return true;
-    case kArrowBool:
-      field.layout = ArrowField::kBits;
-      field.form.meaning = Meaning::kBool;
-      return true;
-    case kArrowBinary:
-    case kArrowLargeBinary:
-    case kArrowUtf8:
-    case kArrowLargeUtf8:
-      field.layout = ArrowField::kBytes;
-      field.form.meaning =
-          kind == kArrowUtf8 || kind == kArrowLargeUtf8 ? Meaning::kText : Meaning::kBytes;
-      return true;
-    case kArrowDecimal:
-      field.width = type.Get<int32_t>(2, 128) / 8;
-      field.form = {Meaning::kDecimal, type.Get<int32_t>(1, 0)};
-      return field.width >= 4 && field.width <= 16;
-    case kArrowDate:
-      field.width = type.Get<int16_t>(0, 1) == 0 ? 4 : 8;
-      field.form =
-          field.width == 4 ? ValueForm{Meaning::kDate} : ValueForm{Meaning::kInstant, 1'000};
-      return true;
-    case kArrowTime:
-      field.width = type.Get<int32_t>(1, 32) / 8;
-      field.form = {Meaning::kTime, TicksASecond(type.Get<int16_t>(0, 1))};
-      return field.width == 4 || field.width == 8;
-    case kArrowTimestamp:
-      field.width = 8;
-      field.form = {Meaning::kInstant, TicksASecond(type.Get<int16_t>(0, 0)),
-                    !type.Text(1).empty()};
-      return true;
-    case kArrowDuration:
-      field.width = 8;
-      field.form = {Meaning::kInt};
-      return true;
-    case kArrowFixedBinary:
-      field.width = type.Get<int32_t>(0, 0);
-      return field.width > 0;
-    case kArrowFixedList:
-      field.layout = ArrowField::kFixedList;
-      field.width = type.Get<int32_t>(0, 0);
-      return field.width >= 0 && field.children.size() == 1;
-    case kArrowList:
-    case kArrowLargeList:
-      field.layout = ArrowField::kList;
-      return field.children.size() == 1;
-    case kArrowMap:
-      field.layout = ArrowField::kMap;
-      return field.children.size() == 1 && field.children[0].layout == ArrowField::kStruct &&
-             field.children[0].children.size() == 2;
-    case kArrowStruct:
-      field.layout = ArrowField::kStruct;
-      return true;
-    default:
-      return false;
-  }
-}
-
-// What the field's notes say of its type.
-bool IsUuid(const FlatTable& field) {
-  size_t count = 0;
-  const size_t at = field.Vector(6, 4, count);
-  for (size_t i = 0; i < count; ++i) {
-    const FlatTable note = field.At(at + 4 * i);
-    if (note.Text(0) == "ARROW:extension:name") return note.Text(1) == "arrow.uuid";
-  }
-  return false;
-}
+// No length or count of a file is above it, so that sums and products of a few fit.
+constexpr int64_t kMostCount = int64_t{1} << 40;
 
 template <typename T>
 T LoadAt(std::string_view bytes, int64_t index) {
@@ -172,12 +45,14 @@ void Reverse(std::string_view bytes, std::string& out) { out.assign(bytes.rbegin
 // Writes values of a batch as JSON.
 class RowWriter {
  public:
-  RowWriter(std::string& out, int64_t max_bytes) : out_(out), max_bytes_(max_bytes) {}
+  RowWriter(std::string& out, RowCounter& counter) : out_(out), counter_(counter) {}
 
   void Members(const std::vector<ArrowColumn>& columns, int64_t index, bool keep_nulls) {
     out_ += '{';
     bool first = true;
+    counter_.Work(static_cast<int64_t>(columns.size()));
     for (const ArrowColumn& column : columns) {
+      if (Stops()) break;
       if (!keep_nulls && IsNull(column, index)) continue;
       if (!first) out_ += ',';
       first = false;
@@ -188,7 +63,10 @@ class RowWriter {
     out_ += '}';
   }
 
-  bool ok() const { return ok_; }
+  absl::Status Result() const {
+    if (too_long_) return counter_.TooLong();
+    return ok_ ? absl::OkStatus() : InvalidArgument("damaged, or a text that is not UTF-8");
+  }
 
  private:
   bool IsNull(const ArrowColumn& column, int64_t index) {
@@ -204,7 +82,7 @@ class RowWriter {
   }
 
   static int64_t Entry(const ArrowColumn& column, int64_t index) {
-    return IntAt(column.data, column.field->index_width, /*is_signed=*/true, index);
+    return IntAt(column.data, column.field->index_width, column.field->index_signed, index);
   }
 
   Value ValueAt(const ArrowColumn& column, int64_t index) {
@@ -278,21 +156,35 @@ class RowWriter {
         Value value;
         value.bytes =
             column.data.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-        ok_ = AppendValue(column.field->form, value, out_) && ok_;
-        return;
+        return Append(column.field->form, value);
       }
       default:
-        ok_ = AppendValue(column.field->form, ValueAt(column, index), out_) && ok_;
+        Append(column.field->form, ValueAt(column, index));
     }
   }
 
-  bool TooLong() { return static_cast<int64_t>(out_.size()) > max_bytes_; }
+  void Append(const ValueForm& form, const Value& value) {
+    if (form.meaning == Meaning::kBytes) {
+      counter_.Work(static_cast<int64_t>(value.bytes.size()));
+    }
+    if (LongerThan(form, value, counter_.max_row_bytes() - static_cast<int64_t>(out_.size()))) {
+      too_long_ = true;
+      return;
+    }
+    ok_ = AppendValue(form, value, out_) && ok_;
+  }
+
+  // Whether the row is refused in any case.
+  bool Stops() {
+    too_long_ = too_long_ || static_cast<int64_t>(out_.size()) > counter_.max_row_bytes();
+    return too_long_ || counter_.spent();
+  }
 
   void Items(const ArrowColumn& column, int64_t index, bool keep_nulls) {
     const ArrowColumn& items = column.children.front();
     const auto [begin, end] = Range(column, index, items.length);
     out_ += '[';
-    for (int64_t i = begin; i < end && !TooLong(); ++i) {
+    for (int64_t i = begin; i < end && !Stops(); ++i) {
       if (i > begin) out_ += ',';
       Put(items, i, keep_nulls);
     }
@@ -303,7 +195,7 @@ class RowWriter {
     const ArrowColumn& entries = column.children.front();
     const auto [begin, end] = Range(column, index, entries.length);
     out_ += '{';
-    for (int64_t i = begin; i < end && !TooLong(); ++i) {
+    for (int64_t i = begin; i < end && !Stops(); ++i) {
       if (i > begin) out_ += ',';
       const size_t at = out_.size();
       Put(entries.children[0], i, /*keep_nulls=*/true);
@@ -319,46 +211,12 @@ class RowWriter {
   }
 
   std::string& out_;
-  const int64_t max_bytes_;
+  RowCounter& counter_;
   std::string scratch_;
-  bool ok_ = true;
+  bool ok_ = true, too_long_ = false;
 };
 
 }  // namespace
-
-absl::StatusOr<ArrowField> ReadArrowField(const FlatTable& table, int depth, int& most_fields) {
-  ArrowField field;
-  field.name = table.Text(0);
-  if (depth > kMostArrowDepth || --most_fields < 0 || !IsUtf8(field.name)) {
-    return InvalidArgument("its schema is damaged, or too large");
-  }
-  size_t count = 0;
-  const size_t at = table.Vector(5, 4, count);
-  for (size_t i = 0; i < count; ++i) {
-    SFT_ASSIGN_OR_RETURN(ArrowField child,
-                         ReadArrowField(table.At(at + 4 * i), depth + 1, most_fields));
-    field.children.push_back(std::move(child));
-  }
-  const int kind = table.Get<uint8_t>(2, 0);
-  if (!SetType(kind, table.Table(3), field)) {
-    return InvalidArgument(fmt::format(
-        "column {} is of Arrow's type {}, which is not read; write the table as Parquet",
-        field.name, kind));
-  }
-  if (kind == kArrowFixedBinary && field.width == 16 && IsUuid(table)) {
-    field.form.meaning = Meaning::kUuid;
-  }
-  const FlatTable dictionary = table.Table(4);
-  if (!dictionary.there()) return field;
-  field.dictionary = dictionary.Get<int64_t>(0, 0);
-  const FlatTable index = dictionary.Table(1);
-  field.index_width = index.there() ? index.Get<int32_t>(0, 32) / 8 : 4;
-  if (field.index_width != 1 && field.index_width != 2 && field.index_width != 4 &&
-      field.index_width != 8) {
-    return InvalidArgument("its schema is damaged");
-  }
-  return field;
-}
 
 // Hands out the nodes and buffers of a batch to its fields.
 class ArrowBatch::Maker {
@@ -374,7 +232,7 @@ class ArrowBatch::Maker {
 
   absl::Status Run(const std::vector<ArrowField>& fields) {
     made_.rows_ = batch_.Get<int64_t>(0, 0);
-    if (made_.rows_ < 0) return Damaged("its count of rows");
+    if (made_.rows_ < 0 || made_.rows_ > kMostCount) return Damaged("its count of rows");
     for (const ArrowField& field : fields) {
       made_.columns_.emplace_back();
       SFT_RETURN_IF_ERROR(Fill(field, made_.columns_.back()));
@@ -427,7 +285,7 @@ class ArrowBatch::Maker {
     SFT_RETURN_IF_ERROR(Take(bytes));
     int64_t needed = 0;
     if (__builtin_mul_overflow(count, bits, &needed) ||
-        (needed + 7) / 8 > static_cast<int64_t>(bytes.size())) {
+        needed / 8 + (needed % 8 != 0) > static_cast<int64_t>(bytes.size())) {
       return Damaged("a buffer is too short");
     }
     return absl::OkStatus();
@@ -439,7 +297,9 @@ class ArrowBatch::Maker {
     const size_t at = nodes_ + 16 * next_node_++;
     column.length = batch_.Load<int64_t>(at);
     const auto nulls = batch_.Load<int64_t>(at + 8);
-    if (column.length < 0) return Damaged("a column's length");
+    if (column.length < 0 || column.length > kMostCount || nulls > kMostCount) {
+      return Damaged("a column's length");
+    }
     if (field.layout == ArrowField::kNothing) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(Take(column.valid));
     if (nulls == 0) column.valid = {};
@@ -511,10 +371,10 @@ absl::StatusOr<std::unique_ptr<ArrowBatch>> ArrowBatch::Make(const std::vector<A
   return made;
 }
 
-bool ArrowBatch::AppendRow(int64_t row, int64_t max_bytes, std::string& out) const {
-  RowWriter writer(out, max_bytes);
+absl::Status ArrowBatch::AppendRow(int64_t row, RowCounter& counter, std::string& out) const {
+  RowWriter writer(out, counter);
   writer.Members(columns_, row, /*keep_nulls=*/false);
-  return writer.ok();
+  return writer.Result();
 }
 
 }  // namespace sft::columnar

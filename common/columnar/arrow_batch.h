@@ -8,29 +8,11 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/columnar/arrow_field.h"
 #include "common/columnar/flat_table.h"
-#include "common/columnar/json_text.h"
+#include "common/columnar/row_limits.h"
 
 namespace sft::columnar {
-
-// A column of an Arrow table, as its schema describes it.
-struct ArrowField {
-  enum Layout { kNothing, kBits, kFixed, kBytes, kList, kFixedList, kStruct, kMap };
-  std::string name;
-  Layout layout = kNothing;
-  ValueForm form;
-  bool large = false;  // offsets of 64 bits
-  int width = 0;       // bytes of a value; items of a fixed list
-  bool is_signed = true;
-  int64_t dictionary = -1;  // its values are numbers of those
-  int index_width = 4;
-  std::vector<ArrowField> children;
-};
-
-// Reads a field of the schema. INVALID_ARGUMENT names a type that is not read.
-// `most_fields` is how many fields
-// there may still be, it and those below it included: they can stand for one another in the buffer.
-absl::StatusOr<ArrowField> ReadArrowField(const FlatTable& table, int depth, int& most_fields);
 
 // The values of a field in one batch; its buffers are views into the batch's body.
 struct ArrowColumn {
@@ -53,9 +35,9 @@ class ArrowBatch {
                                                           int64_t most_bytes);
   int64_t rows() const { return rows_; }
   int64_t bytes() const { return bytes_; }
-  // Appends the row as a JSON object; false when the batch is damaged there, or a text is not
-  // UTF-8.
-  bool AppendRow(int64_t row, int64_t max_bytes, std::string& out) const;
+  // Appends the row as a JSON object, and counts what it takes to make, but not the row.
+  // INVALID_ARGUMENT when it is too long, the batch is damaged there, or a text is not UTF-8.
+  absl::Status AppendRow(int64_t row, RowCounter& counter, std::string& out) const;
   const std::vector<ArrowColumn>& columns() const { return columns_; }
 
  private:

@@ -19,7 +19,6 @@ namespace {
 constexpr std::string_view kFileMagic = "ARROW1", kContinuation = "\xff\xff\xff\xff";
 constexpr int64_t kMostMessage = 16 << 20;
 constexpr int64_t kMostBatchBytes = int64_t{512} << 20;
-constexpr int kMostFields = 10'000;
 
 // Kinds of messages.
 constexpr int kSchema = 1, kDictionaryBatch = 2, kRecordBatch = 3;
@@ -33,7 +32,7 @@ class ArrowReader {
  public:
   ArrowReader(int fd, std::string_view path, const RowLimits& limits, const TakeObject& take,
               int64_t size)
-      : fd_(fd), path_(path), limits_(limits), take_(take), size_(size), counter_(limits, size) {}
+      : fd_(fd), path_(path), take_(take), size_(size), counter_(limits, size) {}
 
   absl::Status Run() {
     SFT_ASSIGN_OR_RETURN(const std::string head, Read(8, /*whole=*/false));
@@ -108,9 +107,9 @@ class ArrowReader {
     }
     size_t count = 0;
     const size_t at = schema.Vector(1, 4, count);
-    int most = kMostFields;
+    ArrowSchemaRoom room;
     for (size_t i = 0; i < count; ++i) {
-      SFT_ASSIGN_OR_RETURN(ArrowField field, ReadArrowField(schema.At(at + 4 * i), 0, most));
+      SFT_ASSIGN_OR_RETURN(ArrowField field, ReadArrowField(schema.At(at + 4 * i), 0, room));
       fields_.push_back(std::move(field));
     }
     for (const ArrowField& field : fields_)
@@ -149,6 +148,7 @@ class ArrowReader {
     }
     SFT_ASSIGN_OR_RETURN(auto batch, ArrowBatch::Make(fields->second, data, std::move(body),
                                                       dictionaries_, kMostBatchBytes - kept_));
+    SFT_RETURN_IF_ERROR(CountUnpacked(*batch));
     auto& kept = dictionaries_[id];
     if (kept != nullptr) kept_ -= kept->bytes();
     kept_ += batch->bytes();
@@ -156,17 +156,23 @@ class ArrowReader {
     return absl::OkStatus();
   }
 
+  absl::Status CountUnpacked(const ArrowBatch& batch) {
+    counter_.Work(batch.bytes());
+    return counter_.spent() ? counter_.TooMuchWork() : absl::OkStatus();
+  }
+
   absl::StatusOr<bool> TakeRows(const FlatTable& header, std::string body) {
     if (!has_schema_) return Damaged();
     SFT_ASSIGN_OR_RETURN(
         const auto batch,
         ArrowBatch::Make(fields_, header, std::move(body), dictionaries_, kMostBatchBytes - kept_));
+    SFT_RETURN_IF_ERROR(CountUnpacked(*batch));
     for (int64_t i = 0; i < batch->rows(); ++i) {
       ++row_;
       text_.clear();
-      const bool read = batch->AppendRow(i, limits_.max_row_bytes, text_);
+      const absl::Status read = batch->AppendRow(i, counter_, text_);
       absl::Status status = counter_.Add(text_);
-      if (status.ok() && !read) status = InvalidArgument("damaged, or a text that is not UTF-8");
+      if (status.ok()) status = read;
       if (!status.ok()) return Annotate(status, fmt::format("row {}", row_));
       SFT_ASSIGN_OR_RETURN(const bool more, take_(row_, text_));
       if (!more) return false;
@@ -176,7 +182,6 @@ class ArrowReader {
 
   const int fd_;
   const std::string_view path_;
-  const RowLimits limits_;
   const TakeObject& take_;
   const int64_t size_;
   RowCounter counter_;

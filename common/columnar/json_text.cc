@@ -11,6 +11,7 @@
 namespace sft::columnar {
 namespace {
 
+constexpr int64_t kMostDecimalBytes = 16, kMostScale = 76;
 constexpr int64_t kSecondsADay = 86400;
 constexpr int64_t kMostDays = 10'000'000;  // years that a calendar knows
 
@@ -57,7 +58,7 @@ void AppendDigits(std::string digits, int64_t scale, std::string& out) {
 
 // Decimals in bytes are big-endian two's complement.
 bool AppendDecimal(std::string_view bytes, int64_t scale, std::string& out) {
-  if (bytes.empty() || bytes.size() > 16) return false;
+  if (bytes.empty() || bytes.size() > kMostDecimalBytes) return false;
   unsigned __int128 bits = (bytes[0] & 0x80) != 0 ? ~static_cast<unsigned __int128>(0) : 0;
   for (const char byte : bytes) bits = bits << 8 | static_cast<unsigned char>(byte);
   const auto number = static_cast<__int128>(bits);
@@ -100,7 +101,8 @@ void AppendMoment(const ValueForm& form, int64_t number, std::string& out) {
   const int64_t scale = form.meaning == Meaning::kDate ? 1 : form.scale;
   const int64_t day = form.meaning == Meaning::kDate ? 1 : kSecondsADay * scale;
   const bool in_day = number >= 0 && number < day;
-  if (form.meaning == Meaning::kTime ? !in_day : std::abs(number / day) > kMostDays) {
+  if (form.meaning == Meaning::kTime ? !in_day
+                                     : number / day > kMostDays || number / day < -kMostDays) {
     out += fmt::format("{}", number);
   } else if (form.meaning == Meaning::kDate) {
     out += '"' + DateText(number) + '"';
@@ -147,6 +149,24 @@ void AppendQuoted(std::string_view text, std::string& out) {
   }
   out.append(text, from, text.size() - from);
   out += '"';
+}
+
+bool LongerThan(const ValueForm& form, const Value& value, int64_t room) {
+  if (static_cast<int64_t>(value.bytes.size()) <= room) return false;
+  return form.meaning == Meaning::kText || (form.meaning == Meaning::kBytes && IsUtf8(value.bytes));
+}
+
+absl::Status CheckDecimal(std::string_view column, int64_t bytes, int64_t scale) {
+  if (bytes > kMostDecimalBytes) {
+    return InvalidArgument(
+        fmt::format("column {} has decimals of {} bytes, which are not read beyond {}; write it "
+                    "with at most 38 digits, or as text",
+                    column, bytes, kMostDecimalBytes));
+  }
+  if (scale >= 0 && scale <= kMostScale) return absl::OkStatus();
+  return InvalidArgument(
+      fmt::format("column {} has decimals of scale {}, which is not read; scales are 0 to {}",
+                  column, scale, kMostScale));
 }
 
 bool AppendValue(const ValueForm& form, const Value& value, std::string& out) {

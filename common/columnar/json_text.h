@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/status.h"
+
 namespace sft::columnar {
 
 // What a column's values mean, beyond how they are stored.
@@ -41,6 +43,11 @@ struct ValueForm {
 
 // JSON has no such number: NaN and the infinities.
 bool HasNoJson(const ValueForm& form, const Value& value);
+// Whether the value's text takes more than `room` bytes, told before it is made.
+bool LongerThan(const ValueForm& form, const Value& value, int64_t room);
+// INVALID_ARGUMENT names a decimal that is not read: of more than 16 bytes, or with digits that its
+// type does not have. 0 bytes: the type does not say how many.
+absl::Status CheckDecimal(std::string_view column, int64_t bytes, int64_t scale);
 // Appends the value; false when a text is not UTF-8.
 bool AppendValue(const ValueForm& form, const Value& value, std::string& out);
 // Appends the text in quotes; it must be UTF-8.

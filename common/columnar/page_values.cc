@@ -185,7 +185,10 @@ bool PageValues::Open(const Leaf& leaf, Encoding encoding, std::string_view byte
     case Encoding::kPlainDictionary:
     case Encoding::kDictionary: {
       if (dictionary == nullptr) return false;
-      if (bytes.empty()) return true;  // all values are null
+      if (bytes.empty()) {  // all values are null: there is none to read
+        runs_ = RunReader({}, 32);
+        return true;
+      }
       const int bits = static_cast<unsigned char>(bytes.front());
       runs_ = RunReader(bytes.substr(1), bits);
       return bits <= 32;

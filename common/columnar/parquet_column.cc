@@ -19,6 +19,12 @@ constexpr int kDataPage = 0, kDictionaryPage = 2, kDataPageV2 = 3;
 // Headers hold the smallest and largest value of their page.
 constexpr size_t kFirstHeaderRead = 4 << 10, kMostHeader = 32 << 20;
 
+// What a page without values, which none needs, may unpack to.
+constexpr int64_t kMostEmptyPage = 1 << 20;
+
+// Numbers of headers have 32 bits.
+bool Fits(int64_t number) { return number >= 0 && number <= INT32_MAX; }
+
 int BitsFor(int level) { return std::bit_width(static_cast<unsigned>(level)); }
 
 }  // namespace
@@ -44,6 +50,7 @@ void ColumnReader::End(absl::Status status) {
   if (status_.ok()) status_ = std::move(status);
   at_end_ = true;
   definition_ = repetition_ = 0;
+  value_ = {};  // its bytes may be gone
 }
 
 void ColumnReader::Next() {
@@ -105,11 +112,13 @@ ColumnReader::Header ColumnReader::ReadHeader(ThriftReader& in) {
       case 8:
         in.Struct([&](int field, int type) {
           if (field == 1) header.values = in.Int();
+          if (field == 2) header.nulls = in.Int();
+          if (field == 3) header.rows = in.Int();
           if (field == 4) header.encoding = static_cast<int>(in.Int());
           if (field == 5) header.definition_bytes = in.Int();
           if (field == 6) header.repetition_bytes = in.Int();
           if (field == 7) header.is_packed = type == ThriftReader::kTrue;
-          return field == 1 || (field >= 4 && field <= 6);
+          return field >= 1 && field <= 6;
         });
         return true;
       default:
@@ -135,11 +144,18 @@ absl::Status ColumnReader::LoadHeader(Header& header) {
     }
     if (!in.cut() || got < size || size > kMostHeader) return Damaged("a page without a header");
   }
-  if (header.packed < 0 || header.packed > chunk_.size - at_ || header.unpacked < 0 ||
-      header.values < 0) {
+  const int64_t numbers[] = {header.packed, header.unpacked,         header.values,
+                             header.nulls,  header.definition_bytes, header.repetition_bytes,
+                             header.rows};
+  if (!std::all_of(std::begin(numbers), std::end(numbers), Fits) ||
+      header.packed > chunk_.size - at_) {
     return Damaged("a page that does not fit");
   }
-  return absl::OkStatus();
+  if (header.values == 0 && header.unpacked > kMostEmptyPage) {
+    return Damaged(fmt::format("a page of {} without a value", BytesText(header.unpacked)));
+  }
+  memory_.counter.Work(1 + header.packed + header.unpacked);
+  return memory_.counter.spent() ? memory_.counter.TooMuchWork() : absl::OkStatus();
 }
 
 absl::Status ColumnReader::Charge(int64_t bytes, int64_t& charged) {
@@ -175,6 +191,7 @@ absl::Status ColumnReader::LoadDictionary(const Header& header) {
   // A value takes a byte at least, but for those of a column that can hold only one.
   const int64_t least = leaf_.stored == Stored::kByteArray ? 4 : 1;
   if (header.values > header.unpacked / least) return Damaged("a dictionary that does not fit");
+  memory_.counter.Work(header.values);
   SFT_RETURN_IF_ERROR(
       Charge(header.packed + header.unpacked + header.values * static_cast<int64_t>(sizeof(Value)),
              dictionary_charge_));
@@ -228,42 +245,56 @@ absl::Status ColumnReader::OpenLevels(const Header& header, std::string_view& by
   return absl::OkStatus();
 }
 
+absl::Status ColumnReader::OpenPage(const Header& header, std::string_view& bytes) {
+  std::string body;
+  SFT_RETURN_IF_ERROR(LoadBody(header, body));
+  SFT_RETURN_IF_ERROR(Unpack(body, static_cast<size_t>(header.unpacked), page_));
+  bytes = page_;
+  return OpenLevels(header, bytes);
+}
+
+absl::Status ColumnReader::OpenPageV2(const Header& header, std::string_view& bytes) {
+  const int64_t levels = header.repetition_bytes + header.definition_bytes;
+  if (levels > header.packed || levels > header.unpacked) {
+    return Damaged("levels that do not fit");
+  }
+  std::string body, values;
+  SFT_RETURN_IF_ERROR(LoadBody(header, body));
+  // The levels are not packed; the page keeps them before its values.
+  const std::string_view rest = std::string_view(body).substr(static_cast<size_t>(levels));
+  const auto size = static_cast<size_t>(header.unpacked - levels);
+  page_.reserve(static_cast<size_t>(header.unpacked));
+  page_.assign(body, 0, static_cast<size_t>(levels));
+  if (!header.is_packed) {
+    if (rest.size() != size) return Damaged("a page that does not fit");
+    page_ += rest;
+  } else if (size > 0) {
+    SFT_RETURN_IF_ERROR(Unpack(rest, size, values));
+    page_ += values;
+  }
+  bytes = page_;
+  const auto first = static_cast<size_t>(header.repetition_bytes);
+  const auto second = static_cast<size_t>(header.definition_bytes);
+  repetitions_ = RunReader(bytes.substr(0, first), BitsFor(leaf_.max_repetition));
+  definitions_ = RunReader(bytes.substr(first, second), BitsFor(leaf_.max_definition));
+  bytes.remove_prefix(first + second);
+  return absl::OkStatus();
+}
+
 absl::Status ColumnReader::OpenData(const Header& header) {
   if (header.values > left_) return Damaged("more values than its row group says");
   const auto encoding = static_cast<Encoding>(header.encoding);
+  // The page before gives back what it held, room that a smaller one does not need included.
+  values_ = PageValues();
+  page_ = std::string();
+  const int64_t held = header.unpacked + PageValues::ExtraBytes(encoding, header.values);
+  const bool first_form = header.type == kDataPage;
+  // Meanwhile there are the packed bytes, and of the second form the values once more.
   SFT_RETURN_IF_ERROR(
-      Charge(header.packed + header.unpacked + PageValues::ExtraBytes(encoding, header.values),
-             page_charge_));
-  std::string body;
-  SFT_RETURN_IF_ERROR(LoadBody(header, body));
+      Charge(held + header.packed + (first_form ? 0 : header.unpacked), page_charge_));
   std::string_view bytes;
-  if (header.type == kDataPage) {
-    SFT_RETURN_IF_ERROR(Unpack(body, static_cast<size_t>(header.unpacked), page_));
-    bytes = page_;
-    SFT_RETURN_IF_ERROR(OpenLevels(header, bytes));
-  } else {
-    const int64_t levels = header.repetition_bytes + header.definition_bytes;
-    if (header.repetition_bytes < 0 || header.definition_bytes < 0 || levels > header.packed ||
-        levels > header.unpacked) {
-      return Damaged("levels that do not fit");
-    }
-    // The levels are not packed; the page keeps them before its values.
-    const std::string_view rest = std::string_view(body).substr(static_cast<size_t>(levels));
-    std::string values;
-    const auto size = static_cast<size_t>(header.unpacked - levels);
-    if (!header.is_packed || size == 0) {
-      values = rest;
-    } else {
-      SFT_RETURN_IF_ERROR(Unpack(rest, size, values));
-    }
-    page_ = body.substr(0, static_cast<size_t>(levels)) + values;
-    bytes = page_;
-    const auto first = static_cast<size_t>(header.repetition_bytes);
-    const auto second = static_cast<size_t>(header.definition_bytes);
-    repetitions_ = RunReader(bytes.substr(0, first), BitsFor(leaf_.max_repetition));
-    definitions_ = RunReader(bytes.substr(first, second), BitsFor(leaf_.max_definition));
-    bytes.remove_prefix(first + second);
-  }
+  SFT_RETURN_IF_ERROR(first_form ? OpenPage(header, bytes) : OpenPageV2(header, bytes));
+  SFT_RETURN_IF_ERROR(Charge(held, page_charge_));
   if (!values_.Open(leaf_, encoding, bytes, header.values,
                     has_dictionary_ ? &dictionary_ : nullptr)) {
     return Damaged(fmt::format("a page of encoding {} that cannot be read", header.encoding));

@@ -7,12 +7,14 @@
 #include "common/base/status.h"
 #include "common/columnar/page_values.h"
 #include "common/columnar/parquet_schema.h"
+#include "common/columnar/row_limits.h"
 #include "common/columnar/thrift.h"
 
 namespace sft::columnar {
 
 // The bytes that the pages in memory take, over all columns of a file.
 struct PageMemory {
+  RowCounter& counter;  // of what is unpacked
   int64_t used = 0;
   int64_t most = int64_t{512} << 20;
 };
@@ -41,7 +43,7 @@ class ColumnReader {
  private:
   struct Header {
     int type = -1;
-    int64_t unpacked = 0, packed = 0, crc = -1, values = 0;
+    int64_t unpacked = 0, packed = 0, crc = -1, values = 0, nulls = 0, rows = 0;
     int encoding = 0, levels_encoding = 3;
     int64_t definition_bytes = 0, repetition_bytes = 0;
     bool is_packed = true;
@@ -53,6 +55,8 @@ class ColumnReader {
   absl::Status LoadPage();
   absl::Status LoadDictionary(const Header& header);
   absl::Status OpenData(const Header& header);
+  absl::Status OpenPage(const Header& header, std::string_view& bytes);
+  absl::Status OpenPageV2(const Header& header, std::string_view& bytes);
   absl::Status OpenLevels(const Header& header, std::string_view& bytes);
   absl::Status Unpack(std::string_view packed, size_t size, std::string& out);
   absl::Status Charge(int64_t bytes, int64_t& charged);

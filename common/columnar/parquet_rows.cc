@@ -48,11 +48,14 @@ absl::StatusOr<ParquetFooter> ReadFooter(int fd, std::string_view path) {
 // Puts rows together from the columns of a row group: Dremel's assembly.
 class Assembler {
  public:
-  Assembler(const Node& root, std::vector<std::unique_ptr<ColumnReader>> columns, int64_t max_bytes)
-      : root_(root), columns_(std::move(columns)), max_bytes_(max_bytes) {}
+  Assembler(const Node& root, std::vector<std::unique_ptr<ColumnReader>> columns,
+            RowCounter& counter)
+      : root_(root), columns_(std::move(columns)), counter_(counter) {}
 
   absl::StatusOr<std::string_view> Row() {
     text_.clear();
+    counter_.Work(static_cast<int64_t>(columns_.size()));
+    if (counter_.spent()) return counter_.TooMuchWork();
     for (const auto& column : columns_) {
       SFT_RETURN_IF_ERROR(column->status());
       if (column->at_end() || column->repetition() != 0) {
@@ -90,10 +93,12 @@ class Assembler {
   }
 
   void Pass(const Node& node) {
+    counter_.Work(static_cast<int64_t>(node.end - node.begin));
     for (size_t i = node.begin; i < node.end; ++i) columns_[i]->Next();
   }
 
   void Put(const Node& node, bool keep_nulls) {
+    counter_.Work(1);
     if (IsNull(node)) {
       text_ += "null";
       return Pass(node);
@@ -116,17 +121,34 @@ class Assembler {
       text_ += "null";
       return column.Next();
     }
-    if (!AppendValue(column.leaf().form, column.value(), text_) && status_.ok()) {
-      status_ =
-          InvalidArgument(fmt::format("column {}: the text is not UTF-8", column.leaf().path));
+    const ValueForm& form = column.leaf().form;
+    if (form.meaning == Meaning::kBytes) {
+      counter_.Work(static_cast<int64_t>(column.value().bytes.size()));
+    }
+    if (LongerThan(form, column.value(),
+                   counter_.max_row_bytes() - static_cast<int64_t>(text_.size()))) {
+      if (status_.ok()) status_ = counter_.TooLong();
+    } else if (!AppendValue(form, column.value(), text_) && status_.ok()) {
+      status_ = Unread(column);
     }
     column.Next();
+  }
+
+  static absl::Status Unread(const ColumnReader& column) {
+    const columnar::Leaf& leaf = column.leaf();
+    if (leaf.form.meaning != Meaning::kDecimal) {
+      return InvalidArgument(fmt::format("column {}: the text is not UTF-8", leaf.path));
+    }
+    const auto size = static_cast<int64_t>(column.value().bytes.size());
+    SFT_RETURN_IF_ERROR(CheckDecimal(leaf.path, size, leaf.form.scale));
+    return Damaged(column, "a decimal without bytes");
   }
 
   void Members(const Node& node, bool keep_nulls) {
     text_ += '{';
     bool first = true;
     for (const Node& child : node.children) {
+      if (Stops()) break;
       if (!keep_nulls && IsNull(child)) {
         Pass(child);
         continue;
@@ -150,7 +172,7 @@ class Assembler {
       for (bool more = false;; more = true) {
         if (more) text_ += ',';
         map ? Entry(node) : Put(node.children.front(), keep_nulls);
-        if (first.repetition() < node.item_repetition || TooLong()) break;
+        if (first.repetition() < node.item_repetition || Stops()) break;
       }
     }
     text_ += map ? '}' : ']';
@@ -169,17 +191,18 @@ class Assembler {
     Put(node.children[1], /*keep_nulls=*/false);
   }
 
-  bool TooLong() {
-    if (static_cast<int64_t>(text_.size()) <= max_bytes_) return false;
-    if (status_.ok()) {
-      status_ = InvalidArgument(fmt::format("longer than {} MiB", max_bytes_ >> 20));
+  // Whether the row is refused in any case.
+  bool Stops() {
+    if (status_.ok() && static_cast<int64_t>(text_.size()) > counter_.max_row_bytes()) {
+      status_ = counter_.TooLong();
     }
-    return true;
+    if (status_.ok() && counter_.spent()) status_ = counter_.TooMuchWork();
+    return !status_.ok();
   }
 
   const Node& root_;
   std::vector<std::unique_ptr<ColumnReader>> columns_;
-  const int64_t max_bytes_;
+  RowCounter& counter_;
   std::string text_;
   absl::Status status_;
 };
@@ -193,7 +216,7 @@ absl::Status ReadParquet(int fd, std::string_view path, const RowLimits& limits,
   SFT_ASSIGN_OR_RETURN(const ParquetFooter footer, ReadFooter(fd, path));
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd, path));
   RowCounter counter(limits, size);
-  PageMemory memory;
+  PageMemory memory{.counter = counter};
   int64_t row = 0;
   for (const RowGroup& group : footer.groups) {
     std::vector<std::unique_ptr<ColumnReader>> columns;
@@ -202,7 +225,7 @@ absl::Status ReadParquet(int fd, std::string_view path, const RowLimits& limits,
       columns.push_back(std::make_unique<ColumnReader>(fd, std::string(path), footer.leaves[i],
                                                        group.chunks[i], memory));
     }
-    Assembler assembler(footer.root, std::move(columns), limits.max_row_bytes);
+    Assembler assembler(footer.root, std::move(columns), counter);
     for (int64_t i = 0; i < group.rows; ++i) {
       ++row;
       absl::StatusOr<std::string_view> text = assembler.Row();

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/base/utf8.h"
 #include "common/columnar/page_codec.h"
+#include "common/columnar/row_limits.h"
 #include "common/columnar/thrift.h"
 
 namespace sft::columnar {
@@ -186,6 +189,9 @@ class TreeMaker {
 
   absl::Status Run() {
     if (elements_.empty()) return Damaged("it has no schema");
+    for (const Element& element : elements_) {
+      if (element.name.size() > kMostNameBytes || !Count(element.name)) return NamesTooLong();
+    }
     footer_.root.kind = Node::kStruct;
     ++at_;
     SFT_RETURN_IF_ERROR(Members(elements_[0], Place{}, footer_.root));
@@ -193,18 +199,33 @@ class TreeMaker {
   }
 
  private:
+  // Where a line stands in the tree; it refers to the place above, which is kept meanwhile.
   struct Place {
-    std::string path;
+    const Place* above = nullptr;
+    std::string_view name;
     int definition = 0, repetition = 0, depth = 0;
     Place Below(const Element& element) const {
       Place below = *this;
-      below.path += (path.empty() ? "" : ".") + std::string(element.name);
+      below.above = this;
+      below.name = element.name;
       below.definition += element.repetition != 0;
       below.repetition += element.repetition == 2;
       ++below.depth;
       return below;
     }
+    // messages.list.element.content
+    std::string Path() const {
+      if (above == nullptr) return "";
+      std::string path = above->Path();
+      if (above->above != nullptr) path += '.';
+      return path.append(name);
+    }
   };
+
+  bool Count(std::string_view name) {
+    name_bytes_ += static_cast<int64_t>(name.size());
+    return name_bytes_ <= kMostAllNameBytes;
+  }
 
   absl::Status Members(const Element& parent, const Place& place, Node& node) {
     node.begin = footer_.leaves.size();
@@ -221,7 +242,6 @@ class TreeMaker {
     if (at_ >= elements_.size()) return Damaged("its schema ends too early");
     const Element& element = elements_[at_];
     if (!IsUtf8(element.name)) return Damaged("the name of a column is not UTF-8");
-    if (parent.depth > kMostDepth) return Damaged("its schema is too deep");
     const Place place = parent.Below(element);
     node.name = element.name;
     if (element.repetition != 2) {
@@ -237,6 +257,7 @@ class TreeMaker {
   }
 
   absl::Status Content(const Element& element, const Place& place, Node& node) {
+    if (place.depth > kMostDepth) return Damaged("its schema is too deep");
     if (element.children == 0) return AddLeaf(element, place, node);
     const bool list = element.logical == kListType || element.converted == kOldList;
     const bool map = element.logical == kMapType || element.converted == kOldMap ||
@@ -274,27 +295,35 @@ class TreeMaker {
   }
 
   absl::Status AddLeaf(const Element& element, const Place& place, Node& node) {
+    std::string path = place.Path();
+    if (path.size() > kMostNameBytes || !Count(path)) return NamesTooLong();
     if (element.type < 0 || element.type > static_cast<int>(Stored::kFixed)) {
-      return Damaged(fmt::format("column {} has no type", place.path));
+      return Damaged(fmt::format("column {} has no type", path));
     }
     const auto stored = static_cast<Stored>(element.type);
     if (stored == Stored::kFixed && (element.width < 1 || element.width > 1 << 20)) {
-      return Damaged(fmt::format("column {} has values of {} bytes", place.path, element.width));
+      return Damaged(fmt::format("column {} has values of {} bytes", path, element.width));
     }
     if (footer_.leaves.size() == kMostLeaves) {
       return InvalidArgument(fmt::format("it has more than {} columns", kMostLeaves));
+    }
+    const ValueForm form = FormOf(element);
+    if (form.meaning == Meaning::kDecimal) {
+      SFT_RETURN_IF_ERROR(
+          CheckDecimal(path, stored == Stored::kFixed ? element.width : 0, form.scale));
     }
     node.kind = Node::kLeaf;
     node.begin = footer_.leaves.size();
     node.end = node.begin + 1;
     footer_.leaves.push_back(
-        {place.path, stored, element.width, FormOf(element), place.definition, place.repetition});
+        {std::move(path), stored, element.width, form, place.definition, place.repetition});
     return absl::OkStatus();
   }
 
   const std::vector<Element>& elements_;
   ParquetFooter& footer_;
   size_t at_ = 0;
+  int64_t name_bytes_ = 0;  // names, and paths of leaves
 };
 
 struct RawChunk {
@@ -363,6 +392,7 @@ class FooterReader {
     if (rows != footer_.rows) {
       return Damaged(fmt::format("it says {} rows, its row groups have {}", footer_.rows, rows));
     }
+    SFT_RETURN_IF_ERROR(CheckApart());
     return std::move(footer_);
   }
 
@@ -403,6 +433,23 @@ class FooterReader {
       if (id == 3) rows = in_.Int();
       return id == 3;
     });
+  }
+
+  // Chunks that share bytes make a short file's rows long to read.
+  absl::Status CheckApart() const {
+    std::vector<std::pair<int64_t, int64_t>> places;
+    for (const RowGroup& group : footer_.groups) {
+      for (const Chunk& chunk : group.chunks) {
+        if (chunk.values > 0 && chunk.size > 0) places.emplace_back(chunk.offset, chunk.size);
+      }
+    }
+    std::sort(places.begin(), places.end());
+    for (size_t i = 1; i < places.size(); ++i) {
+      if (places[i].first < places[i - 1].first + places[i - 1].second) {
+        return Damaged("two columns stand in the same bytes");
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status AddGroup(size_t index) {

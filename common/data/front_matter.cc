@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMostDepth = 20;
+constexpr int kMostDepth = 20, kMostBrackets = 16;
 
 std::string_view Trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r");
@@ -40,19 +40,25 @@ std::string_view WithoutComment(std::string_view text) {
   return text;
 }
 
-Json Word(std::string_view text) {
+// False: lists within lists, too deep.
+bool ReadWord(std::string_view text, int depth, Json& word) {
+  if (depth > kMostBrackets) return false;
   text = Trimmed(text);
   const bool quoted = text.size() >= 2 && (text.front() == '"' || text.front() == '\'') &&
                       text.back() == text.front();
-  if (quoted) return std::string(text.substr(1, text.size() - 2));
-  if (!text.starts_with('[') || !text.ends_with(']')) return std::string(text);
-  Json list = Json::array();
+  if (quoted) text = text.substr(1, text.size() - 2);
+  if (quoted || text.size() < 2 || !text.starts_with('[') || !text.ends_with(']')) {
+    word = std::string(text);
+    return true;
+  }
+  word = Json::array();
   for (text = text.substr(1, text.size() - 2); !Trimmed(text).empty();) {
     const size_t comma = std::min(text.find(','), text.size());
-    list.push_back(Word(text.substr(0, comma)));
+    word.emplace_back();
+    if (!ReadWord(text.substr(0, comma), depth + 1, word.back())) return false;
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
-  return list;
+  return true;
 }
 
 class YamlReader {
@@ -87,6 +93,21 @@ class YamlReader {
     return text.npos;
   }
 
+  // A word that begins in this line and goes on over the lines below that stand further right.
+  absl::StatusOr<Json> Word(std::string_view first, size_t indent) {
+    std::string text(first);
+    const bool any_text = first.find_first_of("\"'[") == 0;
+    const size_t begin = at_;
+    for (++at_; at_ < lines_.size() && lines_[at_].indent > indent; ++at_) {
+      if (!any_text && Colon(lines_[at_].text) != std::string_view::npos) return Wrong();
+      text.append(" ").append(lines_[at_].text);
+    }
+    Json word;
+    if (ReadWord(text, 0, word)) return word;
+    at_ = begin;
+    return Wrong();
+  }
+
   absl::StatusOr<Json> Block(size_t indent, int depth) {
     if (depth > kMostDepth) return Wrong();
     return IsItem(lines_[at_].text) ? List(indent, depth) : Mapping(indent, depth);
@@ -106,8 +127,8 @@ class YamlReader {
         continue;
       }
       if (Colon(rest.substr(first)) == rest.npos && !IsItem(rest.substr(first))) {
-        list.push_back(Word(rest));
-        ++at_;
+        SFT_ASSIGN_OR_RETURN(Json item, Word(Trimmed(rest), indent));
+        list.push_back(std::move(item));
         continue;
       }
       // A mapping that begins in the line of its dash.
@@ -125,16 +146,18 @@ class YamlReader {
       const std::string_view text = lines_[at_].text;
       const size_t colon = Colon(text);
       if (colon == text.npos) return Wrong();
-      const std::string key = Word(text.substr(0, colon)).get<std::string>();
+      Json name;
+      if (!ReadWord(text.substr(0, colon), 0, name) || !name.is_string()) return Wrong();
+      const auto key = name.get<std::string>();
       const std::string_view value = Trimmed(text.substr(colon + 1));
-      ++at_;
-      if (value == "|" || value == ">" || value == "|-" || value == ">-") {
-        while (at_ < lines_.size() && lines_[at_].indent > indent) ++at_;  // prose
-        mapping[key] = "";
+      if (!value.empty() && value.front() != '|' && value.front() != '>') {
+        SFT_ASSIGN_OR_RETURN(mapping[key], Word(value, indent));
         continue;
       }
+      ++at_;
       if (!value.empty()) {
-        mapping[key] = Word(value);
+        while (at_ < lines_.size() && lines_[at_].indent > indent) ++at_;  // prose
+        mapping[key] = "";
         continue;
       }
       // Lists may stand as far left as the key that they belong to.
@@ -143,6 +166,11 @@ class YamlReader {
                                   (lines_[at_].indent == indent && IsItem(lines_[at_].text)));
       if (!below) {
         mapping[key] = "";
+        continue;
+      }
+      const std::string_view next = lines_[at_].text;
+      if (!IsItem(next) && Colon(next) == next.npos) {
+        SFT_ASSIGN_OR_RETURN(mapping[key], Word(next, indent));
         continue;
       }
       SFT_ASSIGN_OR_RETURN(mapping[key], Block(lines_[at_].indent, depth + 1));

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
+#include "common/columnar/json_text.h"
 #include "common/io/file.h"
 
 namespace sft::columnar {
@@ -144,6 +145,47 @@ TEST(TableTest, AFlippedByteChangesNoRowSilently) {
     EXPECT_TRUE(found == rows || found.starts_with("error: ")) << i << ": " << found;
   }
   EXPECT_GT(named, 500);
+}
+
+// The files of files/hostile/make_files.py.
+TEST(TableTest, FilesThatAskForMuchAreRefused) {
+  const std::string names = "error: the names of its columns are too long";
+  const std::string damaged = "a page that does not fit; the file is damaged";
+  const std::pair<const char*, std::string> files[] = {
+      {"map_dictionary.arrow", "error: column m is of Arrow's type 17, which is not read"},
+      {"length.arrow", "error: a batch of rows is damaged: a column's length"},
+      {"decimal.arrow", "error: column d has decimals of scale 536870912, which is not read"},
+      {"decimal_wide.arrow", "error: column d has decimals of 32 bytes"},
+      {"shared.arrow", "error: row 1: longer than 0 MiB"},
+      {"nulls.arrow", "error: row 1: the rows up to here take too much work"},
+      {"name_long.arrow", names},
+      {"deep.parquet", "error: its Parquet footer is damaged: its schema is too deep"},
+      {"name_long.parquet", names},
+      {"names_many.parquet", names},
+      {"decimal_scale.parquet", "error: column c has decimals of scale 536870912"},
+      {"decimal_wide.parquet", "error: column c has decimals of 32 bytes"},
+      {"shared.parquet", "its Parquet footer is damaged: two columns stand in the same bytes"},
+      {"page_values.parquet", "error: row 1: column c: " + damaged},
+      {"page_unpacked.parquet", "error: row 1: column c: " + damaged},
+      {"page_delta.parquet", "pages of its row group take more than 536.9 MB"},
+      {"page_empty.parquet", "column c: a page of 2.10 MB without a value"},
+      {"dictionary_index.parquet", "column c: a page with fewer values than it says"},
+  };
+  for (const auto& [file, problem] : files) {
+    const std::string found =
+        RowsOfFile(FilePath(fmt::format("hostile/{}", file)),
+                   {.max_row_bytes = 1'000'000, .max_ratio = 1, .free_work = 1 << 20});
+    EXPECT_NE(found.find(problem), std::string::npos) << file << ": " << found.substr(0, 300);
+  }
+  const std::string index = RowsOfFile(FilePath("hostile/unsigned_index.arrow"));
+  EXPECT_EQ(index, "{\"c\":\"z\"}\n");
+}
+
+TEST(TableTest, TextsAreCountedBeforeTheyAreAppended) {
+  const Value text = {.bytes = "four"}, bytes = {.bytes = "\xff\xff\xff\xff"};
+  EXPECT_TRUE(LongerThan({Meaning::kText}, text, 3));
+  EXPECT_FALSE(LongerThan({Meaning::kText}, text, 4));
+  EXPECT_FALSE(LongerThan({Meaning::kBytes}, bytes, 3));  // written as how many they are
 }
 
 TEST(TableTest, NothingOfAFileIsBelieved) {

@@ -135,6 +135,22 @@ TEST(FrontMatterTest, WhatIsNoYamlOfCardsIsNamedByLine) {
   const auto bad = ParseFrontMatter("---\na: b\nnonsense\n---\n");
   EXPECT_NE(Message(bad.status()).find("README.md, line 3"), std::string_view::npos);
   EXPECT_FALSE(ParseFrontMatter("---\n-\n---\n").ok());
+  // Keys are texts, and lists in brackets have a depth.
+  const auto key = ParseFrontMatter("---\na: b\n[c]: d\n---\n");
+  EXPECT_NE(Message(key.status()).find("README.md, line 3"), std::string_view::npos);
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  const auto brackets = ParseFrontMatter("---\nx: y\na: " + deep + "\n---\n");
+  EXPECT_NE(Message(brackets.status()).find("README.md, line 3"), std::string_view::npos);
+}
+
+TEST(FrontMatterTest, AWordGoesOnOverLinesThatStandFurtherRight) {
+  const auto card = ParseFrontMatter(
+      "---\na: one\n  two\nb:\n  three\n  four\nc: [x,\n    y]\nd:\n- five\n  six\ne: >+\n  "
+      "prose: so\nf: g\n---\n");
+  ASSERT_TRUE(card.ok()) << card.status();
+  EXPECT_EQ(card->dump(),
+            R"({"a":"one two","b":"three four","c":["x","y"],"d":["five six"],"e":"","f":"g"})");
+  EXPECT_FALSE(ParseFrontMatter("---\na: b\n  c: d\n---\n").ok());
 }
 
 }  // namespace
