@@ -127,6 +127,13 @@ TEST_F(BlobDownloadTest, ABlobOfAnotherSizeIsReplaced) {
   ExpectWhole(kWeights);
 }
 
+TEST_F(BlobDownloadTest, AFolderInABlobsPlaceStays) {
+  const std::string inside = cache_.BlobPath(File(kWeights).etag()) + "/precious";
+  ASSERT_TRUE(io::MakeDirs(inside).ok());
+  EXPECT_FALSE(Get(kWeights).ok());
+  EXPECT_TRUE(io::IsDirectory(inside));
+}
+
 TEST_F(BlobDownloadTest, AByteThatStaysWrongIsSaidAndNothingIsLeft) {
   hub_.flips = 100;
   const absl::Status status = Get(kWeights);
