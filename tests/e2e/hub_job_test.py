@@ -179,10 +179,15 @@ class HubJobTest(HubCase):
     def test_ranks_of_another_user_read_what_the_worker_downloads_and_nobody_else_does(self):
         self.dir.chmod(0o755)
         self.start_server()
+        cache = self.cache_of("node-a")
+        cache.mkdir(parents=True)
+        cache.chmod(0o755)
         self.start_node("node-a", "--rank-user", USER)
         self.assert_ends(self.submit_model(), 0)
         self.assert_ends(self.submit_model(name="again"), 0)
-        for path in [self.cache_of("node-a"), *self.folder(self.cache_of("node-a")).rglob("*")]:
+        # Others keep their way into a cache that is theirs too.
+        self.assertEqual((cache.stat().st_mode & 0o777, cache.stat().st_gid), (0o755, 0))
+        for path in [self.folder(cache), *self.folder(cache).rglob("*")]:
             if not path.is_symlink():
                 self.assertEqual(path.stat().st_mode & 0o007, 0, path)
                 self.assertEqual(path.stat().st_uid, 0, path)

@@ -133,8 +133,10 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
     return dir;
   }
   // The server places the job on nodes that have the model or download it: that it is not here any
-  // more is not the job's fault.
-  if (models_ == nullptr || !models_->Downloads() || !name || !absl::IsNotFound(dir.status())) {
+  // more, or no longer whole, is not the job's fault.
+  const bool broken = absl::IsInvalidArgument(dir.status());
+  if (models_ == nullptr || !models_->Downloads() || !name ||
+      (!broken && !absl::IsNotFound(dir.status()))) {
     return NotOfOwner(dir.status());
   }
   absl::StatusOr<std::string> token = std::string();
@@ -148,7 +150,7 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   };
   if (!pulled.ok()) {
     show(fmt::format("model {} has not come", name->id));
-    return JudgePull(pulled.status());
+    return JudgePull(broken ? Annotate(pulled.status(), Message(dir.status())) : pulled.status());
   }
   show(fmt::format("model {} has come: {}", name->id, BytesText(pulled->bytes)));
   if (ask.on_event) {

@@ -26,6 +26,8 @@ struct HubSetup {
   std::string token;  // where a job's project has none; empty: none
   std::string ca_file;
   bool offline = false;  // nothing is asked of the hub
+  // Whether models go to make room for others. Only a program that knows what jobs use may do so.
+  bool makes_room = true;
 };
 
 // A node's model cache: downloads a model once however many jobs ask for it, and makes room by
@@ -52,13 +54,18 @@ class ModelStore {
 
   static absl::StatusOr<std::unique_ptr<ModelStore>> Open(HubSetup setup, Reserve reserve,
                                                           Clock& clock);
+  // With another way to the hub.
+  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(HubSetup setup, Reserve reserve,
+                                                          std::unique_ptr<hub::HttpClient> http,
+                                                          Clock& clock);
 
   // Whether it downloads models at all.
   bool Downloads() const { return !setup_.cache_dir.empty() && !setup_.offline; }
   const HubSetup& setup() const { return setup_; }
   // Must be called before the first Fetch, where models can be in use.
   void SetInUse(InUse in_use);
-  // Makes what was downloaded readable for others; called with a model's folder.
+  // Makes what was downloaded readable for others; called with a model's folder, if this worker
+  // made it.
   void SetPublish(std::function<absl::Status(const std::string&)> publish);
 
   // Called without a lock when a model has come or gone.
@@ -97,6 +104,9 @@ class ModelStore {
   void TellChange() const;
   void NoteFailure(Download download, const absl::Status& why) SFT_REQUIRES(mutex_);
   absl::Status TryRemove(const std::string& id);
+  bool IsRunning(const std::string& id) const SFT_REQUIRES(mutex_);
+  // Removes a model's folder as one step. FAILED_PRECONDITION while it is in use or on its way.
+  absl::Status RemoveFolder(const std::string& id) SFT_REQUIRES(room_);
   absl::StatusOr<PulledModel> Pull(const hub::ModelName& name, const std::string& token,
                                    const hub::StopCheck& stop,
                                    const std::function<void(const std::string&)>& on_text);
