@@ -153,7 +153,7 @@ class HubTest(HubCase):
     def test_a_pull_removes_no_model_that_jobs_may_use(self):
         self.assert_pulled(self.pull())
         self.hub.add("org/other", model_files(seed=2))
-        command = [*self.pull_command("org/other"), "--model-cache-limit", "1500kB"]
+        command = [*self.pull_command("org/other"), "--model-cache-limit", "1.5MB"]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment,
                                 timeout=harness.DEADLINE_S)
         self.assertEqual(result.returncode, 1, result.stderr)
