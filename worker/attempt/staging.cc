@@ -144,7 +144,8 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   // A server of an earlier release keeps no tokens.
   if (absl::IsUnimplemented(token.status())) token = std::string();
   if (!token.ok()) return IsPassing(token.status()) ? token.status() : NotOfOwner(token.status());
-  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, *token, stop, ask.on_text);
+  const absl::StatusOr<PulledModel> pulled =
+      models_->Fetch(*name, *token, stop, ask.on_text, broken);
   const auto show = [&](const std::string& text) {
     if (ask.on_text) ask.on_text(text);
   };

@@ -177,7 +177,7 @@ std::string ModelStore::TextOfOther(const hub::ModelName& name) const {
 
 absl::StatusOr<PulledModel> ModelStore::Fetch(
     const hub::ModelName& name, const std::string& token, const hub::StopCheck& stop,
-    const std::function<void(const std::string&)>& on_text) {
+    const std::function<void(const std::string&)>& on_text, bool verify) {
   if (!Downloads()) {
     return FailedPrecondition(
         fmt::format("this node does not have model {} and downloads none: {}", name.Text(),
@@ -190,7 +190,7 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
     if (stop && stop()) return Aborted("the wait for another job's download was stopped");
     if (on_text) on_text(TextOfOther(name));
   }
-  absl::StatusOr<PulledModel> pulled = Pull(name, token, stop, on_text);
+  absl::StatusOr<PulledModel> pulled = Pull(name, token, stop, on_text, verify);
   {
     const MutexLock lock(mutex_);
     Download ended = running_[key].download;
@@ -211,9 +211,10 @@ void ModelStore::NoteFailure(Download download, const absl::Status& why) {
   failed_[download.name.Text()] = std::move(download);
 }
 
-absl::StatusOr<PulledModel> ModelStore::Pull(
-    const hub::ModelName& name, const std::string& token, const hub::StopCheck& stop,
-    const std::function<void(const std::string&)>& on_text) {
+absl::StatusOr<PulledModel> ModelStore::Pull(const hub::ModelName& name, const std::string& token,
+                                             const hub::StopCheck& stop,
+                                             const std::function<void(const std::string&)>& on_text,
+                                             bool verify) {
   const std::string key = name.Text();
   const std::string folder = setup_.cache_dir + "/" + hub::CacheFolderOf(name.id);
   const bool own = IsOwnFolder(folder);
@@ -221,6 +222,7 @@ absl::StatusOr<PulledModel> ModelStore::Pull(
   if (on_text) on_text(TextOf(name, {}, 0));
   PullWatch watch;
   watch.stop = stop;
+  watch.verify = verify;
   watch.on_progress = [&](const PullProgress& progress) { Note(key, progress, on_text); };
   watch.make_room = [&](int64_t bytes) { return MakeRoom(key, name.id, bytes); };
   const auto on_wait = [&](const std::string& why) {

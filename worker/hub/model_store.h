@@ -74,10 +74,12 @@ class ModelStore {
   // Brings the model here, and says how far that is by `on_text`, which is called about once a
   // second. FAILED_PRECONDITION where this worker downloads nothing, and the errors of PullModel;
   // RESOURCE_EXHAUSTED when it does not fit. A download that another caller began is waited for.
-  // `token`: empty: the setup's.
+  // `token`: empty: the setup's. `verify`: the model is here and broken: all of it is read once
+  // more, and what is damaged comes again.
   absl::StatusOr<PulledModel> Fetch(const hub::ModelName& name, const std::string& token,
                                     const hub::StopCheck& stop,
-                                    const std::function<void(const std::string&)>& on_text);
+                                    const std::function<void(const std::string&)>& on_text,
+                                    bool verify = false);
   // Notes that a job uses the model now, if it is one of this cache.
   void MarkUsed(const std::string& id) const;
   // Removes a model that was downloaded here, all revisions. NOT_FOUND when there is none;
@@ -109,7 +111,8 @@ class ModelStore {
   absl::Status RemoveFolder(const std::string& id) SFT_REQUIRES(room_);
   absl::StatusOr<PulledModel> Pull(const hub::ModelName& name, const std::string& token,
                                    const hub::StopCheck& stop,
-                                   const std::function<void(const std::string&)>& on_text);
+                                   const std::function<void(const std::string&)>& on_text,
+                                   bool verify);
   void Note(const std::string& key, const PullProgress& progress,
             const std::function<void(const std::string&)>& on_text);
   // Removes models until `bytes` more fit.

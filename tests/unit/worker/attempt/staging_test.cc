@@ -129,6 +129,12 @@ TEST_F(StagingTest, ABrokenCopyOfAModelIsDownloadedAgain) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(*io::ReadFile(again->model_dir + "/model.safetensors"), Safetensors(64));
   EXPECT_EQ(hub.Ranges("model.safetensors").size(), 2u);
+  // Also where the size is right.
+  Write(blob, std::string(Safetensors(64).size(), '\0'));
+  const auto damaged = stage();
+  ASSERT_TRUE(damaged.ok()) << damaged.status();
+  EXPECT_EQ(*io::ReadFile(damaged->model_dir + "/model.safetensors"), Safetensors(64));
+  EXPECT_EQ(hub.Ranges("model.safetensors").size(), 3u);
   // A folder that is no download stays as it is, and jobs get the copy.
   ASSERT_TRUE(io::RemoveAll(hub_setup.cache_dir + "/models--org--name").ok());
   MakeModel(dir_ + "/models/org/name");
