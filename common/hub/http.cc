@@ -66,7 +66,7 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-// Host of a URL, without port, user and brackets.
+// Host of a URL, without port and brackets.
 std::string HostOf(std::string_view url) {
   std::string host = OriginOf(url);
   host = host.substr(std::min(host.size(), host.find("//") + 2));
@@ -193,13 +193,15 @@ absl::StatusOr<std::unique_ptr<HttpClient>> MakeHttpClient(const HttpOptions& op
 }
 
 std::string OriginOf(std::string_view url) {
+  const bool odd = std::any_of(url.begin(), url.end(),
+                               [](unsigned char c) { return c <= ' ' || c == '\\' || c == 0x7f; });
   const size_t scheme = url.find("://");
-  if (scheme == url.npos) return "";
+  if (odd || scheme == url.npos) return "";
   const std::string name = Lower(url.substr(0, scheme));
   if (name != "http" && name != "https") return "";
   std::string_view host = url.substr(scheme + 3);
   host = host.substr(0, host.find_first_of("/?#"));
-  if (const size_t user = host.rfind('@'); user != host.npos) host.remove_prefix(user + 1);
+  if (host.find('@') != host.npos) return "";
   std::string origin = name + "://" + Lower(host);
   const std::string_view usual = name == "http" ? ":80" : ":443";
   if (origin.ends_with(usual)) origin.resize(origin.size() - usual.size());
@@ -207,7 +209,11 @@ std::string OriginOf(std::string_view url) {
 }
 
 std::string Follow(std::string_view url, std::string_view location) {
-  if (!OriginOf(location).empty()) return std::string(location);
+  // With a scheme of its own, whatever is to be thought of it.
+  if (const size_t own = location.find("://");
+      own != location.npos && location.find_first_of("/?#") == own + 1) {
+    return std::string(location);
+  }
   const size_t scheme = url.find("://");
   if (location.starts_with("//")) {
     return std::string(url.substr(0, scheme + 1)) + std::string(location);

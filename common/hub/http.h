@@ -70,7 +70,9 @@ std::string ProxyFor(const HttpOptions& options, std::string_view url);
 // A client with TLS. FAILED_PRECONDITION when its certificates cannot be read.
 absl::StatusOr<std::unique_ptr<HttpClient>> MakeHttpClient(const HttpOptions& options);
 
-// "https://host:port" of a URL, in lower case; empty when it is none of http or https.
+// "https://host:port" of a URL, in lower case; empty when it is none of http or https. Empty also
+// for a URL that programs read differently, so that it cannot be said whose it is: with a user, a
+// backslash (for some it ends the host), a space or a control character.
 std::string OriginOf(std::string_view url);
 // Where a Location header leads from `url`.
 std::string Follow(std::string_view url, std::string_view location);

@@ -11,6 +11,7 @@
 #include "common/base/json.h"
 #include "common/base/random.h"
 #include "common/hub/model_name.h"
+#include "common/io/sha256.h"
 
 namespace sft::hub {
 
@@ -35,6 +36,8 @@ constexpr size_t kMaxListing = 64 << 20;
 constexpr size_t kMaxAnswer = 4 << 20;
 constexpr int kMaxPages = 1000;
 constexpr int kMaxRedirects = 10;
+// Of all files of a repository: no disk holds more.
+constexpr int64_t kMaxBytes = int64_t{1} << 50;
 constexpr seconds kLongestBackoff{30};
 // What a hub may ask us to wait at once.
 constexpr seconds kLongestAsked{600};
@@ -101,20 +104,39 @@ std::string NextPage(const HttpResponse& response, std::string_view url) {
   return Follow(url, link.substr(begin + 1, end - begin - 1));
 }
 
+// Less than io::IsSafeRelative asks: a repository may hold files with a backslash in their names,
+// which jobs do not need.
+bool HasSoundPath(std::string_view path) {
+  while (true) {
+    const size_t end = std::min(path.find('/'), path.size());
+    const std::string_view part = path.substr(0, end);
+    if (part.empty() || part == "." || part == ".." || part.find('\0') != part.npos) return false;
+    if (end == path.size()) return true;
+    path.remove_prefix(end + 1);
+  }
+}
+
+// Whole numbers alone: what is written as a fraction, or too large for the type, is no size.
+int64_t SizeOf(const nlohmann::json& entry, int64_t otherwise) {
+  const auto size = entry.find("size");
+  if (size == entry.end()) return otherwise;
+  return size->is_number_integer() ? size->get<int64_t>() : -1;
+}
+
 bool AddFile(const nlohmann::json& entry, std::vector<HubFile>& files) {
   if (!entry.is_object() || entry.value("type", "") != "file") return true;
   HubFile file;
   file.path = entry.value("path", "");
-  file.size = entry.value("size", int64_t{-1});
+  file.size = SizeOf(entry, -1);
   file.blob_id = entry.value("oid", "");
   if (const auto lfs = entry.find("lfs"); lfs != entry.end() && lfs->is_object()) {
     file.lfs_sha256 = lfs->value("oid", "");
-    file.size = lfs->value("size", file.size);
+    if (file.lfs_sha256.empty()) return false;
+    file.size = SizeOf(*lfs, file.size);
   }
   if (const auto xet = entry.find("xetHash"); xet != entry.end() && xet->is_string()) {
     file.xet_hash = *xet;
   }
-  if (file.path.empty() || file.size < 0 || file.blob_id.empty()) return false;
   files.push_back(std::move(file));
   return true;
 }
@@ -146,6 +168,16 @@ std::string EscapedRevision(std::string_view revision) {
 }
 
 }  // namespace
+
+bool AreSound(const std::vector<HubFile>& files) {
+  int64_t left = kMaxBytes;
+  return std::all_of(files.begin(), files.end(), [&](const HubFile& file) {
+    if (file.size < 0 || file.size > left) return false;
+    left -= file.size;
+    return HasSoundPath(file.path) && IsCommit(file.blob_id) &&
+           (file.lfs_sha256.empty() || io::IsSha256Hex(file.lfs_sha256));
+  });
+}
 
 std::string WithoutQuery(std::string_view url) {
   const std::string origin = OriginOf(url);
@@ -186,8 +218,14 @@ absl::StatusOr<HttpResponse> Hub::Once(const Question& question) const {
     if (!IsRedirect(response->status) || location.empty()) return response;
     const std::string next = Follow(request.url, location);
     const std::string origin = OriginOf(next);
+    if (origin.empty()) {
+      return FailedPrecondition(
+          fmt::format("{}: the hub leads to an address that is not asked: it is none of https, or "
+                      "has a user, a backslash, a space or a control character in it",
+                      question.what));
+    }
     if (origin != first && !question.follows_everywhere) return response;
-    if (origin.empty() || (first.starts_with("https:") && !origin.starts_with("https:"))) {
+    if (first.starts_with("https:") && !origin.starts_with("https:")) {
       return FailedPrecondition(fmt::format("{}: the hub leads to {}, which is not asked",
                                             question.what, WithoutQuery(next)));
     }
@@ -349,7 +387,7 @@ absl::StatusOr<std::vector<HubFile>> Hub::List(const std::string& id, const std:
     const nlohmann::json list = ParseJson(text);
     bool sound = list.is_array();
     for (size_t i = 0; sound && i < list.size(); ++i) sound = TryAddFile(list[i], files);
-    if (!sound) {
+    if (!sound || !AreSound(files)) {
       return FailedPrecondition(
           fmt::format("{}: the hub's listing cannot be understood", question.what));
     }

@@ -28,6 +28,11 @@ struct HubFile {
   const std::string& etag() const { return lfs_sha256.empty() ? blob_id : lfs_sha256; }
 };
 
+// Whether what a hub, or a file that others can write, says of a repository's files can be worked
+// with: paths and hashes become names below a cache, and sizes are added up. A path stays in its
+// folder, a hash has its digits and nothing else, and all sizes together are less than 1 PiB.
+bool AreSound(const std::vector<HubFile>& files);
+
 // A model hub that speaks Hugging Face's protocol. Thread-safe.
 //
 // Errors of all calls: NOT_FOUND (no such model, revision or file, as far as the token may see),

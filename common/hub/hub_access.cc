@@ -21,6 +21,13 @@ bool IsOn(std::string value) {
   return value == "1" || value == "ON" || value == "YES" || value == "TRUE";
 }
 
+// Also where the scheme is missing or wrong.
+bool HasUser(std::string_view endpoint) {
+  const size_t scheme = endpoint.find("://");
+  if (scheme != endpoint.npos) endpoint.remove_prefix(scheme + 3);
+  return endpoint.substr(0, endpoint.find('/')).find('@') != endpoint.npos;
+}
+
 }  // namespace
 
 absl::StatusOr<HubAccess> HubAccessOf(
@@ -30,6 +37,11 @@ absl::StatusOr<HubAccess> HubAccessOf(
   access.endpoint = endpoint.empty() ? environment("HF_ENDPOINT") : endpoint;
   if (access.endpoint.empty()) access.endpoint = kDefaultEndpoint;
   while (access.endpoint.ends_with('/')) access.endpoint.pop_back();
+  if (HasUser(access.endpoint)) {
+    return InvalidArgument(
+        "the address of the model hub (--hub or HF_ENDPOINT) has a user or password in it, and "
+        "everybody is shown the address: leave it out, and give the token by --hub-token-file");
+  }
   if (OriginOf(access.endpoint).empty()) {
     return InvalidArgument(
         fmt::format("\"{}\" is no address of a model hub: it begins with https:// or http://",

@@ -44,6 +44,7 @@ class Hub:
         self.no_range = False
         self.expired = 0  # 403 of the store
         self.flip = {}  # path -> times that its first byte is another
+        self.oids = {}  # path -> what the listing calls it instead of its hash
         self.rate = 0  # bytes a second of each connection; 0: all at once
         self.lock = threading.Lock()
         self.hub = self._serve("hub")
@@ -210,7 +211,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         entries = []
         for each in sorted(files):
             data = files[each]
-            entry = {"type": "file", "path": each, "size": len(data), "oid": git_id(data)}
+            entry = {"type": "file", "path": each, "size": len(data),
+                     "oid": self.owner.oids.get(each, git_id(data))}
             if is_lfs(each, data):
                 entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
                 entry["oid"] = git_id(b"pointer " + each.encode())

@@ -148,6 +148,16 @@ class HubJobTest(HubCase):
         wait_until("the model to go", lambda: not self.folder(self.cache_of("node-b")).exists())
         wait_until("the list to say so", lambda: NAME not in [each["model"] for each in self.models()])
 
+    def test_a_copy_that_was_damaged_on_the_node_comes_again(self):
+        self.start_server()
+        self.start_node()
+        self.assert_ends(self.submit_model(), 0)
+        weights = self.folder(self.cache_of("node-a")) / "snapshots" / self.commit / "model.safetensors"
+        whole = weights.read_bytes()
+        weights.resolve().write_bytes(bytes(len(whole)))
+        self.assert_ends(self.submit_model(name="again"), 0)
+        self.assertEqual(weights.read_bytes(), whole)
+
     def test_room_is_made_by_removing_what_was_not_used_for_longest(self):
         self.files = model_files(4)
         for number in range(3):
@@ -179,10 +189,15 @@ class HubJobTest(HubCase):
     def test_ranks_of_another_user_read_what_the_worker_downloads_and_nobody_else_does(self):
         self.dir.chmod(0o755)
         self.start_server()
+        cache = self.cache_of("node-a")
+        cache.mkdir(parents=True)
+        cache.chmod(0o755)
         self.start_node("node-a", "--rank-user", USER)
         self.assert_ends(self.submit_model(), 0)
         self.assert_ends(self.submit_model(name="again"), 0)
-        for path in [self.cache_of("node-a"), *self.folder(self.cache_of("node-a")).rglob("*")]:
+        # Others keep their way into a cache that is theirs too.
+        self.assertEqual((cache.stat().st_mode & 0o777, cache.stat().st_gid), (0o755, 0))
+        for path in [self.folder(cache), *self.folder(cache).rglob("*")]:
             if not path.is_symlink():
                 self.assertEqual(path.stat().st_mode & 0o007, 0, path)
                 self.assertEqual(path.stat().st_uid, 0, path)

@@ -114,6 +114,7 @@ class HubTest(HubCase):
         come = came(self.cache)
         self.assertGreater(come, 3 << 21)
         self.assertFalse(self.snapshot().exists())
+        self.assertTrue((self.folder() / ".sft-downloaded").exists(), "it could not be removed, nor make room")
         self.hub.rate = 0
         self.hub.log.clear()
         self.assert_pulled(self.pull())
@@ -148,6 +149,24 @@ class HubTest(HubCase):
         result = self.pull("tiny")
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("org/name", result.stderr)
+
+    def test_a_pull_removes_no_model_that_jobs_may_use(self):
+        self.assert_pulled(self.pull())
+        self.hub.add("org/other", model_files(seed=2))
+        command = [*self.pull_command("org/other"), "--model-cache-limit", "1.5MB"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment,
+                                timeout=harness.DEADLINE_S)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("no other model is removed for it", result.stderr)
+        self.assertTrue((self.snapshot() / "model.safetensors").exists())
+
+    def test_a_listing_cannot_name_a_folder_of_the_node(self):
+        victim = self.dir / "victim"
+        (victim / "precious").mkdir(parents=True)
+        depth = len((self.folder() / "blobs").relative_to(self.dir).parts)
+        self.hub.oids["config.json"] = "../" * depth + "victim"
+        self.assert_refused(self.pull(), "listing cannot be understood")
+        self.assertTrue((victim / "precious").exists())
 
     def test_a_moved_revision_shares_its_files_with_the_old_one(self):
         self.assert_pulled(self.pull())

@@ -133,8 +133,10 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
     return dir;
   }
   // The server places the job on nodes that have the model or download it: that it is not here any
-  // more is not the job's fault.
-  if (models_ == nullptr || !models_->Downloads() || !name || !absl::IsNotFound(dir.status())) {
+  // more, or no longer whole, is not the job's fault.
+  const bool broken = absl::IsInvalidArgument(dir.status());
+  if (models_ == nullptr || !models_->Downloads() || !name ||
+      (!broken && !absl::IsNotFound(dir.status()))) {
     return NotOfOwner(dir.status());
   }
   absl::StatusOr<std::string> token = std::string();
@@ -142,13 +144,14 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   // A server of an earlier release keeps no tokens.
   if (absl::IsUnimplemented(token.status())) token = std::string();
   if (!token.ok()) return IsPassing(token.status()) ? token.status() : NotOfOwner(token.status());
-  const absl::StatusOr<PulledModel> pulled = models_->Fetch(*name, *token, stop, ask.on_text);
+  const absl::StatusOr<PulledModel> pulled =
+      models_->Fetch(*name, *token, stop, ask.on_text, broken);
   const auto show = [&](const std::string& text) {
     if (ask.on_text) ask.on_text(text);
   };
   if (!pulled.ok()) {
     show(fmt::format("model {} has not come", name->id));
-    return JudgePull(pulled.status());
+    return JudgePull(broken ? Annotate(pulled.status(), Message(dir.status())) : pulled.status());
   }
   show(fmt::format("model {} has come: {}", name->id, BytesText(pulled->bytes)));
   if (ask.on_event) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -24,6 +25,18 @@ std::atomic<bool> pull_stopped = false;
 
 std::string Env(const std::string& name) { return GetEnv(name).value_or(""); }
 
+// By the mode of the folder, as the kernel reads it.
+bool MayEnter(const std::string& dir, const RankUser& user) {
+  struct stat info {};
+  if (stat(dir.c_str(), &info) != 0) return false;
+  const auto has = [&](gid_t gid) { return gid == info.st_gid; };
+  const int shift =
+      info.st_uid == user.uid                                                               ? 6
+      : user.gid == info.st_gid || std::any_of(user.groups.begin(), user.groups.end(), has) ? 3
+                                                                                            : 0;
+  return ((info.st_mode >> shift) & 05) == 05;
+}
+
 // Opens the downloaded folder for the user that ranks run as, and for nobody else.
 absl::Status LetRanksReadModel(const std::string& folder, const RankUser& user) {
   namespace fs = std::filesystem;
@@ -35,7 +48,8 @@ absl::Status LetRanksReadModel(const std::string& folder, const RankUser& user) 
     }
     return ErrnoStatus(fmt::format("cannot let ranks into {}", dir), errno);
   };
-  SFT_RETURN_IF_ERROR(enter(folder.substr(0, folder.rfind('/'))));
+  const std::string cache = folder.substr(0, folder.rfind('/'));
+  if (!MayEnter(cache, user)) SFT_RETURN_IF_ERROR(enter(cache));
   SFT_RETURN_IF_ERROR(enter(folder));
   std::error_code error;
   for (fs::recursive_directory_iterator each(folder, error), end; !error && each != end;
@@ -78,6 +92,8 @@ absl::StatusOr<HubSetup> MakeHubSetup(const Options& options) {
   setup.token = access.token;
   setup.ca_file = access.ca_file;
   setup.offline = access.offline;
+  // What the node's worker runs is not known here.
+  setup.makes_room = options.pull.empty();
   return setup;
 }
 

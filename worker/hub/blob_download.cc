@@ -121,6 +121,26 @@ class Part {
   std::unique_ptr<io::Sha256> sha256_ = std::make_unique<io::Sha256>();
 };
 
+// Whether a blob of the right size is still what it is called. Small files are always read, the
+// others where something is wrong with the model.
+absl::StatusOr<bool> HasItsBytes(const std::string& path, const hub::HubFile& file,
+                                 const BlobWatch& watch) {
+  if (file.lfs_sha256.empty()) {
+    const absl::StatusOr<std::string> bytes = io::ReadFile(path, kMaxGitFile);
+    return bytes.ok() && GitBlobId(*bytes) == file.blob_id;
+  }
+  if (!watch.verify) return true;
+  const absl::StatusOr<io::FileHash> hash = io::HashFile(path, watch.stop);
+  if (absl::IsAborted(hash.status())) return hash.status();
+  return hash.ok() && hash->sha256 == file.lfs_sha256;
+}
+
+// A folder in a file's place is no work of ours, and stays.
+absl::Status RemoveFile(const std::string& path) {
+  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return ErrnoStatus(fmt::format("cannot remove {}", path), errno);
+}
+
 // Whether an answer to a Range request begins where it was asked to.
 bool BeginsAt(const hub::HttpResponse& response, int64_t offset) {
   return response.Header("content-range").starts_with(fmt::format("bytes {}-", offset));
@@ -187,32 +207,35 @@ absl::Status Complete(const BlobSource& source, const hub::HubFile& file, Part& 
 absl::Status DownloadBlob(const BlobSource& source, const hub::HubFile& file, const HubCache& cache,
                           const BlobWatch& watch, Clock& clock) {
   const std::string path = cache.BlobPath(file.etag());
-  const auto is_there = [&] {
+  const auto is_there = [&]() -> absl::StatusOr<bool> {
     const absl::StatusOr<int64_t> size = io::FileSize(path);
     if (!size.ok() || *size != file.size) return false;
-    watch.on_bytes(file.size);
-    return true;
+    SFT_ASSIGN_OR_RETURN(const bool right, HasItsBytes(path, file, watch));
+    if (right) watch.on_bytes(file.size);
+    return right;
   };
-  if (is_there()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const bool there, is_there());
+  if (there) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const BlobLock lock,
                        BlobLock::Take(cache.LockPath(file.etag()), watch.stop, clock));
-  if (is_there()) return absl::OkStatus();
-  // A blob of another size was not written by us, or was cut off since.
-  SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  SFT_ASSIGN_OR_RETURN(const bool came, is_there());
+  if (came) return absl::OkStatus();
+  // A blob of another size was not written by us, or was cut off since; or it was damaged.
+  SFT_RETURN_IF_ERROR(RemoveFile(path));
   Part part(cache.PartPath(file.etag()), file, watch);
   SFT_RETURN_IF_ERROR(part.Open());
   for (int wrong = 0;; ++wrong) {
     const absl::Status complete = Complete(source, file, part, watch, clock);
     // Nothing came that a later try could go on with.
     if (!complete.ok() && part.size() == 0) {
-      SFT_RETURN_IF_ERROR(io::RemoveAll(cache.PartPath(file.etag())));
+      SFT_RETURN_IF_ERROR(RemoveFile(cache.PartPath(file.etag())));
     }
     SFT_RETURN_IF_ERROR(complete);
     SFT_ASSIGN_OR_RETURN(const bool right, part.IsRight());
     if (right) return part.Keep(path);
     SFT_RETURN_IF_ERROR(part.Restart());
     if (wrong + 1 == kMaxWrong) {
-      SFT_RETURN_IF_ERROR(io::RemoveAll(cache.PartPath(file.etag())));
+      SFT_RETURN_IF_ERROR(RemoveFile(cache.PartPath(file.etag())));
       return DataLoss(fmt::format(
           "{} of {} came {} times with bytes whose hash is not {}: the hub, what stands between "
           "it and this node, or this node's memory or disk spoils them",

@@ -22,6 +22,8 @@ struct BlobWatch {
   hub::StopCheck stop;
   // Bytes that have come, or been found; negative when some have to come again.
   std::function<void(int64_t)> on_bytes;
+  // Whether a file that is there is read once more: jobs found something wrong with it.
+  bool verify = false;
 };
 
 // Brings one file into the cache, and checks its bytes against the hash that the hub names it by.

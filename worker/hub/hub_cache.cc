@@ -158,6 +158,7 @@ std::optional<std::vector<hub::HubFile>> ReadTree(const std::string& model_folde
     files.push_back({path, size->get<int64_t>(), text_of(entry, "blob_id"),
                      text_of(entry, "lfs_sha256"), text_of(entry, "xet_hash")});
   }
+  if (!hub::AreSound(files)) return std::nullopt;
   return files;
 }
 

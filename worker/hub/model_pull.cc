@@ -59,6 +59,7 @@ class Pull {
       const int64_t done = done_ += bytes;
       if (watch_.on_progress) watch_.on_progress({done, total_});
     };
+    watch.verify = watch_.verify;
     for (size_t i = next_++; i < files.size() && !failed_; i = next_++) {
       const absl::Status got = DownloadBlob(source_, files[i], cache_, watch, clock_);
       if (got.ok()) continue;

@@ -24,6 +24,8 @@ struct PullWatch {
   // Called once the sizes are known, before any byte is written: whether there is room for that
   // many more.
   std::function<absl::Status(int64_t)> make_room;
+  // Whether files that are there are read once more (BlobWatch).
+  bool verify = false;
 };
 
 // A model that is in the cache.

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "common/base/bytes.h"
@@ -29,6 +31,8 @@ constexpr size_t kMaxFailed = 32;
 // In a model's folder: this worker made it, and when a job last used it.
 constexpr char kOwnMark[] = "/.sft-downloaded";
 constexpr std::string_view kFolderPrefix = "models--";
+// A model's folder while it is being removed.
+constexpr std::string_view kRemovedPrefix = ".removing-";
 
 std::string TextOf(const hub::ModelName& name, const PullProgress& progress, double rate) {
   const std::string what = fmt::format("downloading model {}", name.id);
@@ -59,6 +63,38 @@ int64_t CacheBytes(const std::string& dir) {
   return bytes;
 }
 
+// True for a folder that this worker made, or makes now: another program's stays that program's.
+// An empty one is what is left when a worker ends before it has written the mark.
+bool IsOwnFolder(const std::string& folder) {
+  if (!io::Exists(folder) || io::Exists(folder + kOwnMark)) return true;
+  const auto names = io::ListDir(folder, 1);
+  return names.ok() && names->empty();
+}
+
+// Before the first byte comes: whatever ends the download, what it leaves can be removed.
+absl::Status MarkOwn(const std::string& folder) {
+  SFT_RETURN_IF_ERROR(io::MakeDirs(folder));
+  const std::string mark = folder + kOwnMark;
+  const io::UniqueFd fd(open(mark.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot write {}", mark), errno);
+  return io::SyncDir(folder);
+}
+
+// After a download that did not begin, such as that of a model that the hub does not have.
+void DropIfEmpty(const std::string& folder) {
+  if (io::Exists(folder + "/blobs")) return;
+  (void)unlink((folder + kOwnMark).c_str());
+  (void)rmdir(folder.c_str());  // keeps a folder that another program fills
+}
+
+// What a worker that ended in a removal has left.
+void RemoveLeftovers(const std::string& cache_dir) {
+  for (const std::string& name : io::ListDir(cache_dir).value_or(std::vector<std::string>())) {
+    // What stays is tried again at the next start.
+    if (name.starts_with(kRemovedPrefix)) (void)io::RemoveAll(cache_dir + "/" + name);
+  }
+}
+
 std::string IdOfFolder(std::string name) {
   name.erase(0, kFolderPrefix.size());
   if (const size_t at = name.find("--"); at != name.npos) name.replace(at, 2, "/");
@@ -74,6 +110,13 @@ absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(HubSetup setup, Res
     const hub::HttpOptions options = hub::HttpOptionsOf(setup.ca_file, reserve.environment);
     SFT_ASSIGN_OR_RETURN(http, hub::MakeHttpClient(options));
   }
+  return Open(std::move(setup), std::move(reserve), std::move(http), clock);
+}
+
+absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(HubSetup setup, Reserve reserve,
+                                                             std::unique_ptr<hub::HttpClient> http,
+                                                             Clock& clock) {
+  if (!setup.cache_dir.empty() && setup.makes_room) RemoveLeftovers(setup.cache_dir);
   std::unique_ptr<ModelStore> store(new ModelStore(std::move(setup), std::move(reserve)));
   store->http_ = std::move(http);
   store->clock_ = &clock;
@@ -107,10 +150,7 @@ void ModelStore::TellChange() const {
 bool ModelStore::Claim(const hub::ModelName& name) {
   const MutexLock lock(mutex_);
   // A download of another revision shares most of the blobs.
-  const bool taken = std::any_of(running_.begin(), running_.end(), [&](const auto& each) {
-    return each.second.download.name.id == name.id;
-  });
-  if (taken) {
+  if (IsRunning(name.id)) {
     changed_.WaitFor(mutex_, kWaitInterval);
     return false;
   }
@@ -120,6 +160,11 @@ bool ModelStore::Claim(const hub::ModelName& name) {
   running.began = running.told = clock_->Mono();
   failed_.erase(name.Text());
   return true;
+}
+
+bool ModelStore::IsRunning(const std::string& id) const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [&](const auto& each) { return each.second.download.name.id == id; });
 }
 
 std::string ModelStore::TextOfOther(const hub::ModelName& name) const {
@@ -132,7 +177,7 @@ std::string ModelStore::TextOfOther(const hub::ModelName& name) const {
 
 absl::StatusOr<PulledModel> ModelStore::Fetch(
     const hub::ModelName& name, const std::string& token, const hub::StopCheck& stop,
-    const std::function<void(const std::string&)>& on_text) {
+    const std::function<void(const std::string&)>& on_text, bool verify) {
   if (!Downloads()) {
     return FailedPrecondition(
         fmt::format("this node does not have model {} and downloads none: {}", name.Text(),
@@ -145,7 +190,7 @@ absl::StatusOr<PulledModel> ModelStore::Fetch(
     if (stop && stop()) return Aborted("the wait for another job's download was stopped");
     if (on_text) on_text(TextOfOther(name));
   }
-  absl::StatusOr<PulledModel> pulled = Pull(name, token, stop, on_text);
+  absl::StatusOr<PulledModel> pulled = Pull(name, token, stop, on_text, verify);
   {
     const MutexLock lock(mutex_);
     Download ended = running_[key].download;
@@ -166,16 +211,18 @@ void ModelStore::NoteFailure(Download download, const absl::Status& why) {
   failed_[download.name.Text()] = std::move(download);
 }
 
-absl::StatusOr<PulledModel> ModelStore::Pull(
-    const hub::ModelName& name, const std::string& token, const hub::StopCheck& stop,
-    const std::function<void(const std::string&)>& on_text) {
+absl::StatusOr<PulledModel> ModelStore::Pull(const hub::ModelName& name, const std::string& token,
+                                             const hub::StopCheck& stop,
+                                             const std::function<void(const std::string&)>& on_text,
+                                             bool verify) {
   const std::string key = name.Text();
   const std::string folder = setup_.cache_dir + "/" + hub::CacheFolderOf(name.id);
-  // A folder that another program made stays that program's.
-  const bool own = !io::Exists(folder) || io::Exists(folder + kOwnMark);
+  const bool own = IsOwnFolder(folder);
+  if (own) SFT_RETURN_IF_ERROR(MarkOwn(folder));
   if (on_text) on_text(TextOf(name, {}, 0));
   PullWatch watch;
   watch.stop = stop;
+  watch.verify = verify;
   watch.on_progress = [&](const PullProgress& progress) { Note(key, progress, on_text); };
   watch.make_room = [&](int64_t bytes) { return MakeRoom(key, name.id, bytes); };
   const auto on_wait = [&](const std::string& why) {
@@ -189,9 +236,9 @@ absl::StatusOr<PulledModel> ModelStore::Pull(
   const hub::Hub hub({setup_.endpoint, token.empty() ? setup_.token : token, kPatience, on_wait},
                      *http_, *clock_);
   const absl::Cleanup mark = [&] {
-    if (!own || !io::Exists(folder)) return;
-    if (!io::Exists(folder + kOwnMark)) (void)io::WriteFileAtomic(folder + kOwnMark, "");
+    if (!own) return;
     MarkUsed(name.id);
+    DropIfEmpty(folder);
   };
   SFT_ASSIGN_OR_RETURN(PulledModel pulled, PullModel(hub, name, setup_.cache_dir, watch, *clock_));
   std::function<absl::Status(const std::string&)> publish;
@@ -199,7 +246,7 @@ absl::StatusOr<PulledModel> ModelStore::Pull(
     const MutexLock lock(mutex_);
     publish = publish_;
   }
-  if (publish) SFT_RETURN_IF_ERROR(publish(folder));
+  if (publish && own) SFT_RETURN_IF_ERROR(publish(folder));
   return pulled;
 }
 
@@ -277,19 +324,23 @@ absl::Status ModelStore::MakeRoom(const std::string& key, const std::string& id,
   };
   SFT_ASSIGN_OR_RETURN(int64_t lacks, lacking());
   for (const std::string& each : Oldest()) {
-    if (lacks <= 0) break;
+    if (lacks <= 0 || !setup_.makes_room) break;
     if (kept.contains(each)) continue;
-    SFT_RETURN_IF_ERROR(io::RemoveAll(setup_.cache_dir + "/" + hub::CacheFolderOf(each)));
+    const absl::Status removed = RemoveFolder(each);
+    if (absl::IsFailedPrecondition(removed)) continue;
+    SFT_RETURN_IF_ERROR(removed);
     SFT_ASSIGN_OR_RETURN(lacks, lacking());
   }
   if (lacks <= 0) return absl::OkStatus();
   return ResourceExhausted(fmt::format(
-      "model {} takes another {} in {}, which is {} more than {}; models that jobs here use stay: "
+      "model {} takes another {} in {}, which is {} more than {}; {}: "
       "`sftctl models rm` removes others, --model-cache-limit and the disk decide",
       id, BytesText(bytes), setup_.cache_dir, BytesText(lacks),
       setup_.cache_limit > 0
           ? fmt::format("the disk or the limit of {} allows", BytesText(setup_.cache_limit))
-          : "the disk has to spare"));
+          : "the disk has to spare",
+      setup_.makes_room ? "models that jobs here use stay"
+                        : "no other model is removed for it, since jobs may use it"));
 }
 
 void ModelStore::MarkUsed(const std::string& id) const {
@@ -312,23 +363,44 @@ absl::Status ModelStore::Remove(const std::string& id) {
 
 absl::Status ModelStore::TryRemove(const std::string& id) {
   const MutexLock making(room_);
-  const std::string folder = setup_.cache_dir + "/" + hub::CacheFolderOf(id);
   if (UsedNow().contains(id)) {
     return FailedPrecondition(fmt::format("a job of this node uses model {}", id));
   }
   {
     const MutexLock lock(mutex_);
     std::erase_if(failed_, [&](const auto& each) { return each.second.name.id == id; });
-    for (const auto& [key, running] : running_) {
-      if (running.download.name.id == id) {
-        return FailedPrecondition(fmt::format("model {} is on its way to this node", id));
-      }
+    // Its folder may be there already.
+    if (IsRunning(id)) {
+      return FailedPrecondition(fmt::format("model {} is on its way to this node", id));
     }
   }
-  if (setup_.cache_dir.empty() || !io::Exists(folder + kOwnMark)) {
+  const std::string mark = setup_.cache_dir + "/" + hub::CacheFolderOf(id) + kOwnMark;
+  if (setup_.cache_dir.empty() || !io::Exists(mark)) {
     return NotFound(fmt::format("this node has not downloaded a model {}", id));
   }
-  return io::RemoveAll(folder);
+  return RemoveFolder(id);
+}
+
+absl::Status ModelStore::RemoveFolder(const std::string& id) {
+  const std::string name = hub::CacheFolderOf(id);
+  const std::string folder = setup_.cache_dir + "/" + name;
+  const std::string aside = fmt::format("{}/{}{}", setup_.cache_dir, kRemovedPrefix, name);
+  SFT_RETURN_IF_ERROR(io::RemoveAll(aside));
+  {
+    const MutexLock lock(mutex_);
+    if (IsRunning(id)) {
+      return FailedPrecondition(fmt::format("model {} is on its way to this node", id));
+    }
+    SFT_RETURN_IF_ERROR(io::RenameDurably(folder, aside));
+  }
+  // A job that found the folder was known as its user before: nobody is overlooked now.
+  if (UsedNow().contains(id)) {
+    // Where that job came a moment later and downloads the model again, the old folder goes.
+    const absl::Status back = io::RenameDurably(aside, folder);
+    if (back.ok()) return FailedPrecondition(fmt::format("a job of this node uses model {}", id));
+    if (!io::Exists(folder)) return back;
+  }
+  return io::RemoveAll(aside);
 }
 
 std::vector<ModelStore::Download> ModelStore::List() const {

@@ -26,6 +26,8 @@ struct HubSetup {
   std::string token;  // where a job's project has none; empty: none
   std::string ca_file;
   bool offline = false;  // nothing is asked of the hub
+  // Whether models go to make room for others. Only a program that knows what jobs use may do so.
+  bool makes_room = true;
 };
 
 // A node's model cache: downloads a model once however many jobs ask for it, and makes room by
@@ -52,13 +54,18 @@ class ModelStore {
 
   static absl::StatusOr<std::unique_ptr<ModelStore>> Open(HubSetup setup, Reserve reserve,
                                                           Clock& clock);
+  // With another way to the hub.
+  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(HubSetup setup, Reserve reserve,
+                                                          std::unique_ptr<hub::HttpClient> http,
+                                                          Clock& clock);
 
   // Whether it downloads models at all.
   bool Downloads() const { return !setup_.cache_dir.empty() && !setup_.offline; }
   const HubSetup& setup() const { return setup_; }
   // Must be called before the first Fetch, where models can be in use.
   void SetInUse(InUse in_use);
-  // Makes what was downloaded readable for others; called with a model's folder.
+  // Makes what was downloaded readable for others; called with a model's folder, if this worker
+  // made it.
   void SetPublish(std::function<absl::Status(const std::string&)> publish);
 
   // Called without a lock when a model has come or gone.
@@ -67,10 +74,12 @@ class ModelStore {
   // Brings the model here, and says how far that is by `on_text`, which is called about once a
   // second. FAILED_PRECONDITION where this worker downloads nothing, and the errors of PullModel;
   // RESOURCE_EXHAUSTED when it does not fit. A download that another caller began is waited for.
-  // `token`: empty: the setup's.
+  // `token`: empty: the setup's. `verify`: the model is here and broken: all of it is read once
+  // more, and what is damaged comes again.
   absl::StatusOr<PulledModel> Fetch(const hub::ModelName& name, const std::string& token,
                                     const hub::StopCheck& stop,
-                                    const std::function<void(const std::string&)>& on_text);
+                                    const std::function<void(const std::string&)>& on_text,
+                                    bool verify = false);
   // Notes that a job uses the model now, if it is one of this cache.
   void MarkUsed(const std::string& id) const;
   // Removes a model that was downloaded here, all revisions. NOT_FOUND when there is none;
@@ -97,9 +106,13 @@ class ModelStore {
   void TellChange() const;
   void NoteFailure(Download download, const absl::Status& why) SFT_REQUIRES(mutex_);
   absl::Status TryRemove(const std::string& id);
+  bool IsRunning(const std::string& id) const SFT_REQUIRES(mutex_);
+  // Removes a model's folder as one step. FAILED_PRECONDITION while it is in use or on its way.
+  absl::Status RemoveFolder(const std::string& id) SFT_REQUIRES(room_);
   absl::StatusOr<PulledModel> Pull(const hub::ModelName& name, const std::string& token,
                                    const hub::StopCheck& stop,
-                                   const std::function<void(const std::string&)>& on_text);
+                                   const std::function<void(const std::string&)>& on_text,
+                                   bool verify);
   void Note(const std::string& key, const PullProgress& progress,
             const std::function<void(const std::string&)>& on_text);
   // Removes models until `bytes` more fit.

@@ -201,9 +201,18 @@ class Lister {
 
  private:
   void Add(const std::string& dir, const std::string& id) {
-    if (!seen_.insert(id).second) return;
+    if (!seen_.insert(id).second) return ReplaceBroken(dir, id);
     if (models_.size() < kMaxModels) return models_.push_back(InspectModel(dir, id, setup_));
     if (surplus_++ == 0) first_surplus_ = dir;
+  }
+  // Jobs get the first copy that they can use.
+  void ReplaceBroken(const std::string& dir, const std::string& id) {
+    const auto known = std::find_if(models_.begin(), models_.end(), [&](const v1::Model& model) {
+      return model.id() == id && !model.problem().empty();
+    });
+    if (known == models_.end()) return;
+    v1::Model model = InspectModel(dir, id, setup_);
+    if (model.problem().empty()) *known = std::move(model);
   }
   void TellOfSurplus() {
     v1::Model& model = models_.emplace_back();
@@ -267,19 +276,23 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
   const auto named = hub::ParseModelName(id);
   const std::string folder = hub::CacheFolderOf(named ? named->id : id);
   const std::string revision = named ? named->revision : "";
+  std::vector<std::string> copies;
+  const auto look = [&](const std::string& dir) {
+    // config.json is the last that a download brings.
+    if (HoldsModel(dir)) copies.push_back(dir);
+  };
   for (const std::string& dir : setup.model_dirs) {
-    if (HoldsModel(dir + "/" + id)) return dir + "/" + id;
-    if (HoldsModel(dir) && (ModelIdOf(dir) == id || LastPart(dir) == id)) return dir;
-    if (LastPart(dir) != folder) continue;
-    const std::string snapshot = Snapshot(dir, revision);
-    if (HoldsModel(snapshot)) return snapshot;
+    look(dir + "/" + id);
+    if (ModelIdOf(dir) == id || LastPart(dir) == id) look(dir);
+    if (LastPart(dir) == folder) look(Snapshot(dir, revision));
   }
   const std::vector<std::string> hubs = HubDirs(setup);
-  for (const std::string& dir : hubs) {
-    const std::string snapshot = Snapshot(dir + "/" + folder, revision);
-    // config.json is the last that a download brings.
-    if (HoldsModel(snapshot)) return snapshot;
+  for (const std::string& dir : hubs) look(Snapshot(dir + "/" + folder, revision));
+  // The first that jobs can use; where there is none, the first says what is wrong.
+  for (const std::string& dir : copies) {
+    if (copies.size() == 1 || InspectModel(dir, id, setup).problem().empty()) return dir;
   }
+  if (!copies.empty()) return copies.front();
   return NotFound(
       fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
                   "have, or give the model's folder as an absolute path",

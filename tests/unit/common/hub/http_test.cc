@@ -11,9 +11,19 @@ TEST(HttpTest, AnOriginIsSchemeHostAndPort) {
   EXPECT_EQ(OriginOf("https://Hub.Example.org/a?b"), "https://hub.example.org");
   EXPECT_EQ(OriginOf("https://h:443/a"), "https://h");
   EXPECT_EQ(OriginOf("http://h:8080"), "http://h:8080");
-  EXPECT_EQ(OriginOf("http://user:word@h/x"), "http://h");
+  EXPECT_EQ(OriginOf("http://h/x@y"), "http://h");
   EXPECT_EQ(OriginOf("ftp://h/x"), "");
   EXPECT_EQ(OriginOf("/path"), "");
+}
+
+TEST(HttpTest, AnAddressThatProgramsReadDifferentlyHasNoOrigin) {
+  for (const char* url :
+       {"http://user:word@h/x", "https://evil.example\\@hub.co/x", "https://evil.example\\.hub.co",
+        "https://hub.co/a\\b", "https://evil.example @hub.co/x", " https://hub.co/x",
+        "https://hub.co\t/x", "https://hub.co/x\ny", "https://hub.co/x\x7f", "https://u@hub.co"}) {
+    EXPECT_EQ(OriginOf(url), "") << url;
+    EXPECT_EQ(Follow("https://hub.co/a/b", url).find("https://hub.co/a/http"), std::string::npos);
+  }
 }
 
 TEST(HttpTest, ALocationIsFollowedFromWhereItWasGiven) {

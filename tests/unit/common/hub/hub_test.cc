@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/unit/common/hub/fake_http.h"
 
 namespace sft::hub {
@@ -53,19 +55,66 @@ TEST_F(HubTest, TheListingIsReadPageByPage) {
   http_.answer = [](const HttpRequest& request) {
     if (request.url.find("cursor") == std::string::npos) {
       return FakeHttp::Make(200, R"([{"type": "directory", "path": "d"},
-                    {"type": "file", "path": "config.json", "size": 2, "oid": "ab"}])",
+                    {"type": "file", "path": "config.json", "size": 2,
+                     "oid": "00000000000000000000000000000000000000ab"}])",
                             {{"link", "<https://hub/next?cursor=2>; rel=\"next\""}});
     }
     return FakeHttp::Make(200, R"([{"type": "file", "path": "model.safetensors", "size": 130,
-          "oid": "cd", "xetHash": "ee", "lfs": {"oid": "ef", "size": 1000, "pointerSize": 130}}])");
+          "oid": "00000000000000000000000000000000000000cd", "xetHash": "ee", "lfs": {"oid":
+          "ef00000000000000000000000000000000000000000000000000000000000000", "size": 1000,
+          "pointerSize": 130}}])");
   };
   const auto files = Make().List("o/n", kCommit, {});
   ASSERT_TRUE(files.ok()) << files.status();
   ASSERT_EQ(files->size(), 2);
-  EXPECT_EQ((*files)[0].etag(), "ab");
-  EXPECT_EQ((*files)[1].etag(), "ef");
+  EXPECT_EQ((*files)[0].etag(), std::string(38, '0') + "ab");
+  EXPECT_EQ((*files)[1].etag(), "ef" + std::string(62, '0'));
   EXPECT_EQ((*files)[1].size, 1000);
   EXPECT_EQ((*files)[1].xet_hash, "ee");
+}
+
+TEST_F(HubTest, AListingWhosePathsHashesOrSizesCannotBeIsRefused) {
+  const std::string oid(40, 'a'), sha256(64, 'b');
+  const auto list = [&](const nlohmann::json& files) {
+    http_.answer = [&](const HttpRequest&) { return FakeHttp::Make(200, files.dump()); };
+    return Make().List("o/n", kCommit, {}).status();
+  };
+  const auto file = [](const nlohmann::json& path, const nlohmann::json& size,
+                       const nlohmann::json& id) {
+    return nlohmann::json{{"type", "file"}, {"path", path}, {"size", size}, {"oid", id}};
+  };
+  const auto lfs = [&](const nlohmann::json& id, const nlohmann::json& size) {
+    nlohmann::json entry = file("f", 1, oid);
+    entry["lfs"] = {{"oid", id}, {"size", size}};
+    return entry;
+  };
+  ASSERT_TRUE(list({file("a/..b\\c", 1, oid), lfs(sha256, int64_t{1} << 49)}).ok());
+  for (const nlohmann::json& each : {file("f", 1, "../../../victim"),
+                                     file("f", 1, oid + "/x"),
+                                     file("f", 1, std::string(40, 'A')),
+                                     file("f", 1, ""),
+                                     file("f", 1, std::string(39, 'a')),
+                                     lfs("../../../../victim", 1),
+                                     lfs(oid, 1),
+                                     lfs("", 1),
+                                     lfs(std::string(64, 'g'), 1),
+                                     file("../f", 1, oid),
+                                     file("/f", 1, oid),
+                                     file("a//f", 1, oid),
+                                     file("a/", 1, oid),
+                                     file("./f", 1, oid),
+                                     file("a/..", 1, oid),
+                                     file("", 1, oid),
+                                     file(std::string("a\0b", 3), 1, oid),
+                                     file("f", -1, oid),
+                                     file("f", 1e300, oid),
+                                     file("f", UINT64_MAX, oid),
+                                     lfs(sha256, -5),
+                                     file("f", (int64_t{1} << 50) + 1, oid)}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(list({each}))) << each;
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      list({file("a", int64_t{1} << 49, oid), file("b", (int64_t{1} << 49) + 1, oid)})));
 }
 
 TEST_F(HubTest, AListingThatGoesOnElsewhereOrIsNoneIsRefused) {
@@ -95,6 +144,22 @@ TEST_F(HubTest, ATokenStaysWithTheFirstHost) {
   EXPECT_EQ(HeaderOf(http_.requests[1], "Authorization"), "Bearer t");
   EXPECT_EQ(HeaderOf(http_.requests[2], "Authorization"), "");
   EXPECT_EQ(HeaderOf(http_.requests[2], "Range"), "bytes=7-");
+  // Addresses whose host is another for who asks than for who compares.
+  for (const char* location :
+       {R"(https://evil.example\@hub/x)", R"(//evil.example\@hub/x)", R"(/\evil.example/x)",
+        "https://evil.example@hub/x", "https://hub@evil.example/x", "//u:p@hub/x",
+        "https://evil @hub/x"}) {
+    http_.requests.clear();
+    http_.answer = [location](const HttpRequest&) {
+      return FakeHttp::Make(302, "", {{"location", location}});
+    };
+    const absl::Status status = Make("t").Open("o/n", kCommit, "f", 0, {}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << location << status;
+    EXPECT_FALSE(Make("t").Check("o/n", kCommit, "f", {}).ok()) << location;
+    for (const HttpRequest& request : http_.requests) {
+      EXPECT_EQ(request.url, "https://hub/o/n/resolve/" + kCommit + "/f");
+    }
+  }
 }
 
 TEST_F(HubTest, TlsIsNotLeftAndRedirectsEnd) {

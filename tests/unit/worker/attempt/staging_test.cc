@@ -9,6 +9,7 @@
 #include "common/io/file_stamp.h"
 #include "common/io/sha256.h"
 #include "tests/unit/worker/base/test_node.h"
+#include "tests/unit/worker/hub/fake_hub.h"
 #include "tests/unit/worker/transfer/fake_server.h"
 #include "worker/transfer/blob_file.h"
 
@@ -93,6 +94,60 @@ TEST_F(StagingTest, ACopyThatWasDamagedOnThisNodeIsFetchedAgain) {
   Write(setup_.BlobPath(hash_), "{\"text\":\"hellO\"}\n");
   ASSERT_TRUE(Stage().ok());
   EXPECT_EQ(*io::ReadFile(setup_.BlobPath(hash_)), data_);
+}
+
+// Passes requests on to a hub that the test keeps.
+class WayToHub : public hub::HttpClient {
+ public:
+  explicit WayToHub(hub::HttpClient& to) : to_(to) {}
+  absl::StatusOr<hub::HttpResponse> Send(const hub::HttpRequest& request) override {
+    return to_.Send(request);
+  }
+
+ private:
+  hub::HttpClient& to_;
+};
+
+TEST_F(StagingTest, ABrokenCopyOfAModelIsDownloadedAgain) {
+  FakeHub hub;
+  hub.files = {{"config.json", R"({"model_type":"llama"})"},
+               {"tokenizer.json", "{}"},
+               {"model.safetensors", Safetensors(64)}};
+  HubSetup hub_setup;
+  hub_setup.cache_dir = dir_ + "/hub";
+  setup_.hub_dirs = {hub_setup.cache_dir};
+  PatientClock clock;
+  const auto models = *ModelStore::Open(hub_setup, {}, std::make_unique<WayToHub>(hub.http), clock);
+  Stager stager(setup_, server_, models.get());
+  const auto stage = [&] { return stager.Stage(dispatch_, "org/name", [] { return false; }); };
+  const auto first = stage();
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string blob = hub_setup.cache_dir + "/models--org--name/blobs/" +
+                           FakeHub::EtagOf("model.safetensors", hub.files["model.safetensors"]);
+  Write(blob, "cut");
+  const auto again = stage();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(*io::ReadFile(again->model_dir + "/model.safetensors"), Safetensors(64));
+  EXPECT_EQ(hub.Ranges("model.safetensors").size(), 2u);
+  // Also where the size is right.
+  Write(blob, std::string(Safetensors(64).size(), '\0'));
+  const auto damaged = stage();
+  ASSERT_TRUE(damaged.ok()) << damaged.status();
+  EXPECT_EQ(*io::ReadFile(damaged->model_dir + "/model.safetensors"), Safetensors(64));
+  EXPECT_EQ(hub.Ranges("model.safetensors").size(), 3u);
+  // A folder that is no download stays as it is, and jobs get the copy.
+  ASSERT_TRUE(io::RemoveAll(hub_setup.cache_dir + "/models--org--name").ok());
+  MakeModel(dir_ + "/models/org/name");
+  Write(dir_ + "/models/org/name/model.safetensors", "cut");
+  const auto beside = stage();
+  ASSERT_TRUE(beside.ok()) << beside.status();
+  EXPECT_EQ(beside->model_dir, again->model_dir);
+  // Where it does not come either, both reasons are told.
+  ASSERT_TRUE(io::RemoveAll(hub_setup.cache_dir + "/models--org--name").ok());
+  hub.http.answer = [](const hub::HttpRequest&) { return hub::FakeHttp::Make(400); };
+  const absl::Status status = stage().status();
+  EXPECT_NE(Message(status).find("cannot be used"), std::string::npos) << status;
+  EXPECT_NE(Message(status).find("400"), std::string::npos) << status;
 }
 
 TEST_F(StagingTest, ADiskOrAModelOfTheNodeIsNotTheOwnersFault) {

@@ -127,6 +127,22 @@ TEST_F(BlobDownloadTest, ABlobOfAnotherSizeIsReplaced) {
   ExpectWhole(kWeights);
 }
 
+TEST_F(BlobDownloadTest, ASmallFileThatWasDamagedSinceComesAgain) {
+  ASSERT_TRUE(Get("config.json").ok());
+  const std::string path = cache_.BlobPath(File("config.json").etag());
+  ASSERT_TRUE(io::WriteFileAtomic(path, std::string(hub_.files["config.json"].size(), '\0')).ok());
+  counted_ = 0;
+  ASSERT_TRUE(Get("config.json").ok());
+  ExpectWhole("config.json");
+}
+
+TEST_F(BlobDownloadTest, AFolderInABlobsPlaceStays) {
+  const std::string inside = cache_.BlobPath(File(kWeights).etag()) + "/precious";
+  ASSERT_TRUE(io::MakeDirs(inside).ok());
+  EXPECT_FALSE(Get(kWeights).ok());
+  EXPECT_TRUE(io::IsDirectory(inside));
+}
+
 TEST_F(BlobDownloadTest, AByteThatStaysWrongIsSaidAndNothingIsLeft) {
   hub_.flips = 100;
   const absl::Status status = Get(kWeights);

@@ -14,7 +14,7 @@ using Files = std::vector<hub::HubFile>;
 Files Named(const std::vector<std::string>& paths) {
   Files files;
   for (const std::string& path : paths)
-    files.push_back({path, 1, fmt::format("blob{}", files.size()), "", ""});
+    files.push_back({path, 1, fmt::format("{:040x}", files.size()), "", ""});
   return files;
 }
 
@@ -131,6 +131,24 @@ TEST_F(HubCacheFolderTest, AVocabularyThatNobodyReadsMayBeMissing) {
   EXPECT_EQ(MissingOf(cache_.SnapshotDir(commit_)), "");
   ASSERT_TRUE(io::RemoveAll(cache_.SnapshotDir(commit_) + "/chat_template.jinja").ok());
   EXPECT_NE(MissingOf(cache_.SnapshotDir(commit_)).find("chat_template.jinja"), std::string::npos);
+}
+
+TEST_F(HubCacheFolderTest, ATreeWhoseNamesLeadOutOfTheCacheIsNone) {
+  ASSERT_TRUE(io::MakeDirs(cache_.folder() + "/trees").ok());
+  const std::string id(40, 'a');
+  const auto read = [&](const std::string& path, const std::string& blob, const char* more = "") {
+    const std::string text = fmt::format(
+        R"({{"format_version": 1, "files": {{"{}": {{"size": 1, "blob_id": "{}"{}}}}}}})", path,
+        blob, more);
+    EXPECT_TRUE(io::WriteFileAtomic(cache_.folder() + "/trees/" + commit_ + ".json", text).ok());
+    return ReadTree(cache_.folder(), commit_).has_value();
+  };
+  EXPECT_TRUE(read("a", id));
+  EXPECT_FALSE(read("a", "../../../victim"));
+  EXPECT_FALSE(read("a", ""));
+  EXPECT_FALSE(read("../a", id));
+  EXPECT_FALSE(read("/a", id));
+  EXPECT_FALSE(read("a", id, R"(, "lfs_sha256": "../../../victim")"));
 }
 
 TEST_F(HubCacheFolderTest, ATreeThatIsBrokenOrOfAnotherFormatIsNone) {

@@ -56,12 +56,14 @@ TEST_F(ModelsTest, ASnapshotThatLacksFilesOfItsTreeIsRefusedByName) {
   const std::string cached = dir_ + "/hub/models--org--cached";
   const std::string commit(40, 'a');
   MakeModel(cached + "/snapshots/" + commit);
+  const auto entry = [](const char* path, int size) {
+    return fmt::format(R"("{}": {{"size": {}, "blob_id": "{}"}})", path, size,
+                       std::string(40, 'b'));
+  };
   Write(cached + "/trees/" + commit + ".json",
-        R"({"format_version": 1, "files": {
-              "config.json": {"size": 22, "blob_id": "a"}, "README.md": {"size": 9, "blob_id": "r"},
-              "model.safetensors": {"size": 1000, "blob_id": "b"},
-              "special_tokens_map.json": {"size": 1, "blob_id": "c"},
-              "tokenizer.json": {"size": 2, "blob_id": "d"}}})");
+        R"({"format_version": 1, "files": {)" + entry("config.json", 22) + "," +
+            entry("README.md", 9) + "," + entry("model.safetensors", 1000) + "," +
+            entry("special_tokens_map.json", 1) + "," + entry("tokenizer.json", 2) + "}}");
   const absl::Status status = ResolveModel("org/cached", setup_).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_NE(Message(status).find(
@@ -240,6 +242,27 @@ TEST_F(ModelsTest, ModelsBeyondTheLimitAreToldNotSilentlyCut) {
   EXPECT_EQ(models.back().path(), folder + "/zz-1");
   EXPECT_NE(models.back().problem().find("offers 256 models at most"), std::string::npos)
       << models.back().problem();
+}
+
+TEST_F(ModelsTest, ACopyThatJobsCanUseIsTakenBeforeABrokenOne) {
+  setup_.hub_dirs = {dir_ + "/hub"};
+  const std::string cached = dir_ + "/hub/models--org--twice/snapshots/" + std::string(40, 'a');
+  MakeModel(dir_ + "/models/org/twice");
+  MakeModel(cached);
+  EXPECT_EQ(ResolveModel("org/twice", setup_).value_or(""), dir_ + "/models/org/twice");
+  Write(dir_ + "/models/org/twice/model.safetensors", "cut");
+  EXPECT_EQ(ResolveModel("org/twice", setup_).value_or(""), cached);
+  const auto listed = [&] {
+    for (const v1::Model& model : ListModels(setup_)) {
+      if (model.id() == "org/twice") return model;
+    }
+    return v1::Model();
+  };
+  EXPECT_EQ(listed().problem(), "");
+  EXPECT_EQ(listed().path(), cached);
+  Write(cached + "/model.safetensors", "cut");
+  EXPECT_TRUE(absl::IsInvalidArgument(ResolveModel("org/twice", setup_).status()));
+  EXPECT_NE(listed().problem(), "");
 }
 
 TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
