@@ -31,7 +31,8 @@ absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string
   };
   Answerer answerer{.model = value("job", "model"),
                     .adapter = ShortName(job.name()),
-                    .gpu_type = value("compute", "gpu_type")};
+                    .gpu_type = value("compute", "gpu_type"),
+                    .project = ProjectOfName(job.name())};
   if (artifact.kind() == "model") {
     answerer.model = artifact.node_path();
     answerer.adapter.clear();
@@ -63,13 +64,19 @@ absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& a
 }
 
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason) {
-  grpc::ClientContext context;
-  rpc::SetDeadline(context, rpc::kUnaryDeadline);
+  constexpr int kTries = 15;
   v1::CancelJobRequest request;
   request.set_name(id);
   request.set_reason(reason);
-  v1::Job job;
-  const grpc::Status status = connection.To<v1::JobService>().CancelJob(&context, request, &job);
+  grpc::Status status;
+  for (int i = 0; i < kTries; ++i) {
+    if (i > 0) connection.clock().Sleep(std::chrono::seconds(1));
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::Job job;
+    status = connection.To<v1::JobService>().CancelJob(&context, request, &job);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
+  }
   connection.console().err << (status.ok() ? fmt::format("cancelled {}\n", id)
                                            : fmt::format("end it with `sftctl cancel {}`\n", id));
 }

@@ -14,6 +14,7 @@ struct Answerer {
   std::string model;
   std::string adapter;   // id of the job that delivered it; empty: none
   std::string gpu_type;  // empty: the only one that there is
+  std::string project;   // of that job; empty: the server's default
 };
 
 // What a job has trained answers: its adapter on its base, or its full model, on its type of GPU.
@@ -28,7 +29,8 @@ std::string AnswererTables(const Answerer& answerer, const std::string& kind,
 absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,
                                        const v1::SubmitJobRequest& request);
 
-// After Ctrl-C: ends a job that nobody waits for any more, and says so.
+// After Ctrl-C: ends a job that nobody waits for any more, and says so. Tries for some seconds to
+// reach a server that is away.
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason);
 
 }  // namespace sft::client

@@ -86,6 +86,7 @@ class Chat {
       }
       SFT_ASSIGN_OR_RETURN(answerer, AnswererOfJob(connection_, options_.job));
     }
+    if (options_.project.empty()) options_.project = answerer.project;
     if (!options_.gpu_type.empty()) answerer.gpu_type = options_.gpu_type;
     v1::SubmitJobRequest request;
     request.set_request_id(RandomUuid());
@@ -125,16 +126,40 @@ class Chat {
     for (;;) {
       if (isatty(STDIN_FILENO) != 0) connection_.console().err << "> " << std::flush;
       const std::optional<std::string> line = input.Next();
-      if (!line || line->empty()) return absl::OkStatus();
-      if (!IsUtf8(*line)) return InvalidArgument("the question is not UTF-8");
+      if (!line || line->empty()) return Ended();
       if (*line == "/new") {
         said_.clear();
         said_to_base_.clear();
         continue;
       }
-      SFT_RETURN_IF_ERROR(Ask(*line, /*base=*/false, said_));
-      if (options_.base) SFT_RETURN_IF_ERROR(Ask(*line, /*base=*/true, said_to_base_));
+      absl::Status status = Ask(*line, /*base=*/false, said_);
+      if (status.ok() && options_.base) status = Ask(*line, /*base=*/true, said_to_base_);
+      if (status.ok()) continue;
+      if (Interrupt::Raised()) return status;
+      SFT_RETURN_IF_ERROR(GoesOn());
+      ++unanswered_;
+      connection_.console().err << "sftctl: " << Lines(std::string(sft::Message(status))) << "\n"
+                                << std::flush;
     }
+  }
+
+  // A script is told by the exit code, too.
+  absl::Status Ended() const {
+    if (unanswered_ == 0 || isatty(STDIN_FILENO) != 0) return absl::OkStatus();
+    return FailedPrecondition(fmt::format("questions that were not answered: {}", unanswered_));
+  }
+
+  // After a question that failed: an error where the job has ended, so that there is nobody to
+  // ask. A server that is away may come back.
+  absl::Status GoesOn() {
+    v1::GetJobRequest request;
+    request.set_name(id_);
+    const absl::StatusOr<v1::Job> job = connection_.Call(&v1::JobService::Stub::GetJob, request);
+    if (absl::IsNotFound(job.status())) return job.status();
+    if (!job.ok() || !IsEnded(job->state())) return absl::OkStatus();
+    own_ = false;
+    PrintEnding(connection_, *job);
+    return FailedPrecondition(fmt::format("{} is {}", id_, StateName(job->state())));
   }
 
   v1::GenerateRequest RequestFor(const Messages& said, bool base) const {
@@ -157,18 +182,23 @@ class Chat {
   }
 
   absl::Status Ask(const std::string& line, bool base, Messages& said) {
+    if (!IsUtf8(line)) return InvalidArgument("the question is not UTF-8");
     if (said.empty() && !options_.system.empty())
       said.push_back(Message("system", options_.system));
     said.push_back(Message("user", line));
     Console& console = connection_.console();
     if (options_.base) console.out << (base ? "[base] " : "[trained] ") << std::flush;
-    SFT_ASSIGN_OR_RETURN(const std::string answer, Stream(RequestFor(said, base)));
+    const absl::StatusOr<std::string> answer = Stream(RequestFor(said, base));
     console.out << "\n" << std::flush;
-    said.push_back(Message("assistant", answer));
+    if (!answer.ok()) {
+      said.pop_back();  // what was not answered was not said
+      return answer.status();
+    }
+    said.push_back(Message("assistant", *answer));
     return absl::OkStatus();
   }
 
-  // A job that runs may still load its model.
+  // A job that runs may still load its model, or answer as many questions as it can.
   absl::StatusOr<std::string> Stream(const v1::GenerateRequest& request) {
     const MonoTime end = connection_.clock().Mono() + kOutageLimit;
     for (;;) {
@@ -177,7 +207,8 @@ class Chat {
       const grpc::Status status = StreamOnce(request, answer, heard);
       if (Interrupt::Raised()) return absl::CancelledError("interrupted");
       if (status.ok()) return answer;
-      const bool passing = status.error_code() == grpc::StatusCode::UNAVAILABLE && !heard;
+      const bool passing = !heard && (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                                      status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
       if (!passing || connection_.clock().Mono() > end) return connection_.Describe(status);
       Say(fmt::format("waits: {}", status.error_message()));
       connection_.clock().Sleep(std::chrono::milliseconds(500));
@@ -211,6 +242,7 @@ class Chat {
   ChatOptions options_;
   std::string id_, last_said_;
   bool own_ = false;
+  int unanswered_ = 0;
   Messages said_, said_to_base_;
 };
 

@@ -67,6 +67,7 @@ class OnePrompt {
     } else {
       SFT_ASSIGN_OR_RETURN(answerer_, AnswererOfJob(connection_, options_.job));
     }
+    if (options_.project.empty()) options_.project = answerer_.project;
     if (!options_.gpu_type.empty()) answerer_.gpu_type = options_.gpu_type;
     return absl::OkStatus();
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <string_view>
 
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
@@ -12,6 +13,12 @@ namespace sft::client {
 std::string ShortName(const std::string& name) {
   const size_t slash = name.rfind('/');
   return slash == std::string::npos ? name : name.substr(slash + 1);
+}
+
+std::string ProjectOfName(const std::string& name) {
+  const std::string_view projects = "projects/";
+  if (!name.starts_with(projects)) return "";
+  return name.substr(projects.size(), name.find('/', projects.size()) - projects.size());
 }
 
 std::string Bytes(int64_t bytes) { return BytesText(bytes); }

@@ -33,6 +33,8 @@ class Sink {
   explicit Sink(Exchange& exchange) : exchange_(exchange) {}
   // False: the caller has gone. Waits while the caller reads slowly.
   bool Write(const Answer& answer) { return exchange_.Write(answer); }
+  // Whether the caller has gone, for one that has nothing to write.
+  bool Gone() const { return exchange_.Gone(); }
 
  private:
   Exchange& exchange_;

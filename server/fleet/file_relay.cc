@@ -2,29 +2,63 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/base/ids.h"
 #include "common/base/plain_text.h"
 
 namespace sft::server {
 
-absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Begin(const std::string& node,
-                                                                      int64_t offset,
-                                                                      const Fill& fill) {
+namespace {
+
+// How soon a reader that waits sees that its caller has gone, or the node.
+constexpr Nanos kSeesGone = std::chrono::seconds(1);
+
+std::string Away(const std::string& node, bool asks) {
+  return node + (asks ? ", where the job runs, is not connected now"
+                      : " keeps the file and is not connected now");
+}
+
+}  // namespace
+
+absl::Status FileRelay::HasRoom(const Queue& wanted) const {
+  int files = 0, questions = 0, of_job = 0, of_node = 0;
+  for (const auto& [request, queue] : queues_) {
+    ++(queue->attempt_uid.empty() ? files : questions);
+    if (queue->attempt_uid == wanted.attempt_uid) ++of_job;
+    if (!queue->attempt_uid.empty() && queue->node == wanted.node) ++of_node;
+  }
+  if (wanted.attempt_uid.empty()) {
+    if (files < kMaxTransfers) return absl::OkStatus();
+    return ResourceExhausted(
+        fmt::format("{} files are being fetched from nodes: try again later", files));
+  }
+  if (of_job >= kMaxQuestionsOfJob) {
+    return ResourceExhausted(
+        fmt::format("{} questions to this job are being answered: try again later", of_job));
+  }
+  if (of_node >= kMaxQuestionsOfNode) {
+    return ResourceExhausted(fmt::format(
+        "{} questions to jobs on {} are being answered: try again later", of_node, wanted.node));
+  }
+  if (questions < kMaxQuestions) return absl::OkStatus();
+  return ResourceExhausted(
+      fmt::format("{} questions are being answered: try again later", questions));
+}
+
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Begin(
+    const std::shared_ptr<Queue>& queue, const Fill& fill) {
   const std::string request = RandomId("fetch");
   {
     MutexLock lock(mutex_);
-    if (static_cast<int>(queues_.size()) >= kMaxTransfers) {
-      return ResourceExhausted(
-          fmt::format("{} files are being fetched from nodes: try again later", queues_.size()));
-    }
-    queues_[request].node = node;
-    queues_[request].next = offset;
+    SFT_RETURN_IF_ERROR(HasRoom(*queue));
+    queues_[request] = queue;
   }
-  std::unique_ptr<Transfer> transfer(new Transfer(*this, request, node));
+  std::unique_ptr<Transfer> transfer(new Transfer(*this, request, queue));
   v1::ServerMessage message;
   fill(request, message);
-  if (!registry_.Send(node, message)) {
-    return Unavailable(fmt::format("{} keeps the file and is not connected now", node));
+  if (!registry_.Send(queue->node, message)) {
+    return Unavailable(Away(queue->node, !queue->attempt_uid.empty()));
   }
   return transfer;
 }
@@ -32,7 +66,10 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Begin(const std:
 absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
     const std::string& node, const std::string& path, int64_t offset,
     const std::vector<std::string>& jobs) {
-  return Begin(node, offset, [&](const std::string& request, v1::ServerMessage& message) {
+  const auto queue = std::make_shared<Queue>();
+  queue->node = node;
+  queue->next = offset;
+  return Begin(queue, [&](const std::string& request, v1::ServerMessage& message) {
     message.mutable_fetch_file()->set_request(request);
     message.mutable_fetch_file()->set_path(path);
     message.mutable_fetch_file()->set_offset(offset);
@@ -44,7 +81,10 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
 absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Ask(const std::string& node,
                                                                     const std::string& attempt_uid,
                                                                     const std::string& question) {
-  return Begin(node, 0, [&](const std::string& request, v1::ServerMessage& message) {
+  const auto queue = std::make_shared<Queue>();
+  queue->node = node;
+  queue->attempt_uid = attempt_uid;
+  return Begin(queue, [&](const std::string& request, v1::ServerMessage& message) {
     message.mutable_ask()->set_request(request);
     message.mutable_ask()->set_attempt_uid(attempt_uid);
     message.mutable_ask()->set_question(question);
@@ -54,60 +94,90 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Ask(const std::s
 FileRelay::Transfer::~Transfer() {
   MutexLock lock(relay_.mutex_);
   relay_.queues_.erase(request_);
-  relay_.changed_.NotifyAll();
+  queue_->dropped = true;
+  queue_->changed.NotifyAll();
 }
 
-absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout) {
+bool FileRelay::Transfer::Await(Nanos timeout, v1::SendFileRequest& chunk, bool& heard) {
+  const MonoTime deadline = Clock::Real().Mono() + timeout;
   MutexLock lock(relay_.mutex_);
-  Queue& queue = relay_.queues_.at(request_);
-  while (queue.chunks.empty() && !queue.ended) {
-    // A wake-up for another transfer restarts the wait: it bounds silence, not the whole transfer.
-    if (!relay_.changed_.WaitFor(relay_.mutex_, timeout)) {
-      return DeadlineExceeded(fmt::format("{} did not send the file", node_));
+  while (queue_->chunks.empty() && !queue_->ended) {
+    const Nanos left = deadline - Clock::Real().Mono();
+    heard = queue_->heard;
+    if (left <= Nanos(0)) return false;
+    queue_->changed.WaitFor(relay_.mutex_, left);
+  }
+  if (queue_->chunks.empty()) return true;
+  chunk = std::move(queue_->chunks.front());
+  queue_->chunks.pop_front();
+  queue_->changed.NotifyAll();
+  return true;
+}
+
+absl::Status FileRelay::Transfer::Silent(Nanos timeout) const {
+  if (queue_->attempt_uid.empty()) {
+    return DeadlineExceeded(fmt::format("{} did not send the file", queue_->node));
+  }
+  return DeadlineExceeded(fmt::format("the job on {} has not answered for {} s", queue_->node,
+                                      std::chrono::ceil<std::chrono::seconds>(timeout).count()));
+}
+
+absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout, const Gone& gone) {
+  const MonoTime deadline = Clock::Real().Mono() + timeout;
+  v1::SendFileRequest chunk;
+  for (;;) {
+    const Nanos left = deadline - Clock::Real().Mono();
+    bool heard = false;
+    if (Await(std::min(left, kSeesGone), chunk, heard)) break;
+    if (gone && gone()) return absl::CancelledError("the caller has gone");
+    if (left <= kSeesGone) return Silent(timeout);
+    const bool asks = !queue_->attempt_uid.empty();
+    // A node that sends already does so in a call of its own, which outlasts its stream.
+    if (!heard && !relay_.registry_.IsConnected(queue_->node)) {
+      return Unavailable(Away(queue_->node, asks));
     }
   }
-  if (queue.chunks.empty()) return v1::SendFileRequest();
-  v1::SendFileRequest chunk = std::move(queue.chunks.front());
-  queue.chunks.pop_front();
-  relay_.changed_.NotifyAll();
   if (!chunk.error().empty()) {
-    return NotFound(fmt::format("{}: {}", node_, Plain(chunk.error(), 1000)));
+    return NotFound(fmt::format("{}: {}", queue_->node, Plain(chunk.error(), 1000)));
   }
   return chunk;
 }
 
 absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node) {
+  const MonoTime deadline = Clock::Real().Mono() + kPatience;
   MutexLock lock(mutex_);
+  const auto found = queues_.find(chunk.request());
+  const std::shared_ptr<Queue> queue = found == queues_.end() ? nullptr : found->second;
   while (true) {
-    const auto queue = queues_.find(chunk.request());
-    if (queue == queues_.end() || (!node.empty() && queue->second.node != node)) {
+    if (queue == nullptr || queue->dropped || (!node.empty() && queue->node != node)) {
       return NotFound("nobody waits for this file any more");
     }
     const auto size = static_cast<int64_t>(chunk.data().size());
     if (chunk.error().empty() &&
-        (chunk.offset() != queue->second.next || chunk.total_size() < chunk.offset() ||
+        (chunk.offset() != queue->next || chunk.total_size() < chunk.offset() ||
          chunk.total_size() - chunk.offset() < size)) {
       return InvalidArgument(fmt::format("offset: {} bytes at {} of {} are not what follows at {}",
-                                         size, chunk.offset(), chunk.total_size(),
-                                         queue->second.next));
+                                         size, chunk.offset(), chunk.total_size(), queue->next));
     }
-    if (queue->second.chunks.size() < kMaxQueuedChunks) {
-      queue->second.next += size;
-      queue->second.chunks.push_back(std::move(chunk));
-      changed_.NotifyAll();
+    queue->heard = true;
+    if (queue->chunks.size() < kMaxQueuedChunks) {
+      queue->next += size;
+      queue->chunks.push_back(std::move(chunk));
+      queue->changed.NotifyAll();
       return absl::OkStatus();
     }
-    if (!changed_.WaitFor(mutex_, kPatience)) {
-      return DeadlineExceeded("the reader of this file takes nothing");
-    }
+    const Nanos left = deadline - Clock::Real().Mono();
+    if (left <= Nanos(0)) return DeadlineExceeded("the reader of this file takes nothing");
+    queue->changed.WaitFor(mutex_, left);
   }
 }
 
 void FileRelay::End(const std::string& request) {
   MutexLock lock(mutex_);
   const auto queue = queues_.find(request);
-  if (queue != queues_.end()) queue->second.ended = true;
-  changed_.NotifyAll();
+  if (queue == queues_.end()) return;
+  queue->second->ended = true;
+  queue->second->changed.NotifyAll();
 }
 
 }  // namespace sft::server

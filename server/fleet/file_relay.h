@@ -14,32 +14,57 @@
 
 namespace sft::server {
 
-// Relays a node's file to a caller of the server: FetchFile goes down the node's stream, the node
-// answers with a SendFile call, and its chunks pass through a bounded queue. Thread-safe.
+// Relays a node's file, or a job's answer, to a caller of the server: FetchFile or Ask goes down
+// the node's stream, the node answers with a SendFile call, and its chunks pass through a bounded
+// queue. Files and questions are counted apart, so that neither keeps out the other. Thread-safe.
 class FileRelay {
  public:
   static constexpr size_t kMaxQueuedChunks = 8;
-  static constexpr int kMaxTransfers = 16;
+  static constexpr int kMaxTransfers = 16;  // files
+  static constexpr int kMaxQuestions = 256, kMaxQuestionsOfJob = 64;
+  // A node answers each in a stream of its own, and needs others for its deliveries.
+  static constexpr int kMaxQuestionsOfNode = 80;
   // Longest wait for the other side before a transfer is abandoned.
   static constexpr std::chrono::seconds kPatience{30};
 
   explicit FileRelay(WorkerRegistry& registry) : registry_(registry) {}
 
+  // Whether the caller that a transfer is for has gone.
+  using Gone = std::function<bool()>;
+
+ private:
+  // Guarded by mutex_.
+  struct Queue {
+    std::string node;
+    std::string attempt_uid;  // that is asked; empty: a file is fetched
+    int64_t next = 0;         // offset of the next chunk
+    std::deque<v1::SendFileRequest> chunks;
+    bool heard = false;    // a chunk has come
+    bool ended = false;    // by the node
+    bool dropped = false;  // by the reader
+    CondVar changed;
+  };
+
+ public:
   // The receiving end.
   class Transfer {
    public:
     ~Transfer();
     // The next chunk; an empty one at the end of the file. DEADLINE_EXCEEDED when the node sends
-    // nothing for kPatience or `timeout`.
-    absl::StatusOr<v1::SendFileRequest> Next(Nanos timeout = kPatience);
+    // nothing for kPatience or `timeout`, CANCELLED soon after `gone`.
+    absl::StatusOr<v1::SendFileRequest> Next(Nanos timeout = kPatience, const Gone& gone = nullptr);
 
    private:
     friend class FileRelay;
-    Transfer(FileRelay& relay, std::string request, std::string node)
-        : relay_(relay), request_(std::move(request)), node_(std::move(node)) {}
+    Transfer(FileRelay& relay, std::string request, std::shared_ptr<Queue> queue)
+        : relay_(relay), request_(std::move(request)), queue_(std::move(queue)) {}
+    // Waits at most so long for a chunk or the end; true when there is one. `heard`: some chunk
+    // has come by now.
+    bool Await(Nanos timeout, v1::SendFileRequest& chunk, bool& heard);
+    absl::Status Silent(Nanos timeout) const;
     FileRelay& relay_;
     const std::string request_;
-    const std::string node_;
+    const std::shared_ptr<Queue> queue_;
   };
 
   // UNAVAILABLE when the node is not connected, RESOURCE_EXHAUSTED at kMaxTransfers. `jobs`: jobs
@@ -49,6 +74,8 @@ class FileRelay {
                                                   const std::vector<std::string>& jobs);
 
   // The same for a question to an attempt that serves: the chunks are lines of the answer.
+  // RESOURCE_EXHAUSTED at kMaxQuestions, at kMaxQuestionsOfJob of this
+  // attempt and at kMaxQuestionsOfNode.
   absl::StatusOr<std::unique_ptr<Transfer>> Ask(const std::string& node,
                                                 const std::string& attempt_uid,
                                                 const std::string& question);
@@ -61,21 +88,16 @@ class FileRelay {
   void End(const std::string& request);
 
  private:
-  struct Queue {
-    std::string node;
-    int64_t next = 0;  // offset of the next chunk
-    std::deque<v1::SendFileRequest> chunks;
-    bool ended = false;
-  };
   // Sends the node its request, which `fill` completes.
   using Fill = std::function<void(const std::string& request, v1::ServerMessage& message)>;
-  absl::StatusOr<std::unique_ptr<Transfer>> Begin(const std::string& node, int64_t offset,
+  absl::StatusOr<std::unique_ptr<Transfer>> Begin(const std::shared_ptr<Queue>& queue,
                                                   const Fill& fill);
+  // OK where there is room for one more such transfer.
+  absl::Status HasRoom(const Queue& wanted) const SFT_REQUIRES(mutex_);
 
   WorkerRegistry& registry_;
   Mutex mutex_;
-  CondVar changed_;
-  std::map<std::string, Queue> queues_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<Queue>> queues_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::server

@@ -427,6 +427,12 @@ std::vector<std::pair<std::string, v1::ModelDownload>> WorkerRegistry::Downloads
   return all;
 }
 
+bool WorkerRegistry::IsConnected(const std::string& node) const {
+  MutexLock lock(mutex_);
+  const auto entry = entries_.find(node);
+  return entry != entries_.end() && entry->second.link != nullptr;
+}
+
 bool WorkerRegistry::Send(const std::string& node, const v1::ServerMessage& message) {
   std::shared_ptr<WorkerLink> link;
   {

@@ -77,6 +77,7 @@ class WorkerRegistry {
 
   // Ends a node's stream, if it has one; the node may dial again.
   void Close(const std::string& node, const absl::Status& why);
+  bool IsConnected(const std::string& node) const;
   // Sends to a node's stream; false when it is not connected.
   bool Send(const std::string& node, const v1::ServerMessage& message);
   // Sends the desired set unless it equals the last one sent on the stream.

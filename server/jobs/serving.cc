@@ -90,12 +90,14 @@ absl::StatusOr<Serving::Place> Serving::Find(const std::string& name) {
   return place;
 }
 
-absl::Status Serving::Ask(const v1::GenerateRequest& request, const Take& take) {
+absl::Status Serving::Ask(const v1::GenerateRequest& request, const Take& take,
+                          const FileRelay::Gone& gone) {
   SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
   SFT_ASSIGN_OR_RETURN(const Place place, Find(request.name()));
   SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Ask(place.node, place.attempt_uid, question));
   for (;;) {
-    const absl::StatusOr<v1::SendFileRequest> line = transfer->Next();
+    const absl::StatusOr<v1::SendFileRequest> line = transfer->Next(FileRelay::kPatience, gone);
+    if (absl::IsCancelled(line.status())) return line.status();
     // Whatever it is: the job may be there in a moment.
     if (!line.ok()) return Unavailable(Message(line.status()));
     if (line->data().empty()) return Unavailable("the job's process ended before its answer");

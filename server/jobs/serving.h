@@ -17,8 +17,10 @@ class Serving {
 
   // Returns false when the reader is gone.
   using Take = std::function<bool(const v1::GenerateResponse& piece)>;
-  // As JobService.Generate, whose caller may ask this job. Waits for the node.
-  absl::Status Ask(const v1::GenerateRequest& request, const Take& take);
+  // As JobService.Generate, whose caller may ask this job. Waits for the node, until `gone` says
+  // that the reader has gone.
+  absl::Status Ask(const v1::GenerateRequest& request, const Take& take,
+                   const FileRelay::Gone& gone = nullptr);
 
  private:
   struct Place {

@@ -116,8 +116,9 @@ absl::Status JobService::ReadTensorBoard(CallContext&, const v1::ReadTensorBoard
 
 absl::Status JobService::Generate(CallContext&, const v1::GenerateRequest& request,
                                   Sink<v1::GenerateResponse>& sink) {
-  return serving_.Ask(request,
-                      [&](const v1::GenerateResponse& piece) { return sink.Write(piece); });
+  return serving_.Ask(
+      request, [&](const v1::GenerateResponse& piece) { return sink.Write(piece); },
+      [&] { return sink.Gone(); });
 }
 
 }  // namespace sft::server

@@ -202,6 +202,7 @@ gpu_type = "H100"
 time_limit = "1h"
 [generate]
 max_new_tokens = 12
+batch = 4
 """)
         result = self.sftctl("submit", serve, "--json")
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
@@ -218,6 +219,15 @@ max_new_tokens = 12
         refused = self.chat(job, "--top-p", "2", lines=["hello"])
         self.assertIn("top_p is 2", refused.stderr)
         self.assertEqual(refused.returncode, 5, refused.stderr)
+        # The conversation goes on after a question that failed.
+        mixed = self.chat(job, lines=["hello", "x" * 1000, "again"])
+        self.assertIn("do not fit into keys and values of 256 tokens", mixed.stderr)
+        self.assertIn("questions that were not answered: 1", mixed.stderr)
+        self.assertEqual(mixed.stdout.splitlines(), [said[0][len("[trained] "):], "", said[2][len("[trained] "):]])
+        # The model's 64 positions for each of four at once; longer answers get what there is.
+        self.assertIn("keeps keys and values of 256 tokens", self.sftctl("logs", job).stdout)
+        most = self.chat(job, "--max-new-tokens", 1000000, lines=["hello"])
+        self.assertEqual(most.returncode, SUCCEEDED, most.stderr)
         self.sftctl("cancel", job)
         self.assert_ends(job, 12)
         # A chat without a job makes its own, and ends it.

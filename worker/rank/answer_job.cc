@@ -68,7 +68,9 @@ AnswerOptions OptionsFor(const Launch& launch) {
                        .seed = g.seed},
           .stop = g.stop,
           .most_requests = g.batch,
-          .samples = g.num_samples};
+          .samples = g.num_samples,
+          .memory_budget_gb = launch.spec.compute.memory_budget_gb,
+          .processes = launch.file.local_ranks};
 }
 
 void LimitMemory(const spec::JobSpec& spec, const Device& device) {

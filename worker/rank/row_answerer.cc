@@ -9,6 +9,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/host_memory.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
@@ -90,6 +91,25 @@ void CheckOptions(const AnswerOptions& options) {
   }
 }
 
+CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& generator,
+                      const Device& device) {
+  CacheRoom room{.token_bytes = generator.CacheTokenBytes(), .device = device.Name()};
+  if (device.cuda == nullptr) {
+    room.free_bytes = ReadOrThrow(io::AvailableMemory()) / std::max(options.processes, 1);
+    room.usable_bytes = room.free_bytes / 4;
+    return room;
+  }
+  const int index = device.torch.index();
+  const engine::CudaMemory held = device.cuda->devices->Memory(index);
+  room.free_bytes = device.cuda->devices->DriverMemory(index).free + held.reserved - held.allocated;
+  if (options.memory_budget_gb > 0) {
+    const auto budget = static_cast<int64_t>(options.memory_budget_gb * 1e9);
+    room.free_bytes = std::min(room.free_bytes, std::max<int64_t>(0, budget - held.allocated));
+  }
+  room.usable_bytes = room.free_bytes / 10 * 9;
+  return room;
+}
+
 engine::ChatTokenizer OpenTokenizer(const AnswerOptions& options) {
   const fs::path adapter = options.adapter;
   const bool own = !options.adapter.empty() && fs::exists(adapter / "tokenizer.json");
@@ -139,9 +159,11 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
   }
   generator_.emplace(engine::GeneratorOptions{
       .model_dir = options.model, .adapter_dir = options.adapter, .device = device.torch});
-  engine::BatchOptions limits{.most_requests = options.most_requests};
-  limits.cache_tokens = std::max(limits.cache_tokens, longest + options.max_new_tokens);
-  batch_ = generator_->MakeBatch(limits);
+  const int64_t at_once = std::min<int64_t>(options.most_requests, last - first);
+  const CacheRoom room = CacheRoomOf(options, *generator_, device);
+  batch_ = generator_->MakeBatch(
+      {.cache_tokens = CacheTokens(at_once, longest + options.max_new_tokens, room),
+       .most_requests = options.most_requests});
   for (size_t i = 0; i < requests.size(); ++i) {
     naming(first + static_cast<int64_t>(i), [&] { batch_->Add(std::move(requests[i])); });
   }

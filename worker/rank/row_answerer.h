@@ -12,6 +12,7 @@
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/generate/batch_generator.h"
 #include "worker/engine/generate/generator.h"
+#include "worker/rank/cache_room.h"
 #include "worker/rank/device.h"
 
 namespace sft::rank {
@@ -23,9 +24,16 @@ struct AnswerOptions {
   int64_t max_new_tokens = 256;
   engine::SamplingOptions sampling;  // its seed is the run's: each answer has one made of it
   std::vector<std::string> stop;
-  int most_requests = 32;  // answered at once
-  int samples = 1;         // answers to each prompt
+  int most_requests = 32;       // answered at once
+  int samples = 1;              // answers to each prompt
+  double memory_budget_gb = 0;  // of the GPU; 0: all of it
+  int processes = 1;            // that share this node's memory
 };
+
+// Room for keys and values beside the loaded weights: on a GPU what is free but a tenth, on a CPU a
+// quarter of the process's share of the node's memory.
+CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& generator,
+                      const Device& device);
 
 // Throws UserError for a number that is out of its range: before anything is loaded.
 void CheckOptions(const AnswerOptions& options);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
 #include "common/base/json.h"
@@ -29,6 +30,7 @@ namespace {
 constexpr int kIdleMs = 200;
 constexpr int kBacklog = 64;
 constexpr size_t kMostAskers = 256, kMostQuestionBytes = size_t{5} << 20;
+constexpr int64_t kConversationTokens = 4096;
 constexpr Nanos kSilence = std::chrono::seconds(5);
 
 void ThrowErrno(const std::string& what) {
@@ -83,11 +85,23 @@ void ServeJob::Load() {
   tokenizer_.emplace(OpenTokenizer(options_));
   generator_.emplace(engine::GeneratorOptions{
       .model_dir = options_.model, .adapter_dir = options_.adapter, .device = device.torch});
-  batch_ = generator_->MakeBatch({.most_requests = options_.most_requests});
+  MakeBatch(device);
   const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
   fmt::print("serves on {}, ready after {:.1f} s\n", device.Name(), seconds);
   context_.events.Write(channel::ReadyEvent{
       .rank = file.first_rank, .world = 1, .device = device.Name(), .seconds = seconds});
+}
+
+// Each of the questions that are answered at once has room for a long conversation and its answer.
+void ServeJob::MakeBatch(const Device& device) {
+  const int64_t positions = generator_->config().max_positions;
+  int64_t longest = options_.max_new_tokens + kConversationTokens;
+  if (positions > 0) longest = std::min(longest, positions);
+  const CacheRoom room = CacheRoomOf(options_, *generator_, device);
+  const int64_t tokens = CacheTokens(options_.most_requests, longest, room);
+  batch_ = generator_->MakeBatch({.cache_tokens = tokens, .most_requests = options_.most_requests});
+  fmt::print("keeps keys and values of {} tokens: {}\n", tokens,
+             BytesText(tokens * room.token_bytes));
 }
 
 io::UniqueFd ServeJob::Listen() const {
@@ -171,6 +185,10 @@ void ServeJob::Begin(Asker& asker) {
   if (!row.ok()) throw engine::UserError(std::string(Message(row.status())));
   request.prompt = EncodeRow(*tokenizer_, *row);
   asker.prompt_tokens = request.prompt.size();
+  // Who asks for more than can be answered gets what can: "length" says so. A prompt for which
+  // there is no room at all is refused.
+  const int64_t most = batch_->MostNewTokens(static_cast<int64_t>(asker.prompt_tokens));
+  if (most > 0) request.max_new_tokens = std::min(request.max_new_tokens, most);
   request.stop_ids = tokenizer_->stop_ids();
   request.stop_strings = asker.stop = options_.stop;
   request.decode = [this](std::span<const int32_t> ids) { return tokenizer_->DecodeAnswer(ids); };

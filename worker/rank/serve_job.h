@@ -60,6 +60,7 @@ class ServeJob {
 
   bool Stopped();
   void Load();
+  void MakeBatch(const Device& device);
   io::UniqueFd Listen() const;
   // Takes what has come, and waits for more where there is nothing else to do.
   void Receive(int listener);

@@ -14,7 +14,7 @@ namespace sft::worker {
 // as they come. A thread for each question, kMostAtOnce at most; more are refused.
 class Asker {
  public:
-  static constexpr int kMostAtOnce = 32;
+  static constexpr int kMostAtOnce = 256;
 
   // Both are borrowed.
   Asker(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}

@@ -162,7 +162,8 @@ class GrpcServerApi : public ServerApi {
   absl::Status SendLines(const std::string& request, const NextLine& next) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    Begin(context, kTransferDeadline);
+    // An answer may take hours; the server ends one of which it hears nothing.
+    context.AddMetadata(rpc::kIncarnationKey, incarnation_);
     v1::SendFileResponse response;
     const auto stream = worker->SendFile(&context, &response);
     v1::SendFileRequest chunk;

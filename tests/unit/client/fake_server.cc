@@ -75,6 +75,9 @@ class FakeServer::Jobs : public v1::JobService::Service {
   }
   grpc::Status CancelJob(grpc::ServerContext*, const v1::CancelJobRequest* request,
                          v1::Job* response) override {
+    if (fake_.cancels_lost > 0 && --fake_.cancels_lost >= 0) {
+      return {grpc::StatusCode::UNAVAILABLE, "the server restarts"};
+    }
     const auto job = fake_.jobs.find(IdOf(request->name()));
     if (job == fake_.jobs.end()) return NoJob(request->name());
     job->second.set_state(v1::Job::CANCELLING);
@@ -139,6 +142,21 @@ class FakeServer::Jobs : public v1::JobService::Service {
     writer->Write(response);
     return read.status;
   }
+  grpc::Status Generate(grpc::ServerContext*, const v1::GenerateRequest* request,
+                        grpc::ServerWriter<v1::GenerateResponse>* writer) override {
+    fake_.questions.push_back(*request);
+    const Answer& answer = Next(fake_.answers, answer_index_);
+    v1::GenerateResponse piece;
+    for (const std::string& text : answer.texts) {
+      piece.set_text(text);
+      writer->Write(piece);
+    }
+    piece.Clear();
+    piece.set_finish_reason(answer.error.empty() ? "stop" : "error");
+    piece.set_error(answer.error);
+    if (answer.status.ok()) writer->Write(piece);
+    return answer.status;
+  }
   grpc::Status ReadTensorBoard(grpc::ServerContext*, const v1::ReadTensorBoardRequest*,
                                grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) override {
     // A client that gives up goes on with its test while this still writes.
@@ -152,6 +170,7 @@ class FakeServer::Jobs : public v1::JobService::Service {
   size_t watch_index_ = 0;
   size_t log_index_ = 0;
   size_t metric_index_ = 0;
+  size_t answer_index_ = 0;
 };
 
 class FakeServer::Data : public v1::DataService::Service {

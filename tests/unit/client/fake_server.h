@@ -44,6 +44,17 @@ class FakeServer {
   std::vector<v1::Checkpoint> checkpoints, written;
   v1::CheckpointJobResponse asked;
 
+  // Each Generate takes the next of these; the last one is repeated.
+  struct Answer {
+    std::vector<std::string> texts;
+    grpc::Status status;
+    std::string error;  // of the last piece
+  };
+  std::vector<Answer> answers;
+  std::vector<v1::GenerateRequest> questions;
+  // That many calls of CancelJob find no server.
+  int cancels_lost = 0;
+
   // When jobs are listed; the answer is then kept back until the client ends the call.
   std::function<void()> on_list;
 

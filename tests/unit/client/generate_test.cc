@@ -86,5 +86,14 @@ TEST_F(GenerateTest, WhoAnswersMustBeSaidOnce) {
   EXPECT_TRUE(server_.submitted.empty());
 }
 
+TEST_F(GenerateTest, TheJobIsOfTheProjectOfWhatAnswers) {
+  server_.jobs["job-a"].set_name("projects/others/jobs/job-a");
+  EXPECT_EQ(Sftctl(server_, {"generate", "job-a", "--prompt", "a"}).code, kSucceeded);
+  EXPECT_EQ(server_.submitted.at(0).project(), "others");
+  EXPECT_EQ(Sftctl(server_, {"generate", "job-a", "--prompt", "a", "--project", "mine"}).code,
+            kSucceeded);
+  EXPECT_EQ(server_.submitted.at(1).project(), "mine");
+}
+
 }  // namespace
 }  // namespace sft::client

@@ -100,6 +100,12 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
   return waiting_.back().number;
 }
 
+int64_t BatchGenerator::MostNewTokens(int64_t prompt_tokens) const {
+  int64_t most = pages_.most() * PageTable::kPageTokens;
+  if (config_.learned_positions > 0) most = std::min(most, config_.learned_positions);
+  return most - prompt_tokens;
+}
+
 void BatchGenerator::Admit() {
   int64_t longest = 0;
   while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.most_requests) {

@@ -74,6 +74,9 @@ class BatchGenerator {
   // it can never be answered.
   int64_t Add(GenerationRequest request);
 
+  // Tokens of the longest answer that a prompt of so many tokens can get; below 1: it gets none.
+  int64_t MostNewTokens(int64_t prompt_tokens) const;
+
   // One forward. Returns the answers that were finished in it.
   std::vector<GenerationAnswer> Step();
 

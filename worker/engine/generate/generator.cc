@@ -152,6 +152,15 @@ std::unique_ptr<BatchGenerator> Generator::MakeBatch(const BatchOptions& options
                                           ComputeTypeOf(options_), optional_adapters_, options);
 }
 
+int64_t Generator::CacheTokenBytes() const {
+  int64_t values = 0;
+  for (const DecoderBlock& block : decoder_->blocks()) {
+    const SelfAttention& attention = block.attention;
+    if (!attention.borrows) values += 2 * attention.kv_heads * attention.head_dim;
+  }
+  return values * static_cast<int64_t>(c10::elementSize(ComputeTypeOf(options_)));
+}
+
 std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int max_tokens,
                                          std::span<const int32_t> stop_ids,
                                          const std::function<bool(int32_t)>& on_token) {

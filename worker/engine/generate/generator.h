@@ -44,6 +44,9 @@ class Generator {
   // Answers requests together, with this model's weights; it must outlive what it gives.
   std::unique_ptr<BatchGenerator> MakeBatch(const BatchOptions& options);
 
+  // Keys and values of one token in all layers, in bytes.
+  int64_t CacheTokenBytes() const;
+
   // Logits of every token of one document [T, V].
   at::Tensor Logits(std::span<const int32_t> tokens);
 

@@ -9,6 +9,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/server_options.h"
 #include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/worker_service.grpc.pb.h"
 
 namespace sft::worker {
 namespace {
@@ -42,6 +43,46 @@ TEST(ServerApiTest, AStopEndsAStalledDownload) {
       [&] { return service.asked.load(); });
   EXPECT_TRUE(absl::IsAborted(status)) << status;
   server->Shutdown();
+}
+
+// Keeps the deadline of a call, and what it sends.
+class LineServer : public v1::WorkerService::Service {
+ public:
+  grpc::Status SendFile(grpc::ServerContext* context,
+                        grpc::ServerReader<v1::SendFileRequest>* reader,
+                        v1::SendFileResponse*) override {
+    deadline = context->deadline();
+    v1::SendFileRequest chunk;
+    while (reader->Read(&chunk)) text += chunk.data();
+    return grpc::Status::OK;
+  }
+  std::chrono::system_clock::time_point deadline{};
+  std::string text;
+};
+
+TEST(ServerApiTest, AnAnswerMayTakeAsLongAsItTakes) {
+  LineServer service;
+  grpc::ServerBuilder builder;
+  rpc::SetServerOptions(builder);
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+  const auto api = MakeServerApi(
+      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
+      "life-1");
+  std::vector<std::string> lines = {"", "two\n", "one\n"};
+  EXPECT_TRUE(api->SendLines("request",
+                             [&]() -> absl::StatusOr<std::string> {
+                               std::string line = lines.back();
+                               lines.pop_back();
+                               return line;
+                             })
+                  .ok());
+  server->Shutdown();
+  EXPECT_EQ(service.text, "one\ntwo\n");
+  EXPECT_EQ(service.deadline, std::chrono::system_clock::time_point::max());
 }
 
 }  // namespace

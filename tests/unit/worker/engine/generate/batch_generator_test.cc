@@ -148,6 +148,21 @@ TEST_F(BatchGeneratorTest, TheNumberOfThreadsChangesNothing) {
   ExpectSame(many, one);
 }
 
+TEST_F(BatchGeneratorTest, WhatOnePromptCanGetAndWhatItsKeysTake) {
+  Generator generator = Open();
+  const auto batch = generator.MakeBatch({.cache_tokens = 90});  // six pages
+  EXPECT_EQ(batch->MostNewTokens(40), 96 - 40);
+  GenerationRequest request;
+  request.prompt = Prompt(40, 1);
+  request.max_new_tokens = 96 - 40;
+  EXPECT_EQ(Answers(generator, {request}, {.cache_tokens = 90})[0].tokens.size(), 56u);
+  ++request.max_new_tokens;
+  EXPECT_THAT(Refusal(request, {.cache_tokens = 90}), HasSubstr("do not fit"));
+  // Keys and values, fp32.
+  const ModelConfig& config = generator.config();
+  EXPECT_EQ(generator.CacheTokenBytes(), config.layers * 2 * config.kv_heads * config.head_dim * 4);
+}
+
 // Pages are few enough that requests wait for those of others, and get them in another order.
 TEST_F(BatchGeneratorTest, PagesUsedAgainChangeNothing) {
   Generator generator = Open();
