@@ -13,7 +13,7 @@ import unittest
 import harness
 from families_test import GOLDENS, write_tokenizer
 
-ROWS, NEW_TOKENS, LONG = 1000, 8, 128
+ROWS, NEW_TOKENS, LONG = 1000, 8, 256
 SUCCEEDED, USAGE, USER_FAILURE = 0, 2, 10
 
 
@@ -116,7 +116,7 @@ seed = 3
         job = self.submit_generate(ranks=2, tokens=LONG, generate=long + "batch = 1")
         # Each kill waits for answers that are news: there is something to lose and to repeat.
         for kill, what in enumerate(("rank", "node-a", "rank", "server", "rank")):
-            self.wait_for_step(job, step=(kill + 1) * ROWS // 7)
+            self.wait_for_step(job, step=(kill + 1) * ROWS // 10)
             attempt = self.status(job)["attempt"]
             if what == "rank":
                 os.kill(self.ranks()[0], signal.SIGKILL)
