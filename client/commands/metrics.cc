@@ -44,7 +44,7 @@ std::vector<std::string> Row(const v1::Metric& metric) {
           Bytes(metric.gpu_memory_bytes())};
 }
 
-// Of a job that answers prompts.
+// The row of a table of metrics, for a job that answers prompts.
 std::vector<std::string> AnswersRow(const v1::Metric& metric) {
   return {std::to_string(metric.step()), std::to_string(metric.total_steps()),
           std::to_string(metric.tokens()), Count(metric.tokens_per_second())};

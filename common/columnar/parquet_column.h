@@ -32,7 +32,7 @@ class ColumnReader {
   // Levels of the place that the column stands at.
   int definition() const { return definition_; }
   int repetition() const { return repetition_; }
-  // Of a place whose definition is the leaf's greatest. Valid until Next.
+  // The value at a place whose definition is the leaf's greatest. Valid until Next.
   const Value& value() const { return value_; }
   const Leaf& leaf() const { return leaf_; }
   // Whether Next has gone behind the last place.

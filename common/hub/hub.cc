@@ -36,7 +36,7 @@ constexpr size_t kMaxListing = 64 << 20;
 constexpr size_t kMaxAnswer = 4 << 20;
 constexpr int kMaxPages = 1000;
 constexpr int kMaxRedirects = 10;
-// Of all files of a repository: no disk holds more.
+// Limit on the size of a repository, all files together: no disk holds more.
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
 constexpr seconds kLongestBackoff{30};
 // What a hub may ask us to wait at once.

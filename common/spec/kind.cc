@@ -14,7 +14,7 @@ constexpr std::string_view kKindKey = "job.kind", kAdapterKey = "job.adapter";
 constexpr std::string_view kOfTraining[] = {"training.", "hyperparameters.", "lora.",
                                             "quantization.", "checkpoint."};
 constexpr std::string_view kOfGeneration[] = {"generate."};
-// Of [data], whose other keys are about what is learnt from its rows.
+// Keys of [data] that both kinds have; the others are about what is learnt from its rows.
 constexpr std::string_view kDataOfBoth[] = {"data.topology.", "data.chat_template",
                                             "data.max_examples"};
 // What a job without a file of prompts has no use for.

@@ -408,7 +408,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     draft.FillDefaults();
     WarnIdle(&draft);
     resolution.values = draft.Values();
-    // Of an unknown kind all are shown.
+    // A job whose kind is not known shows all keys.
     const std::string kind = draft.Faulty({"job.kind"}) ? "" : draft.String("job.kind");
     std::erase_if(resolution.values, [&](const ResolvedValue& value) {
       return !kind.empty() && !IsOfKind(*FindField(value.key), kind);

@@ -57,7 +57,7 @@ class Planner {
   spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);
 
  private:
-  // Of a job that answers prompts.
+  // For jobs that answer prompts, which need the weights alone.
   std::optional<spec::Problem> CheckWeightsFit(const plan::ModelShape& shape,
                                                const spec::JobSpec& spec);
   std::optional<spec::Problem> CheckFits(const plan::ModelShape& shape, const spec::JobSpec& spec);

@@ -62,8 +62,7 @@ bool IsAligned(const Tensor& rows) {
          rows.stride(0) * rows.element_size() % 16 == 0;
 }
 
-// Tiles of `tile` rows that are at most those of one launch are products of our own where that is
-// faster than cuBLAS's: `launch` makes one, of rows [first, first + count).
+// Makes a product by our own kernels, a launch for each tile: of rows [first, first + count).
 void LaunchTiles(int64_t rows, int64_t tile,
                  const std::function<cudaError_t(int64_t first, int64_t count)>& launch) {
   for (int64_t first = 0; first < rows; first += tile) {

@@ -1,7 +1,6 @@
 #include "worker/engine/generate/paged_decoder.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/stack.h>
@@ -38,8 +37,7 @@ constexpr int64_t kPlaces = 3, kIsLong = 5, kAdapted = 6, kColumns = 7;
 PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
                            const at::TensorOptions& activations, int64_t most_pages,
                            int64_t requests)
-    : config_(config),
-      decoder_(decoder),
+    : decoder_(decoder),
       activations_(activations),
       most_pages_(most_pages),
       requests_(requests),
@@ -54,12 +52,12 @@ void PagedDecoder::Reserve(int64_t tokens, int64_t pages) {
   if (positions_.Reserve(tokens)) ++moves_;
   // A GPU has all of them from the start, and one more for padding: a recording knows where they
   // are, and its memory is not wanted for anything else.
-  const int64_t wanted = on_gpu() ? most_pages_ + 1 : pages;
+  const int64_t most = on_gpu() ? most_pages_ + 1 : most_pages_;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const SelfAttention& attention = decoder_.blocks()[layer].attention;
     if (attention.borrows) continue;
-    layers_[layer].Reserve(wanted, wanted == pages ? most_pages_ : wanted,
-                           {attention.kv_heads, attention.head_dim}, activations_);
+    layers_[layer].Reserve(on_gpu() ? most : pages, most, {attention.kv_heads, attention.head_dim},
+                           activations_);
   }
 }
 
@@ -165,13 +163,6 @@ PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
 }
 
 PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
-  if (on_gpu()) return RecordedTokens(rows);
-  std::vector<int64_t> all(rows.size());
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  return Prompts(rows, all);
-}
-
-PagedDecoder::Scores PagedDecoder::RecordedTokens(std::span<const PagedRow> rows) {
   const auto used = static_cast<int64_t>(rows.size());
   if (used > kTokenTile) throw InternalError("a forward of more single tokens than a tile has");
   const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(used)));

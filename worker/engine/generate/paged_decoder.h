@@ -54,7 +54,7 @@ class PagedDecoder {
   };
   // Pieces of prompts: rows of one request follow each other. Scores of the rows that `last` names.
   Scores Prompts(std::span<const PagedRow> rows, std::span<const int64_t> last);
-  // One token of each of some requests; scores of all. At most kTokenTile on a GPU.
+  // On a GPU: one token of each of some requests, at most kTokenTile; scores of all.
   Scores Tokens(std::span<const PagedRow> rows);
 
  private:
@@ -81,9 +81,7 @@ class PagedDecoder {
     bool has_run = false;
     int64_t moves = -1;  // when it was recorded
   };
-  Scores RecordedTokens(std::span<const PagedRow> rows);
 
-  ModelConfig config_;
   Decoder& decoder_;
   at::TensorOptions activations_;
   int64_t most_pages_ = 0, requests_ = 0;

@@ -20,7 +20,7 @@ CacheRoom Room(int64_t free_tokens, int64_t usable_tokens) {
 
 TEST(CacheRoomTest, AllThatMayRunAtOnceHaveRoom) {
   EXPECT_EQ(CacheTokens(64, 2048, Room(1'000'000, 900'000)), 64 * 2048);
-  // Of whole pages each.
+  // Each has whole pages.
   EXPECT_EQ(CacheTokens(64, 2041, Room(1'000'000, 900'000)), 64 * 2048);
   EXPECT_EQ(CacheTokens(1, 20, Room(1'000'000, 900'000)), 32);
 }

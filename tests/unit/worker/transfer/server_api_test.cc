@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/rpc/channel.h"
@@ -13,6 +17,24 @@
 
 namespace sft::worker {
 namespace {
+
+// A service on a port of this machine, and the worker's side of it.
+struct Served {
+  explicit Served(grpc::Service& service) {
+    grpc::ServerBuilder builder;
+    rpc::SetServerOptions(builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&service);
+    server = builder.BuildAndStart();
+    if (server == nullptr) throw std::runtime_error("the server did not start");
+    api = MakeServerApi(
+        [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
+        "life-1");
+  }
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<ServerApi> api;
+};
 
 // Accepts the request for a blob and sends nothing.
 class SilentServer : public v1::DataService::Service {
@@ -28,21 +50,12 @@ class SilentServer : public v1::DataService::Service {
 
 TEST(ServerApiTest, AStopEndsAStalledDownload) {
   SilentServer service;
-  grpc::ServerBuilder builder;
-  rpc::SetServerOptions(builder);
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  ASSERT_NE(server, nullptr);
-  const auto api = MakeServerApi(
-      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
-      "life-1");
-  const absl::Status status = api->Download(
+  const Served served(service);
+  const absl::Status status = served.api->Download(
       "hash", 0, [](std::string_view) { return absl::OkStatus(); },
       [&] { return service.asked.load(); });
   EXPECT_TRUE(absl::IsAborted(status)) << status;
-  server->Shutdown();
+  served.server->Shutdown();
 }
 
 // Keeps the deadline of a call, and what it sends.
@@ -62,25 +75,17 @@ class LineServer : public v1::WorkerService::Service {
 
 TEST(ServerApiTest, AnAnswerMayTakeAsLongAsItTakes) {
   LineServer service;
-  grpc::ServerBuilder builder;
-  rpc::SetServerOptions(builder);
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  ASSERT_NE(server, nullptr);
-  const auto api = MakeServerApi(
-      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
-      "life-1");
+  const Served served(service);
   std::vector<std::string> lines = {"", "two\n", "one\n"};
-  EXPECT_TRUE(api->SendLines("request",
-                             [&]() -> absl::StatusOr<std::string> {
-                               std::string line = lines.back();
-                               lines.pop_back();
-                               return line;
-                             })
+  EXPECT_TRUE(served.api
+                  ->SendLines("request",
+                              [&]() -> absl::StatusOr<std::string> {
+                                std::string line = lines.back();
+                                lines.pop_back();
+                                return line;
+                              })
                   .ok());
-  server->Shutdown();
+  served.server->Shutdown();
   EXPECT_EQ(service.text, "one\ntwo\n");
   EXPECT_EQ(service.deadline, std::chrono::system_clock::time_point::max());
 }

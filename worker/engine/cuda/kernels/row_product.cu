@@ -102,7 +102,7 @@ __device__ __forceinline__ void TakeStep(float (&d)[kTiles][kEights][4],
                                          const Bf16* const (&rows)[kEights], int64_t step,
                                          const typename Weights::Shared& shared, int lane) {
   constexpr int kQuarter = Weights::kStep / 4, kWide = kQuarter < 8 ? kQuarter : 8;
-  // Of few rows all are loaded before the first is wanted.
+  // With few rows, all their elements are loaded before the first is wanted.
   constexpr int kLoads = kQuarter / kWide, kHeld = kEights == 1 ? kLoads : 1;
   Vec<Bf16, kWide> held[kHeld][kEights];
   const auto load = [&](int at) {
