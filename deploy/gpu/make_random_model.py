@@ -3,7 +3,7 @@
 
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
-SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gemma4-e2b, gemma4-e4b,
+SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-1b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gemma4-e2b, gemma4-e4b,
 gemma4-31b, gpt2-medium, or one that ends with "-tiny" for a first try. bf16 safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
 that all carry loss with data.loss_on = "all".
 
@@ -62,6 +62,7 @@ SHAPES = {
     "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, False),
     "qwen3-14b": Shape("qwen3", 5120, 17408, 40, 40, 8, 128, 151936, False),
     "qwen3-32b": Shape("qwen3", 5120, 25600, 64, 64, 8, 128, 151936, False),
+    "llama-1b": Shape("llama", 2048, 8192, 16, 32, 8, 64, 128256, True),
     "llama-8b": Shape("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
     "llama-70b": Shape("llama", 8192, 28672, 80, 64, 8, 128, 128256, False),
     "gemma3-4b": Shape("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262208, True),

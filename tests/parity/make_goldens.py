@@ -39,6 +39,8 @@ PARTS = ["families", "generation", "variants", "stored", "nf4", "int8", "schedul
 TENSOR_TOLERANCE = 1e-5
 SERIES_TOLERANCE = 1e-4
 NORM_TOLERANCE = 5e-3
+# Logarithms of probabilities are kept with five decimals, so that the last one may be rounded otherwise.
+LOG_PROBABILITY_TOLERANCE = 2e-5
 
 
 def tensor_differences(name, made, kept):
@@ -57,16 +59,16 @@ def tensor_differences(name, made, kept):
             yield f"{name}: {key}: differs by {(a - b).norm() / b.norm():.1e} of its norm"
 
 
-def number_differences(name, made, kept, tolerance):
-    """Compares two JSON values; numbers may differ by the tolerance."""
+def number_differences(name, made, kept, tolerance, absolute=0.0):
+    """Compares two JSON values; numbers may differ by the relative or the absolute tolerance."""
     if isinstance(kept, dict) and isinstance(made, dict) and made.keys() == kept.keys():
         for key in kept:
-            yield from number_differences(f"{name}: {key}", made[key], kept[key], tolerance)
+            yield from number_differences(f"{name}: {key}", made[key], kept[key], tolerance, absolute)
     elif isinstance(kept, list) and isinstance(made, list) and len(made) == len(kept):
         for i, pair in enumerate(zip(made, kept)):
-            yield from number_differences(f"{name}[{i}]", *pair, tolerance)
+            yield from number_differences(f"{name}[{i}]", *pair, tolerance, absolute)
     elif isinstance(kept, float) and isinstance(made, float):
-        if not abs(made - kept) <= tolerance * abs(kept):
+        if not abs(made - kept) <= max(tolerance * abs(kept), absolute):
             yield f"{name}: {made} against {kept}"
     elif made != kept:
         yield f"{name}: {made} against {kept}"
@@ -99,6 +101,9 @@ def differences(out, parts):
             elif part == "schedules":
                 yield from number_differences(str(name), json.loads(made.read_text()),
                                               json.loads(kept.read_text()), 1e-12)
+            elif part == "generation":
+                yield from number_differences(str(name), json.loads(made.read_text()),
+                                              json.loads(kept.read_text()), 0.0, LOG_PROBABILITY_TOLERANCE)
             elif made.read_bytes() != kept.read_bytes():
                 yield f"{name}: differs"
 

@@ -96,6 +96,10 @@ UNSLOTH_32B = (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, Fal
 FSDP_FP32 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32"}
 FSDP_BF16 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
 
+SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
+SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
+                 Goal("setting", 3.9, subject="one GPU", setting="four GPUs"))
+
 ROWS = (
     Row("qlora-8b-seq2048", "qwen3-8b", "qlora", 2048, 16384, 1,
         (Ours("bf16"),), UNSLOTH_8B,
@@ -122,6 +126,9 @@ ROWS = (
     Row("qlora-32b-seq4096-four-gpus", "qwen3-32b", "qlora", 4096, 65536, 4,
         (Ours("one GPU", gpus=1, job=ANY_ORDER), Ours("four GPUs", job=ANY_ORDER)), (),
         (Goal("setting", 3.9, subject="one GPU", setting="four GPUs"),)),
+    # Data parallel, the same work a GPU on one, two and four.
+    Row("qlora-8b-seq2048-four-gpus", "qwen3-8b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
+    Row("qlora-1b-seq2048-four-gpus", "llama-1b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
     Row("qlora-32b-seq4096-fp8", "qwen3-32b", "qlora", 4096, 16384, 1,
         (Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),
          Ours("fp8 any order", job={**FP8, **ANY_ORDER}, tolerance=TOLERANCE_FP8)), UNSLOTH_32B,
