@@ -67,18 +67,19 @@ TEST_F(GenerationOpsTest, SmallProductsHaveKernelsOfTheirOwn) {
   }
 }
 
-at::Tensor Nf4ProductOf(const at::Tensor& a, const ops::Nf4Codes& nf4, const at::Tensor& addend,
+at::Tensor Nf4ProductOf(const at::Tensor& a, const ops::Nf4Codes& packed, const at::Tensor& addend,
                         int64_t tile) {
-  const int64_t outputs = nf4.codes.numel() * 2 / a.size(1);
-  at::Tensor out = at::empty({a.size(0), outputs}, a.options());
-  ops::Nf4RowProduct(out, a, nf4.codes.view({outputs, -1}), nf4.absmax.view({outputs, -1}), addend,
-                     tile);
+  at::Tensor out = at::empty(addend.sizes(), a.options());
+  ops::Nf4RowProduct(out, a, packed.codes, packed.absmax, addend, tile);
   return out;
 }
 
 TEST_F(GenerationOpsTest, ProductsWithNf4EqualThoseWithItsValuesAndDoNotSeeTheirNeighbours) {
-  for (const auto& [outputs, inputs] :
-       {std::pair<int64_t, int64_t>{4096, 4096}, {1000, 128}, {48, 12288}, {40, 576}}) {
+  for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{4096, 4096},
+                                        {1000, 128},
+                                        {48, 12288},
+                                        {40, 576},
+                                        {24576, 256}}) {
     const at::Tensor a = ToGpu(Normal({150, inputs}, 1).to(at::kBFloat16));
     const at::Tensor weight = ToGpu(Normal({outputs, inputs}, 2));
     const at::Tensor addend = ToGpu(Normal({150, outputs}, 3).to(at::kBFloat16));
@@ -87,12 +88,20 @@ TEST_F(GenerationOpsTest, ProductsWithNf4EqualThoseWithItsValuesAndDoNotSeeTheir
     ops::Nf4Dequantize(values, nf4.codes, nf4.absmax);
     const at::Tensor expected =
         at::addmm(addend.to(at::kFloat), a.to(at::kFloat), values.to(at::kFloat).t());
-    const at::Tensor all = Nf4ProductOf(a, nf4, addend, 64);
+    const ops::Nf4Codes packed =
+        ops::Nf4Prepack(nf4.codes.view({outputs, -1}), nf4.absmax.view({outputs, -1}));
+    const at::Tensor all = Nf4ProductOf(a, packed, addend, 64);
     EXPECT_LT(RelativeError(all, expected), 4e-3) << outputs << " x " << inputs;
-    EXPECT_LT(RelativeError(Nf4ProductOf(a, nf4, addend, 512), expected), 4e-3);
+    EXPECT_LT(RelativeError(Nf4ProductOf(a, packed, addend, 512), expected), 4e-3);
+    const at::Tensor wide = a.to(at::kFloat), wide_addend = addend.to(at::kFloat);
+    ops::Nf4Dequantize(values = at::empty({outputs, inputs}, wide.options()), nf4.codes,
+                       nf4.absmax);
+    EXPECT_LT(RelativeError(Nf4ProductOf(wide, packed, wide_addend, 512),
+                            at::addmm(wide_addend, wide, values.t())),
+              1e-5);
     for (const int64_t count : {1, 8, 9, 17, 40, 64}) {
       EXPECT_TRUE(
-          SameBits(Nf4ProductOf(a.narrow(0, 70, count), nf4, addend.narrow(0, 70, count), 64),
+          SameBits(Nf4ProductOf(a.narrow(0, 70, count), packed, addend.narrow(0, 70, count), 64),
                    all.narrow(0, 70, count)))
           << count << " rows of " << outputs << " x " << inputs;
     }
@@ -194,6 +203,25 @@ TEST_F(GenerationOpsTest, WhatWasNotWrittenIsNotRead) {
     for (const bool pieces : {false, true}) {
       EXPECT_TRUE(at::isfinite(paged.OnGpu(q, places, 0, pieces)).all().item<bool>())
           << size << pieces;
+    }
+  }
+}
+
+TEST_F(GenerationOpsTest, ARequestOfNoNumbersLeavesItsNeighboursAlone) {
+  for (const int64_t size : {64, 128}) {
+    Paged paged(2, size, at::kBFloat16);
+    for (at::Tensor* kept : {&paged.k, &paged.v}) {  // request 0 has pages 20 to 39
+      kept->narrow(0, 20, 20).fill_(std::nan(""));
+    }
+    const at::Tensor places = PlacesOf({0, 30, 0, 31, 1, 7, 1, 8, 0, 32});
+    const at::Tensor q = Normal({5, 8, size}, 3).to(at::kBFloat16);
+    for (const bool pieces : {false, true}) {
+      const at::Tensor all = paged.OnGpu(q, places, 0, pieces);
+      const at::Tensor alone =
+          paged.OnGpu(q.narrow(0, 2, 2), places.narrow(0, 2, 2).contiguous(), 0, pieces);
+      EXPECT_TRUE(at::isfinite(alone).all().item<bool>());
+      EXPECT_TRUE(SameBits(alone, all.narrow(0, 2, 2))) << size << ", pieces " << pieces;
+      EXPECT_TRUE(at::isnan(all.narrow(0, 0, 2)).all().item<bool>());
     }
   }
 }

@@ -36,7 +36,7 @@ def job(kind):
         "job": {"model": "model", "data": "train.jsonl"},
         "compute": {"gpu_type": "CPU", "variant": "CPU-1x"},
         "training": TRAINING[kind],
-        "lora": LORA.get(kind, {}),
+        **({"lora": LORA[kind]} if kind in LORA else {}),
         "quantization": {"bits": 4 if kind == "stored" else 0},
         "hyperparameters": {
             "per_device_batch": 2, "global_batch": 2, "sequence_length": 64, "max_steps": 4,

@@ -83,6 +83,12 @@ bool IsSmallProduct(const Tensor& out, const Tensor& a, const Tensor& weight, in
          HasRowProduct(a.size(1)) && IsAligned(a) && IsAligned(weight);
 }
 
+// The rows of a weight with zeros behind them up to whole tiles of NF4.
+Tensor WholeTiles(const Tensor& rows) {
+  const int64_t count = (rows.size(0) + kNf4TileOutputs - 1) / kNf4TileOutputs * kNf4TileOutputs;
+  return count == rows.size(0) ? rows : WithZeros(rows, count);
+}
+
 }  // namespace
 
 void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
@@ -103,15 +109,30 @@ void RowProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
   TileProducts(out, a, weight, addend, alpha, tile);
 }
 
+ops::Nf4Codes Nf4Prepack(const Tensor& codes, const Tensor& absmax) {
+  const int64_t inputs = codes.size(1) * 2, steps = inputs / kNf4TileInputs;
+  if (!HasNf4RowProduct(inputs)) return {codes, absmax};
+  const Tensor bytes = WholeTiles(codes), scales = WholeTiles(absmax);
+  const int64_t tiles = bytes.size(0) / kNf4TileOutputs;
+  // [tile, half, output, step, block, quarter, byte] and [tile, half, output, step, block]
+  return {
+      bytes.view({tiles, 2, 8, steps, 2, 4, 8})
+          .permute({0, 3, 1, 2, 5, 4, 6})
+          .contiguous()
+          .view_as(bytes),
+      scales.view({tiles, 2, 8, steps, 2}).permute({0, 3, 2, 1, 4}).contiguous().view_as(scales)};
+}
+
 void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
                    const Tensor& addend, int64_t tile) {
-  CheckNf4Rows(a, codes, absmax);
+  CheckNf4Rows(out, a, codes, absmax);
   if (out.numel() == 0) return;
-  if (tile <= kMostProductRows && a.scalar_type() == at::kBFloat16 &&
-      out.scalar_type() == at::kBFloat16 && HasNf4RowProduct(a.size(1)) && IsAligned(a)) {
+  const bool tiles = HasNf4RowProduct(a.size(1));
+  if (tiles && tile <= kMostProductRows && a.scalar_type() == at::kBFloat16 &&
+      out.scalar_type() == at::kBFloat16 && IsAligned(a)) {
     const LaunchScope scope(a);
     LaunchTiles(a.size(0), tile, [&](int64_t first, int64_t count) {
-      const RowProductShape shape{count, codes.size(0), a.size(1)};
+      const RowProductShape shape{count, out.size(1), a.size(1)};
       Tensor results = out.narrow(0, first, count);
       return LaunchNf4RowProduct(shape, ReadFrom(a, first), codes.const_data_ptr<uint8_t>(),
                                  absmax.const_data_ptr<float>(), ReadFrom(addend, first),
@@ -119,8 +140,15 @@ void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tens
     });
     return;
   }
-  Tensor weight = at::empty({codes.size(0), a.size(1)}, a.options());
-  Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
+  Tensor weight = at::empty({out.size(1), a.size(1)}, a.options());
+  if (tiles) {
+    const LaunchScope scope(a);
+    C10_CUDA_CHECK(LaunchNf4TilesDequantize(
+        TypeOf(a, "Nf4RowProduct"), weight.size(0), weight.size(1), codes.const_data_ptr<uint8_t>(),
+        absmax.const_data_ptr<float>(), weight.mutable_data_ptr(), scope.stream()));
+  } else {
+    Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
+  }
   // Not by a kernel that starts to load its weight before the one that writes it has ended.
   TileProducts(out, a, weight, addend, 1.0, tile);
 }

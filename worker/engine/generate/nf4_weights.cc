@@ -62,7 +62,9 @@ Nf4Weights::Nf4Weights(const ModelLayout& layout, const BaseWeights& base) {
         absmax.push_back(read.view({member.rows, -1}));
         base.Done(param);
       }
-      if (!codes.empty()) matrices[i] = {at::cat(codes), at::cat(absmax)};
+      if (codes.empty()) continue;
+      const ops::Nf4Codes packed = ops::Nf4Prepack(at::cat(codes), at::cat(absmax));
+      matrices[i] = {packed.codes, packed.absmax};
     }
   }
 }

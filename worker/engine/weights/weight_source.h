@@ -24,7 +24,7 @@ struct Fp8Matrix {
   at::Tensor backward_scale;  // fp32 [K]
 };
 
-// A shared matrix in NF4 (kernels/nf4_tables.h): N outputs, K inputs, whole blocks a row.
+// A shared matrix in NF4, as ops::Nf4Prepack gives it: N outputs, K inputs.
 struct Nf4Matrix {
   at::Tensor codes;   // uint8 [N, K / 2]
   at::Tensor absmax;  // fp32 [N, K / 64]

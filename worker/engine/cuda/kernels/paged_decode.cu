@@ -1,10 +1,11 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "worker/engine/cuda/kernels/early.cuh"
 #include "worker/engine/cuda/kernels/paged_tiles.cuh"
 
-// Single tokens against their keys, of which one block takes a chunk of kChunk: few tokens then
-// keep the whole GPU busy. Chunks and the tiles within start at multiples of their size, and their
+// Single tokens against their keys, of which one block takes a chunk: few tokens then keep the
+// whole GPU busy. Chunks and the tiles within start at multiples of their size, and their
 // sums are joined in their order, so that a token's bits depend on its position and window alone.
 
 namespace sft::engine::cuda {
@@ -12,8 +13,14 @@ namespace {
 
 using paged::Bf16;
 
-constexpr int kWarps = 4, kTile = 16, kStages = 2, kChunk = 256;
+constexpr int kWarps = 4, kTile = 16, kStages = 2;
 constexpr int kRows = 16;  // query heads of a key head, at most
+
+// Keys of a chunk. Tokens that see little have small chunks, each done sooner.
+constexpr int64_t kShort = 1024, kShortChunk = 128, kLongChunk = 256;
+__device__ __forceinline__ int64_t ChunkOf(int64_t position) {
+  return position < kShort ? kShortChunk : kLongChunk;
+}
 
 // Sums of one chunk, of [tokens, heads, chunks]: values [.., size], and the largest score beside
 // the sum of weights.
@@ -41,7 +48,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int kv_head = static_cast<int>(blockIdx.y);
   const int64_t last = places[2 * token + 1];
   const int64_t seen_from = paged::FirstSeen(last, shape.window);
-  if (last < chunk * kChunk || seen_from >= (chunk + 1) * kChunk) return;
+  const int64_t size = ChunkOf(last), first = chunk * size;
+  if (last < first || seen_from >= first + size) return;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const int group = shape.heads / shape.kv_heads;
   const int32_t* table = tables + places[2 * token] * shape.table_width;
@@ -60,10 +68,10 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   }
   EndGroup();
 
-  const int64_t end = min(last, (chunk + 1) * kChunk - 1);
-  const auto first_of = [&](int step) { return chunk * kChunk + (step * kWarps + warp) * kTile; };
+  const int64_t end = min(last, first + size - 1);
+  const auto first_of = [&](int step) { return first + (step * kWarps + warp) * kTile; };
   const auto fetch = [&](int step) {
-    if (step < kChunk / (kWarps * kTile) && first_of(step) <= end) {
+    if (first_of(step) <= end) {
       Bf16* to = own + step % kStages * 2 * kTileElements<kSize>;
       paged::CopyHeads<kSize>(to, keys, first_of(step), kTile, end, lane, kWarp);
       paged::CopyHeads<kSize>(to + kTileElements<kSize>, values, first_of(step), kTile, end, lane,
@@ -79,7 +87,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   rows.LoadQueries(queries, lane);
   const int64_t begins[2] = {seen_from, seen_from}, ends[2] = {end, end};
   const float scale = shape.scale * 1.44269504f;  // log2(e)
-  for (int step = 0; step < kChunk / (kWarps * kTile); ++step) {
+  for (int step = 0; step < size / (kWarps * kTile); ++step) {
     fetch(step + 1);
     WaitForGroups<1>();
     __syncwarp();
@@ -142,7 +150,8 @@ __global__ void __launch_bounds__(kSize)
     return;
   }
   const int64_t row = (token * shape.heads + head) * partials.chunks;
-  const int64_t begin = paged::FirstSeen(last, shape.window) / kChunk, end = last / kChunk;
+  const int64_t size = ChunkOf(last);
+  const int64_t begin = paged::FirstSeen(last, shape.window) / size, end = last / size;
   float most = -INFINITY;
   for (int64_t chunk = begin; chunk <= end; ++chunk) {
     most = fmaxf(most, partials.ends[row + chunk].x);
@@ -180,7 +189,9 @@ cudaError_t Launch(const PagedShape& shape, ConstRows q, const void* k_pages, co
 }
 
 int64_t ChunksOf(const PagedShape& shape) {
-  return (shape.table_width * shape.page + kChunk - 1) / kChunk;
+  const int64_t most = shape.table_width * shape.page;
+  return std::max((std::min(most, kShort) + kShortChunk - 1) / kShortChunk,
+                  (most + kLongChunk - 1) / kLongChunk);
 }
 
 }  // namespace

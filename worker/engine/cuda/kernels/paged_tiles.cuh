@@ -70,7 +70,8 @@ struct Rows {
   }
 
   // Takes the 16 keys and values in these rows of shared memory, the first at position `first`. The
-  // rows of this lane see positions [begin, end] of theirs.
+  // rows of this lane see positions [begin, end] of theirs; end -1: none, and nothing of these
+  // values reaches them, also if those are not numbers.
   __device__ __forceinline__ void Take(const Bf16* keys, const Bf16* values, int64_t first,
                                        const int64_t (&begin)[2], const int64_t (&end)[2],
                                        float scale_log2, int lane) {
@@ -122,12 +123,10 @@ struct Rows {
     const uint32_t weights[4] = {
         PackPair(scores[0][0], scores[0][1]), PackPair(scores[0][2], scores[0][3]),
         PackPair(scores[1][0], scores[1][1]), PackPair(scores[1][2], scores[1][3])};
-#pragma unroll
-    for (int tile = 0; tile < kSize / 8; tile += 2) {
-      uint32_t b[4];  // dims 0..7: keys 0..7, 8..15; dims 8..15 likewise
-      LoadTransposed(b, values + (lane % 16) * kRowElements<kSize> + tile * 8 + lane / 16 * 8);
-      MultiplyAdd(sums[tile], weights, b[0], b[1]);
-      MultiplyAdd(sums[tile + 1], weights, b[2], b[3]);
+    if (__any_sync(kAllLanes, end[0] < 0 || end[1] < 0)) {
+      AddValues<true>(weights, values, end, lane);
+    } else {
+      AddValues<false>(weights, values, end, lane);
     }
   }
 
@@ -136,6 +135,29 @@ struct Rows {
     float sum = total[half];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+  }
+
+ private:
+  template <bool kSomeSeeNone>
+  __device__ __forceinline__ void AddValues(const uint32_t (&weights)[4], const Bf16* values,
+                                            const int64_t (&end)[2], int lane) {
+#pragma unroll
+    for (int tile = 0; tile < kSize / 8; tile += 2) {
+      uint32_t b[4];  // dims 0..7: keys 0..7, 8..15; dims 8..15 likewise
+      LoadTransposed(b, values + (lane % 16) * kRowElements<kSize> + tile * 8 + lane / 16 * 8);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float(&sum)[4] = sums[tile + i];
+        const float before[4] = {sum[0], sum[1], sum[2], sum[3]};
+        MultiplyAdd(sum, weights, b[2 * i], b[2 * i + 1]);
+        if constexpr (kSomeSeeNone) {  // a weight of 0 times NaN is NaN
+#pragma unroll
+          for (int at = 0; at < 4; ++at) {
+            if (end[at / 2] < 0) sum[at] = before[at];
+          }
+        }
+      }
+    }
   }
 };
 

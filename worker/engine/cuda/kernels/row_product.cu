@@ -1,164 +1,22 @@
 #include <algorithm>
 
 #include "worker/engine/cuda/kernels/early.cuh"
-#include "worker/engine/cuda/kernels/mma.cuh"
-#include "worker/engine/cuda/kernels/nf4.cuh"
 #include "worker/engine/cuda/kernels/row_product.h"
-#include "worker/engine/cuda/kernels/vec.cuh"
+#include "worker/engine/cuda/kernels/row_weights.cuh"
 
 // A block takes tiles of outputs and all rows, and its warps take steps of the inputs in turn;
 // their sums are joined in the warps' order. So a result is the same sum in the same order however
-// many rows there are. Weights are the 16 rows of a product on tensor cores and rows its 8 columns.
-//
-// In one step lane l has inputs [c, c + kStep / 4) of the step, c = l % 4 * kStep / 4, of the
-// weight's rows l / 4 and l / 4 + 8 and of row l / 4 of each eight: any order of the inputs gives
-// the same product, and this one makes each lane's part one wide access.
+// many rows there are. Weights are the 16 rows of a product on tensor cores and rows its 8 columns:
+// lane l has those of the weight's rows l / 4 and l / 4 + 8 and of row l / 4 of each eight. Which
+// inputs of a step it takes for which product is free, as long as both sides take the same: any
+// order of the inputs gives the same product.
 
 namespace sft::engine::cuda {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kWarps = 8, kOutputs = 16;  // of one tile
-
-// Weights as bf16 rows.
-template <int kInputs>
-struct PlainWeights {
-  static constexpr int kStep = kInputs;
-  using Part = Vec<Bf16, kStep / 4>;
-
-  const Bf16* rows;
-  int64_t stride;
-
-  struct Shared {};
-  static __device__ __forceinline__ void Prepare(Shared&) {}
-  __device__ __forceinline__ Part Load(int64_t row, int64_t step, int quarter) const {
-    return *reinterpret_cast<const Part*>(rows + row * stride + step * kStep +
-                                          quarter * (kStep / 4));
-  }
-  // Inputs 4 i to 4 i + 3 of the part, two to a register.
-  static __device__ __forceinline__ void Expand(const Part& part, int i, const Shared&, int,
-                                                uint32_t& low, uint32_t& high) {
-    const auto* words = reinterpret_cast<const uint32_t*>(part.values);
-    low = words[2 * i];
-    high = words[2 * i + 1];
-  }
-};
-
-// Weights as NF4.
-struct Nf4Weights {
-  static constexpr int kStep = 128;
-  struct Part {
-    uint4 codes;
-    float absmax;
-  };
-
-  const uint8_t* codes;
-  const float* absmax;
-  int64_t inputs;
-
-  // The values of the two codes of a byte, a copy for each of 16 lanes: those that read at a time
-  // read from different banks.
-  static constexpr int kCopies = 16;
-  struct Shared {
-    float2 values[256 * kCopies];
-  };
-  static __device__ __forceinline__ void Prepare(Shared& shared) {
-    for (int i = static_cast<int>(threadIdx.x); i < 256 * kCopies; i += kWarps * kWarp) {
-      const int byte = i / kCopies;  // the first code is the high one
-      shared.values[i] = make_float2(nf4_values.values[byte / 16], nf4_values.values[byte % 16]);
-    }
-    __syncthreads();
-  }
-  __device__ __forceinline__ Part Load(int64_t row, int64_t step, int quarter) const {
-    return {*reinterpret_cast<const uint4*>(codes + row * (inputs / 2) + step * (kStep / 2) +
-                                            quarter * (kStep / 8)),
-            absmax[row * (inputs / kNf4Block) + step * (kStep / kNf4Block) + quarter / 2]};
-  }
-  static __device__ __forceinline__ void Expand(const Part& part, int i, const Shared& shared,
-                                                int lane, uint32_t& low, uint32_t& high) {
-    const auto* words = reinterpret_cast<const uint32_t*>(&part.codes);
-    const auto* table = reinterpret_cast<const unsigned char*>(shared.values);
-    const auto pair = [&](uint32_t shifted) {  // the byte in bits 7 to 14
-      const uint32_t offset = (shifted & 0x7f80u) | static_cast<uint32_t>(lane % kCopies * 8);
-      const float2 values = *reinterpret_cast<const float2*>(table + offset);
-      return PackPair(values.x * part.absmax, values.y * part.absmax);
-    };
-    const uint32_t word = words[i / 2];
-    low = pair(i % 2 == 0 ? word << 7 : word >> 9);
-    high = pair(i % 2 == 0 ? word >> 1 : word >> 17);
-  }
-};
-
 struct Operands {
   ConstRows a, addend;
   MutableRows out;
-};
-
-// Adds the products of one step to the sums.
-template <typename Weights, int kEights, int kTiles>
-__device__ __forceinline__ void TakeStep(float (&d)[kTiles][kEights][4],
-                                         const typename Weights::Part (&parts)[kTiles][2],
-                                         const Bf16* const (&rows)[kEights], int64_t step,
-                                         const typename Weights::Shared& shared, int lane) {
-  constexpr int kQuarter = Weights::kStep / 4, kWide = kQuarter < 8 ? kQuarter : 8;
-  // With few rows, all their elements are loaded before the first is wanted.
-  constexpr int kLoads = kQuarter / kWide, kHeld = kEights == 1 ? kLoads : 1;
-  Vec<Bf16, kWide> held[kHeld][kEights];
-  const auto load = [&](int at) {
-#pragma unroll
-    for (int n = 0; n < kEights; ++n) {
-      held[at % kHeld][n] =
-          *reinterpret_cast<const Vec<Bf16, kWide>*>(rows[n] + step * Weights::kStep + at * kWide);
-    }
-  };
-  if constexpr (kHeld > 1) {
-#pragma unroll
-    for (int at = 0; at < kLoads; ++at) load(at);
-  }
-#pragma unroll
-  for (int i = 0; i < kQuarter / 4; ++i) {
-    if constexpr (kHeld == 1) {
-      if (i % (kWide / 4) == 0) load(i / (kWide / 4));
-    }
-    uint32_t a[kTiles][4];
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      Weights::Expand(parts[m][0], i, shared, lane, a[m][0], a[m][2]);
-      Weights::Expand(parts[m][1], i, shared, lane, a[m][1], a[m][3]);
-    }
-#pragma unroll
-    for (int n = 0; n < kEights; ++n) {
-      const auto* b = reinterpret_cast<const uint32_t*>(held[i / (kWide / 4) % kHeld][n].values) +
-                      i % (kWide / 4) * 2;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) MultiplyAdd(d[m][n], a[m], b[0], b[1]);
-    }
-  }
-}
-
-// The weights of some steps of a tile of outputs.
-template <typename Weights, int kTiles, int kAhead>
-struct Parts {
-  typename Weights::Part parts[kAhead][kTiles][2];
-
-  __device__ __forceinline__ void Load(const Weights& weights, int64_t first_output,
-                                       int64_t outputs, int64_t first_step, int64_t steps,
-                                       int lane) {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        // Those beyond the last read it again, as do steps.
-        const int64_t output = min(first_output + m * kOutputs + half * 8 + lane / 4, outputs - 1);
-#pragma unroll
-        for (int ahead = 0; ahead < kAhead; ++ahead) {
-          parts[ahead][m][half] =
-              weights.Load(output, min(first_step + ahead * kWarps, steps - 1), lane % 4);
-        }
-      }
-    }
-  }
 };
 
 // Adds up the warps' sums of a tile and writes the results.
@@ -202,62 +60,64 @@ __device__ __forceinline__ void WriteTile(const float (&d)[kTiles][kEights][4], 
 // kEights: of rows; kTiles: of outputs. A block takes every so manieth tile and loads the weights
 // of the next steps, also those of the next tile, while it multiplies.
 template <typename Weights, int kEights, int kTiles>
-__global__ void __launch_bounds__(kWarps* kWarp, kEights* kTiles > 4 ? 1 : 2)
+struct Kernel {
+  using Stream = typename Weights::template Stream<kEights, kTiles>;
+  static constexpr int kOfTile = kTiles * kOutputs;
+  static constexpr int kSums = kWarps * kOfTile * kEights * 8;
+  static constexpr int kBytes = kSums * 4 + Stream::kBytes;
+  static constexpr int kBlocks = kEights * kTiles > 4 ? 1 : 2;  // of a multiprocessor
+};
+
+template <typename Weights, int kEights, int kTiles>
+__global__ void __launch_bounds__(kWarps* kWarp, Kernel<Weights, kEights, kTiles>::kBlocks)
     Multiply(RowProductShape shape, Weights weights, Operands operands) {
-  extern __shared__ float sums[];  // [kWarps, kTiles * kOutputs, kEights * 8]
+  using Sizes = Kernel<Weights, kEights, kTiles>;
+  extern __shared__ __align__(16) float sums[];  // [kWarps, kOfTile, kEights * 8]
   __shared__ typename Weights::Shared shared;
-  constexpr int kQuarter = Weights::kStep / 4, kOfTile = kTiles * kOutputs;
-  constexpr int kAhead = kEights * kTiles > 4 ? 1 : 2;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int64_t steps = shape.inputs / Weights::kStep;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kOfTile;
+  const int steps = static_cast<int>(shape.inputs / Weights::kStep);
+  const int tiles = static_cast<int>((shape.outputs + kOutputs - 1) / kOutputs);
+  const int stride = static_cast<int>(gridDim.x) * kTiles;
   LetNextStart();
-  int64_t output = static_cast<int64_t>(blockIdx.x) * kOfTile;
-  Parts<Weights, kTiles, kAhead> now, next;
-  now.Load(weights, output, shape.outputs, warp, steps, lane);
+  int tile = static_cast<int>(blockIdx.x) * kTiles;
+  typename Sizes::Stream stream(weights, {tile, tiles, stride, warp, steps, warp}, lane,
+                                reinterpret_cast<unsigned char*>(sums + Sizes::kSums));
   Weights::Prepare(shared);
   const Bf16* rows[kEights];  // those beyond the last read it again
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
     const int64_t row = min(static_cast<int64_t>(n * 8 + lane / 4), shape.rows - 1);
-    rows[n] =
-        static_cast<const Bf16*>(operands.a.data) + row * operands.a.stride + lane % 4 * kQuarter;
+    rows[n] = static_cast<const Bf16*>(operands.a.data) + row * operands.a.stride +
+              Weights::FirstInput(lane);
   }
   // The weights are on their way before the rows may be there.
   WaitForPrevious();
-  for (; output < shape.outputs; output += stride) {
+  for (; tile < tiles; tile += stride) {
     float d[kTiles][kEights][4] = {};
-    for (int64_t first = 0; first < steps; first += kAhead * kWarps) {
-      const bool ends = first + kAhead * kWarps >= steps;
-      next.Load(weights, ends ? output + stride : output, shape.outputs,
-                warp + (ends ? 0 : first + kAhead * kWarps), steps, lane);
-#pragma unroll
-      for (int ahead = 0; ahead < kAhead; ++ahead) {
-        const int64_t step = first + warp + ahead * kWarps;
-        if (step < steps) {
-          TakeStep<Weights, kEights, kTiles>(d, now.parts[ahead], rows, step, shared, lane);
-        }
-      }
-      now = next;
+    for (int step = warp; step < steps; step += kWarps) {
+      typename Weights::Part parts[kTiles];
+      stream.Take(parts);
+      Weights::template TakeStep<kEights, kTiles>(d, parts, rows, step, shared, lane);
     }
-    WriteTile<kEights, kTiles>(d, sums, shape, operands, output);
+    WriteTile<kEights, kTiles>(d, sums, shape, operands, int64_t{tile} * kOutputs);
   }
 }
 
 template <typename Weights, int kEights, int kTiles>
 cudaError_t Launch(const RowProductShape& shape, const Weights& weights, const Operands& operands,
                    cudaStream_t stream) {
-  constexpr int kBytes = kWarps * kTiles * kOutputs * kEights * 8 * 4;
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          Multiply<Weights, kEights, kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  using Sizes = Kernel<Weights, kEights, kTiles>;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(Multiply<Weights, kEights, kTiles>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::kBytes);
       error != cudaSuccess) {
     return error;
   }
-  const int64_t tiles = (shape.outputs + kTiles * kOutputs - 1) / (kTiles * kOutputs);
+  const int64_t tiles = (shape.outputs + Sizes::kOfTile - 1) / Sizes::kOfTile;
   const int64_t blocks = std::min<int64_t>(tiles, 2 * Multiprocessors());
   return LaunchEarly(Multiply<Weights, kEights, kTiles>, static_cast<unsigned>(blocks),
-                     kWarps * kWarp, kBytes, stream, shape, weights, operands);
+                     kWarps * kWarp, Sizes::kBytes, stream, shape, weights, operands);
 }
 
 template <typename Weights>
@@ -269,25 +129,75 @@ cudaError_t LaunchFor(const RowProductShape& shape, const Weights& weights,
   return Launch<Weights, 8, 2>(shape, weights, operands, stream);
 }
 
+// A thread a lane's 16 bytes.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    DequantizeTiles(int64_t outputs, int64_t inputs, const uint8_t* codes, const float* absmax,
+                    T* out) {
+  __shared__ float values[16];
+  if (threadIdx.x < 16) values[threadIdx.x] = nf4_values.values[threadIdx.x];
+  __syncthreads();
+  const int64_t part = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const int64_t tile = part / (2 * kWarp), steps = inputs / kNf4TileInputs;
+  const int lane = static_cast<int>(part % kWarp), half = static_cast<int>(part / kWarp % 2);
+  const int64_t output = tile / steps * kNf4TileOutputs + half * 8 + lane / 4;
+  if (output >= outputs) return;
+  const auto bytes = reinterpret_cast<const Vec<uint8_t, 16>*>(codes)[part];
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const float scale = absmax[(tile * 8 + lane / 4) * 4 + half * 2 + block];
+    Vec<T, 8> wide[2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint8_t byte = bytes.values[block * 8 + i];
+      wide[i / 4].values[i % 4 * 2] = FromFloat<T>(values[byte >> 4] * scale);
+      wide[i / 4].values[i % 4 * 2 + 1] = FromFloat<T>(values[byte & 15] * scale);
+    }
+    auto* to = reinterpret_cast<Vec<T, 8>*>(out + output * inputs + tile % steps * kNf4TileInputs +
+                                            block * kNf4Block + lane % 4 * 16);
+    to[0] = wide[0];
+    to[1] = wide[1];
+  }
+}
+
 }  // namespace
 
 bool HasRowProduct(int64_t inputs) { return inputs % 16 == 0; }
-bool HasNf4RowProduct(int64_t inputs) { return inputs % Nf4Weights::kStep == 0; }
+bool HasNf4RowProduct(int64_t inputs) { return inputs % kNf4TileInputs == 0; }
 
 cudaError_t LaunchRowProduct(const RowProductShape& shape, ConstRows a, ConstRows weight,
                              ConstRows addend, MutableRows out, cudaStream_t stream) {
   const auto* rows = static_cast<const Bf16*>(weight.data);
   const Operands operands{a, addend, out};
   if (shape.inputs % 32 == 0) {
-    return LaunchFor(shape, PlainWeights<32>{rows, weight.stride}, operands, stream);
+    return LaunchFor(shape, PlainWeights<32>{rows, weight.stride, shape.outputs}, operands, stream);
   }
-  return LaunchFor(shape, PlainWeights<16>{rows, weight.stride}, operands, stream);
+  return LaunchFor(shape, PlainWeights<16>{rows, weight.stride, shape.outputs}, operands, stream);
 }
 
 cudaError_t LaunchNf4RowProduct(const RowProductShape& shape, ConstRows a, const uint8_t* codes,
                                 const float* absmax, ConstRows addend, MutableRows out,
                                 cudaStream_t stream) {
-  return LaunchFor(shape, Nf4Weights{codes, absmax, shape.inputs}, {a, addend, out}, stream);
+  const Nf4Weights weights{
+      codes, absmax, static_cast<int>(shape.inputs / kNf4TileInputs),
+      static_cast<int>((shape.outputs + kNf4TileOutputs - 1) / kNf4TileOutputs)};
+  return LaunchFor(shape, weights, {a, addend, out}, stream);
+}
+
+cudaError_t LaunchNf4TilesDequantize(ElementType type, int64_t outputs, int64_t inputs,
+                                     const uint8_t* codes, const float* absmax, void* out,
+                                     cudaStream_t stream) {
+  const int64_t tiles = (outputs + kNf4TileOutputs - 1) / kNf4TileOutputs;
+  const int64_t parts = tiles * (inputs / kNf4TileInputs) * 2 * kWarp;
+  const auto blocks = static_cast<unsigned>((parts + 255) / 256);
+  if (type == ElementType::kBFloat16) {
+    DequantizeTiles<<<blocks, 256, 0, stream>>>(outputs, inputs, codes, absmax,
+                                                static_cast<Bf16*>(out));
+  } else {
+    DequantizeTiles<<<blocks, 256, 0, stream>>>(outputs, inputs, codes, absmax,
+                                                static_cast<float*>(out));
+  }
+  return cudaGetLastError();
 }
 
 }  // namespace sft::engine::cuda
