@@ -13,7 +13,7 @@ class Sample {
  public:
   Sample(const Metric& metric, size_t width) : metric_(metric), sums_(width) {}
   void Clear() { std::fill(sums_.begin(), sums_.end(), 0.0); }
-  void Add(const std::vector<double>& row) {
+  void Add(const double* row) {
     for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += row[i];
   }
   std::optional<double> Value() const { return ValueOf(metric_, sums_); }
@@ -33,6 +33,14 @@ double Percentile(const std::vector<double>& sorted, double share) {
 
 std::vector<double> Differences(const Metric& metric, const std::vector<PairedSums>& rows,
                                 int resamples, uint64_t seed) {
+  // One behind the other: a resample reads all rows in any order.
+  const size_t width = metric.sums;
+  std::vector<double> flat;
+  flat.reserve(2 * width * rows.size());
+  for (const PairedSums& row : rows) {
+    flat.insert(flat.end(), row.base.begin(), row.base.end());
+    flat.insert(flat.end(), row.tuned.begin(), row.tuned.end());
+  }
   std::mt19937_64 generator(seed);
   Sample base(metric, metric.sums), tuned(metric, metric.sums);
   std::vector<double> differences;
@@ -42,8 +50,9 @@ std::vector<double> Differences(const Metric& metric, const std::vector<PairedSu
     for (size_t k = 0; k < rows.size(); ++k) {
       // Distributions of the standard library differ between libraries.
       const auto row = static_cast<size_t>(generator() % rows.size());
-      base.Add(rows[row].base);
-      tuned.Add(rows[row].tuned);
+      const double* sums = flat.data() + 2 * width * row;
+      base.Add(sums);
+      tuned.Add(sums + width);
     }
     const auto before = base.Value(), after = tuned.Value();
     if (before && after && std::isfinite(*after - *before)) differences.push_back(*after - *before);
@@ -73,8 +82,8 @@ Comparison Compare(const Metric& metric, const std::vector<PairedSums>& rows, in
   result.rows = static_cast<int64_t>(rows.size());
   Sample base(metric, metric.sums), tuned(metric, metric.sums);
   for (const PairedSums& row : rows) {
-    base.Add(row.base);
-    tuned.Add(row.tuned);
+    base.Add(row.base.data());
+    tuned.Add(row.tuned.data());
     if (metric.kind != MetricKind::kPass) continue;
     result.only_base += row.base[0] > row.tuned[0] ? 1 : 0;
     result.only_tuned += row.tuned[0] > row.base[0] ? 1 : 0;

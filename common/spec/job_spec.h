@@ -30,7 +30,8 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // Values of job.kind.
-inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve";
+inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve",
+                      kEvaluateKind[] = "evaluate";
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
 // kHybridShard is kFullShard within a node and kDdp over nodes.
@@ -217,8 +218,15 @@ struct JobSpec {
     int batch = 32;
   } generate;
 
-  // Answers instead of training: a file of prompts, or whoever asks while it runs.
-  bool generates() const { return job.kind == kGenerateKind || serves(); }
+  // How answers are graded (common/grade/metric.h).
+  struct Evaluate {
+    std::vector<std::string> metrics = {"exact_match", "f1", "rouge_l"};
+    std::string pattern;  // of the metric "regex"
+  } evaluate;
+
+  // Answers instead of training: a file of prompts, held-out rows, or whoever asks while it runs.
+  bool generates() const { return job.kind == kGenerateKind || serves() || evaluates(); }
+  bool evaluates() const { return job.kind == kEvaluateKind; }
   bool serves() const { return job.kind == kServeKind; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }

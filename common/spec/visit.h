@@ -211,6 +211,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("checkpoint.save_minutes", s.checkpoint.save_minutes);
   visit("checkpoint.save_total_limit", s.checkpoint.save_total_limit);
   VisitGenerate(s.generate, visit);
+  visit("evaluate.metrics", s.evaluate.metrics);
+  visit("evaluate.pattern", s.evaluate.pattern);
 }
 
 }  // namespace sft::spec

@@ -59,7 +59,7 @@ EDGES = {
                       "worker/hub", "worker/transfer", "worker/shipping", "worker/node", "worker/attempt"],
     "worker/preview": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "worker/engine/base",
                        "worker/engine/data"],
-    "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "common/data",
+    "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "common/grade",
                     "worker/channel", "worker/engine"],
     "worker/engine/base": ["common/base"],
     "worker/engine/data": ["common/base", "common/spec", "common/io", "common/data", "worker/engine/base"],
