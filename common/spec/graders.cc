@@ -26,11 +26,13 @@ void CheckGraders(Draft* draft, const GraderKeys& keys) {
         keys.pattern,
         fmt::format("is read by the metric regex alone: name that in {}", keys.metrics));
   }
+  if (reads_pattern && pattern.empty()) {
+    return draft->AddProblem(keys.metrics,
+                             fmt::format("regex reads a pattern: set {}", keys.pattern));
+  }
   if (reads_pattern) {
-    const absl::Status made = pattern.empty()
-                                  ? InvalidArgument("is missing: the metric regex reads it")
-                                  : grade::Pattern::Make(pattern).status();
-    if (!made.ok()) return draft->AddProblem(keys.pattern, std::string(Message(made)));
+    const auto made = grade::Pattern::Make(pattern);
+    if (!made.ok()) return draft->AddProblem(keys.pattern, std::string(Message(made.status())));
   }
   const auto grader = grade::Grader::Make(metrics, pattern);
   if (!grader.ok()) draft->AddProblem(keys.metrics, std::string(Message(grader.status())));

@@ -113,6 +113,15 @@ struct JobSpec {
       bool greater_is_better = false;
       int early_stopping_patience = 0;  // 0: off
       double early_stopping_threshold = 0.0;
+      // Answers to validation rows that are graded beside the loss.
+      bool predict_with_generate = false;
+      std::vector<std::string> generate_metrics = {"exact_match", "rouge_1", "rouge_2", "rouge_l",
+                                                   "rouge_lsum"};
+      std::string generate_pattern;      // of the metric "regex"
+      int generate_every = 1;            // validations
+      int generate_rows = 200;           // the first of the validation rows; 0: all
+      int generate_max_new_tokens = 64;  // of an answer
+      int generate_seconds = 300;        // of one validation; 0: as long as it takes
     } validation;
   } training;
 

@@ -157,7 +157,7 @@ batch = 1
         job = self.trained(steps=2)
         for arguments, key, says in [
                 (("--metrics", "rogue_l"), "evaluate.metrics", '"rogue_l" is no metric of answers; there are'),
-                (("--metrics", "regex"), "evaluate.pattern", "is missing: the metric regex reads it"),
+                (("--metrics", "regex"), "evaluate.metrics", "regex reads a pattern: set evaluate.pattern"),
                 (("--metrics", "regex", "--pattern", "(a"), "evaluate.pattern", "missing )"),
                 (("--pattern", "a"), "evaluate.pattern", "is read by the metric regex alone"),
                 (("--set", "generate.num_samples=2"), "generate.num_samples", "grades one answer to each row"),
@@ -172,6 +172,35 @@ batch = 1
         failed = self.sftctl("evaluate", job, "--data", text)
         self.assertEqual(failed.returncode, USER_FAILURE, failed.stderr)
         self.assertIn("no row has a question and its answer", failed.stderr)
+
+    def test_validation_answers_rows_and_the_best_of_them_is_delivered(self):
+        self.start_both()
+        validation = """
+[data]
+val = "heldout.jsonl"
+[training.validation]
+predict_with_generate = true
+eval_steps = 10
+generate_max_new_tokens = 4
+metric_for_best_model = "exact_match"
+save_best_model_at_end = true
+early_stopping_patience = 2
+"""
+        job = self.trained(ranks=2, steps=200, hyper="gradient_accumulation_steps = 1", rest=validation)
+        log = self.sftctl("logs", job).stdout
+        self.assertRegex(log, r"val\.exact_match 0\.0000, val\.rouge_1 .* over 12 answers")
+        self.assertRegex(log, r"val\.exact_match 100\.0000, .* over 12 answers")
+        self.assertRegex(log, r"the training ends after step \d+: no val\.exact_match better than 100")
+        self.assertRegex(log, r"delivering the weights of step \d+, whose val\.exact_match is the best: 100")
+        history = self.sftctl("events", job).stdout
+        self.assertRegex(history, r"after step 0: val\.exact_match 0\.0000.* over 12 answers, val\.loss")
+        report = self.evaluate(job, "--data", self.held_out)
+        self.assertEqual(report["metrics"][0]["tuned"], 100)
+        refused = self.train(rest="[data]\nval = \"heldout.jsonl\"\n[training.validation]\n"
+                                  "metric_for_best_model = \"val.rouge_l\"\n")
+        self.assertEqual(refused.returncode, USAGE)
+        self.assertIn("metric_for_best_model", refused.stderr)
+        self.assertIn("predict_with_generate", refused.stderr)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ constexpr char kTools[] =
 
 // What validation asks is what training sees before the last answer.
 TEST_F(EncodeRowTest, TheQuestionOfARowIsWhatStandsBeforeItsLastAnswer) {
-  Use("chatml", "<|im_end|>");
+  Use("chatml_default_system", "<|im_end|>");
   const EncodedRow row = encoder_->Encode(ParseRow(kTwoTurns));
   const auto question = QuestionOf({row.tokens, row.loss, 7}, *tokenizer_);
   ASSERT_TRUE(question.has_value());
