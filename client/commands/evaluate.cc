@@ -24,7 +24,8 @@ namespace sft::client {
 namespace {
 
 struct EvaluateOptions {
-  std::string job, model, data, metrics, pattern, gpu_type, project;
+  std::string job, model, data, pattern, gpu_type, project;
+  std::optional<std::string> metrics;
   std::optional<int> max_new_tokens, max_examples;
   std::vector<std::string> set;
   int samples = 3;
@@ -95,9 +96,9 @@ class Evaluation {
     if (options_.max_examples) {
       text += fmt::format("[data]\nmax_examples = {}\n", *options_.max_examples);
     }
-    if (!options_.metrics.empty() || !options_.pattern.empty()) text += "[evaluate]\n";
-    if (!options_.metrics.empty()) {
-      const std::vector<std::string> names = absl::StrSplit(options_.metrics, ',');
+    if (options_.metrics || !options_.pattern.empty()) text += "[evaluate]\n";
+    if (options_.metrics) {
+      const std::vector<std::string> names = absl::StrSplit(*options_.metrics, ',');
       text += fmt::format("metrics = {}\n", DumpJson(Json(names)));
     }
     if (!options_.pattern.empty()) text += fmt::format("pattern = {}\n", quoted(options_.pattern));

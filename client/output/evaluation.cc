@@ -74,15 +74,17 @@ void AddMetric(const Json& metric, bool tuned, Table& table) {
   table.Add(row);
 }
 
+std::string Rows(int64_t count) { return fmt::format("{} row{}", count, count == 1 ? "" : "s"); }
+
 std::string Notes(const Json& report, bool tuned) {
   std::string text;
   const int64_t rows = CountOf(report, "rows");
   // Of passes, the difference that two standard errors of a half would hide.
   constexpr int64_t kFewRows = 100;
   if (tuned && rows > 0 && rows < kFewRows) {
-    text += fmt::format(
-        "with {} rows a difference below about {:.0f} points cannot be told from chance\n", rows,
-        100 / std::sqrt(static_cast<double>(rows)));
+    text +=
+        fmt::format("with {} a difference below about {:.0f} points cannot be told from chance\n",
+                    Rows(rows), 100 / std::sqrt(static_cast<double>(rows)));
   }
   for (const Json& metric : ListOf(report, "metrics")) {
     if (CountOf(metric, "ungraded") == 0) continue;
@@ -91,12 +93,12 @@ std::string Notes(const Json& report, bool tuned) {
                         OneLine(TextOf(metric, "first_ungraded")));
   }
   if (CountOf(report, "without_question") > 0) {
-    text += fmt::format("{} rows have no question before their answer and were left out\n",
-                        CountOf(report, "without_question"));
+    text += fmt::format("{} without a question before the answer, left out\n",
+                        Rows(CountOf(report, "without_question")));
   }
   if (CountOf(report, "errors") > 0) {
-    text += fmt::format("{} rows have an answer that ended with an error (scores.jsonl)\n",
-                        CountOf(report, "errors"));
+    text += fmt::format("{} with an answer that ended with an error (scores.jsonl)\n",
+                        Rows(CountOf(report, "errors")));
   }
   return text;
 }

@@ -97,7 +97,7 @@ Comparison Compare(const Metric& metric, const std::vector<PairedSums>& rows, in
   if (!result.base || !result.tuned) return result;
   result.difference = *result.tuned - *result.base;
   const std::vector<double> differences = Differences(metric, rows, resamples, seed);
-  if (differences.empty()) {
+  if (differences.empty() || rows.size() == 1) {
     result.low = result.high = std::numeric_limits<double>::quiet_NaN();
     return result;
   }
@@ -108,6 +108,7 @@ Comparison Compare(const Metric& metric, const std::vector<PairedSums>& rows, in
   const double smaller = static_cast<double>(
       std::min(not_above - differences.begin(), differences.end() - not_below) + 1);
   result.p = std::min(1.0, 2 * smaller / static_cast<double>(differences.size() + 1));
+  result.p = std::max(result.p, std::exp2(1 - static_cast<double>(rows.size())));
   return result;
 }
 

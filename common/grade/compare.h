@@ -21,7 +21,8 @@ struct Comparison {
   double difference = 0;              // tuned - base
   // The 2.5th and 97.5th percentile of the difference over resamples of the rows, and the two-sided
   // p-value: twice the smaller share of resamples on either side of no difference (a resample
-  // without one is on both), counted with one more on each.
+  // without one is on both), counted with one more on each; never less than 2^(1 - rows), the least
+  // that any test of so few pairs can say. One row has no interval (NaN), and p is 1.
   double low = 0, high = 0, p = 1;
   // Of passes and failures: rows that only one of both passes, and McNemar's exact p-value.
   int64_t only_base = 0, only_tuned = 0;

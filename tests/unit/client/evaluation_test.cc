@@ -38,8 +38,8 @@ TEST(EvaluationTest, ATableHasBothModelsAndWhatTheReaderHasToKnow) {
   EXPECT_THAT(text,
               HasSubstr("number: 48 of 60 rows could not be graded and count on neither side; "
                         "line 3: the reference holds no number"));
-  EXPECT_THAT(text, HasSubstr("2 rows have no question"));
-  EXPECT_THAT(text, HasSubstr("1 rows have an answer that ended with an error"));
+  EXPECT_THAT(text, HasSubstr("2 rows without a question"));
+  EXPECT_THAT(text, HasSubstr("1 row with an answer that ended with an error"));
 }
 
 TEST(EvaluationTest, SamplesStandBesideEachOtherAndMoveNoCursor) {

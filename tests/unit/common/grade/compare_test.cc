@@ -68,6 +68,17 @@ TEST(CompareTest, EqualModelsDifferByNothing) {
   EXPECT_EQ(found.p, 1);
 }
 
+TEST(CompareTest, FewRowsProveLittle) {
+  const Metric& metric = *FindMetric("exact_match");
+  EXPECT_EQ(Compare(metric, Passes(0, 0, 2, 0)).p, 0.5);
+  EXPECT_EQ(Compare(metric, Passes(0, 0, 5, 0)).p, 1.0 / 16);
+  EXPECT_LT(Compare(metric, Passes(0, 0, 20, 0)).p, 0.001);
+  const Comparison one = Compare(metric, Passes(0, 0, 1, 0));
+  EXPECT_EQ(one.difference, 100);
+  EXPECT_TRUE(std::isnan(one.low) && std::isnan(one.high));
+  EXPECT_EQ(one.p, 1);
+}
+
 TEST(CompareTest, NoRowsAndOneRowAreNoFault) {
   const Comparison none = Compare(*FindMetric("f1"), {});
   EXPECT_FALSE(none.base.has_value());
