@@ -139,9 +139,9 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.generate_seconds",
      .type = Type::kInt,
      .def = "300",
-     .doc = "The longest time that a validation answers rows. What is not answered by then is left "
-            "out of this validation and all later ones; the log says how many rows remain. 0: no "
-            "limit.",
+     .doc = "The longest time that a rank answers rows in one validation. If it takes longer these "
+            "answers do not count, and from then on the rank answers as many rows as it had time "
+            "for. 0: no limit.",
      .min = 0,
      .max = 1e6,
      .since = 2},

@@ -202,6 +202,26 @@ early_stopping_patience = 2
         self.assertIn("metric_for_best_model", refused.stderr)
         self.assertIn("predict_with_generate", refused.stderr)
 
+    def test_answers_that_take_too_long_do_not_count_and_become_fewer(self):
+        self.start_both()
+        self.write("heldout.jsonl", rows_of(60))
+        # Before the training no answer ends by itself.
+        job = self.trained(ranks=2, rest="""
+[data]
+val = "heldout.jsonl"
+[training.validation]
+predict_with_generate = true
+eval_steps = 30
+generate_max_new_tokens = 20000
+generate_seconds = 1
+""")
+        history = self.sftctl("events", job).stdout
+        for rank in (0, 1):
+            self.assertIn(f"rank {rank}: validation answers took longer than generate_seconds = 1: those of this "
+                          "rank do not count, and from now on it answers 15 of its 30 rows", history)
+        self.assertNotIn("after step 0", history)
+        self.assertRegex(history, r"after step 60: val\.exact_match .* over 30 answers")
+
 
 if __name__ == "__main__":
     harness.run_tests()

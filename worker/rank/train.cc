@@ -127,6 +127,11 @@ class EventObserver : public engine::TrainObserver {
       text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", metric.name, metric.value);
     }
     context_.events.Write(event);
+    if (!report.note.empty()) {
+      fmt::print("{}\n", report.note);
+      context_.events.Write(
+          channel::WarningEvent{.message = fmt::format("rank {}: {}", context_.rank, report.note)});
+    }
     if (report.answered_rows == 0) return;
     fmt::print("{} over {} answers\n", text, report.answered_rows);
     if (context_.rank != 0) return;

@@ -149,11 +149,13 @@ class ValidationAnswers : public engine::AnswerJudge {
       const bool late =
           options_.generate_seconds > 0 && SecondsOf(now - begin) > options_.generate_seconds;
       if (late && !batch.idle()) {
-        most_ = done;
+        // Those that are done are the short ones, which say nothing of all.
+        std::fill(sums.begin(), sums.end(), 0.0);
+        most_ = done > 0 ? done : count / 2;
         verdict.note = fmt::format(
-            "validation answers took longer than generate_seconds = {}: from now on this rank "
-            "answers {} of its {} rows{}",
-            options_.generate_seconds, done, count, done == 0 ? ": loss alone" : "");
+            "validation answers took longer than generate_seconds = {0}: those of this rank do not "
+            "count, and from now on it answers {1} of its {2} rows",
+            options_.generate_seconds, most_, count);
         return;
       }
       if (now - asked < kAskInterval) continue;

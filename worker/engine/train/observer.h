@@ -80,6 +80,7 @@ struct EvalReport {
   double seconds = 0;
   std::vector<ValidationMetric> metrics;  // of answers; empty where none were given
   int64_t answered_rows = 0;
+  std::string note;  // what of the answers was cut short, on this rank; empty: nothing
 };
 
 // Proof that the ranks hold one model, and that it is the one delivered.

@@ -328,7 +328,7 @@ std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
     });
     report.metrics = verdict.metrics;
     report.answered_rows = verdict.rows;
-    if (!verdict.note.empty()) observer_.OnMessage(verdict.note);
+    report.note = verdict.note;
   }
   report.seconds = SecondsOf(clock_.Mono() - start);
   observer_.OnEval(report);

@@ -81,6 +81,7 @@ TEST_F(AnswerJudgeTest, TheBestByAnAnswerMetricIsKeptAndEndsTheTraining) {
   EXPECT_EQ(observer.evals[2].metrics.at(0).value, 50);
   EXPECT_EQ(observer.evals[2].answered_rows, 5);
   EXPECT_TRUE(observer.evals[3].metrics.empty());
+  EXPECT_EQ(observer.evals[3].note, "no row could be graded");
 }
 
 TEST_F(AnswerJudgeTest, RowsAreAnsweredInEveryNthValidationAndInTheLast) {
