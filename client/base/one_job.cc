@@ -41,11 +41,11 @@ absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string
 }
 
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,
-                           const std::string& name) {
+                           const std::string& name, const std::string& data) {
   std::string text =
       fmt::format("[job]\nkind = {}\nname = {}\nmodel = {}\nadapter = {}\n", Quoted(kind),
                   Quoted(name), Quoted(answerer.model), Quoted(answerer.adapter));
-  if (kind == "generate") text += "data = \"prompt.jsonl\"\n";
+  if (!data.empty()) text += fmt::format("data = {}\n", Quoted(data));
   text += "[compute]\ngpu_count = 1\n";
   if (!answerer.gpu_type.empty()) {
     text += fmt::format("gpu_type = {}\n", Quoted(answerer.gpu_type));

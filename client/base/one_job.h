@@ -20,9 +20,10 @@ struct Answerer {
 // What a job has trained answers: its adapter on its base, or its full model, on its type of GPU.
 absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& job);
 
-// The tables [job] and [compute] of a job file for one process that answers. `kind` is job.kind.
+// The tables [job] and [compute] of a job file for one process that answers. `kind` is job.kind,
+// `data` is job.data (empty: none).
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,
-                           const std::string& name);
+                           const std::string& name, const std::string& data = {});
 
 // Submits a job of one process that answers; a server with several types of GPUs wants to be told
 // which.

@@ -1,10 +1,13 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
-#include "client/commands/commands.h"
+#include "client/base/artifact_file.h"
 #include "client/base/interrupt.h"
+#include "client/commands/commands.h"
 #include "client/output/comparison.h"
+#include "client/output/evaluation.h"
 #include "client/output/format.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
@@ -117,9 +120,39 @@ void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
   if (!rows.empty()) out << "\n" << differences.Render();
 }
 
+// Jobs of kind "evaluate": what each has found.
+ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
+                            bool json) {
+  std::vector<std::string> labels;
+  std::vector<Json> reports;
+  for (const RunFigures& run : runs) {
+    labels.push_back(ShortName(run.job.name()));
+    absl::StatusOr<Json> report = ReadArtifactJson(connection, labels.back(), "evaluation.json");
+    if (!report.ok()) return Fail(connection, report.status());
+    reports.push_back(*std::move(report));
+  }
+  if (!json) {
+    connection.console().out << EvaluationsTable(labels, reports);
+    return kSucceeded;
+  }
+  Json list = Json::array();
+  for (size_t i = 0; i < reports.size(); ++i) {
+    list.push_back({{"job", labels[i]},
+                    {"model", reports[i].value("model", Json())},
+                    {"adapter", reports[i].value("adapter", Json())},
+                    {"metrics", reports[i].value("metrics", Json())}});
+  }
+  connection.console().out << DumpJson(Json{{"evaluations", list}}, 2) << "\n";
+  return kSucceeded;
+}
+
 ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, bool json) {
   const absl::StatusOr<std::vector<RunFigures>> runs = ReadRuns(connection, jobs);
   if (!runs.ok()) return Fail(connection, runs.status());
+  const bool evaluations = std::all_of(runs->begin(), runs->end(), [](const RunFigures& run) {
+    return run.job.kind() == v1::Job::EVALUATE;
+  });
+  if (evaluations) return CompareEvaluations(connection, *runs, json);
   if (json) {
     PrintJson(*runs, connection.console().out);
   } else {
@@ -131,9 +164,9 @@ ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, b
 }  // namespace
 
 void AddCompare(Command& app, Session& session) {
-  Command* command =
-      app.AddCommand("compare", "Compare runs: loss at equal samples, speed, memory, settings",
-                     "sftctl compare job-abc job-def");
+  Command* command = app.AddCommand(
+      "compare", "Compare runs: loss at equal samples, speed, memory, settings; or evaluations",
+      "sftctl compare job-abc job-def");
   auto jobs = std::make_shared<std::vector<std::string>>();
   command->AddOption("JOB", *jobs, "Two or more jobs")->Required()->Times(2, 100);
   AddJsonFlag(command, session);

@@ -149,7 +149,8 @@ class Downloader {
 // The artifact's folder without -o: a name of its own in the current folder. The job's texts are
 // not used, because the submitter may be another person than the one who downloads.
 std::string DefaultFolder(const std::string& job, const v1::Artifact& artifact) {
-  const bool known = artifact.kind() == "model" || artifact.kind() == "answers";
+  const bool known =
+      artifact.kind() == "model" || artifact.kind() == "answers" || artifact.kind() == "evaluation";
   const std::string kind = known ? artifact.kind() : "adapter";
   std::string name = ShortName(job) + "-" + kind;
   std::replace_if(

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "client/base/artifact_file.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
 #include "client/base/one_job.h"
@@ -17,13 +18,10 @@
 #include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
-#include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
-
-constexpr size_t kMaxAnswerBytes = 64 << 20;
 
 struct GenerateOptions {
   std::string job, model, prompt, system, gpu_type, project;
@@ -73,7 +71,7 @@ class OnePrompt {
   }
 
   std::string JobFile() const {
-    std::string text = AnswererTables(answerer_, "generate", "one prompt");
+    std::string text = AnswererTables(answerer_, "generate", "one prompt", "prompt.jsonl");
     text += fmt::format("[generate]\nmax_new_tokens = {}\n", options_.max_new_tokens);
     if (options_.temperature) text += fmt::format("temperature = {}\n", *options_.temperature);
     if (options_.top_p) text += fmt::format("top_p = {}\n", *options_.top_p);
@@ -134,19 +132,8 @@ class OnePrompt {
   }
 
   absl::StatusOr<Json> FetchAnswer() {
-    grpc::ClientContext context;
-    const Interrupt interrupt(context);
-    v1::DownloadArtifactFileRequest request;
-    request.set_name(id_);
-    request.set_path("answers.jsonl");
-    const auto reader = connection_.To<v1::DataService>().DownloadArtifactFile(&context, request);
-    std::string text;
-    v1::DownloadChunk chunk;
-    while (text.size() < kMaxAnswerBytes && reader->Read(&chunk)) text += chunk.data();
-    const grpc::Status status = reader->Finish();
-    if (!status.ok()) return connection_.Describe(status);
-    Json answer = ParseOrderedJson(text);
-    if (!answer.is_object() || !answer.contains("answer") || !answer["answer"].is_string()) {
+    SFT_ASSIGN_OR_RETURN(Json answer, ReadArtifactJson(connection_, id_, "answers.jsonl"));
+    if (!answer.contains("answer") || !answer["answer"].is_string()) {
       return DataLoss(fmt::format("{} delivered no answer", id_));
     }
     return answer;

@@ -20,7 +20,7 @@ struct ListOptions {
 std::string ProgressText(const v1::Job& job) {
   const v1::Progress& progress = job.progress();
   if (progress.total_steps() == 0) return progress.phase().empty() ? "-" : progress.phase();
-  if (job.kind() == v1::Job::GENERATE) {
+  if (CountsAnswers(job.kind())) {
     return fmt::format("{}/{} answers", progress.step(), progress.total_steps());
   }
   return fmt::format("{}/{} loss {:.3f}", progress.step(), progress.total_steps(), progress.loss());

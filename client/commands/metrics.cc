@@ -64,7 +64,7 @@ bool AnswersPrompts(Connection& connection, const std::string& job) {
   v1::GetJobRequest request;
   request.set_name(job);
   const auto found = connection.Call(&v1::JobService::Stub::GetJob, request);
-  return found.ok() && found->kind() == v1::Job::GENERATE;
+  return found.ok() && CountsAnswers(found->kind());
 }
 
 ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json) {

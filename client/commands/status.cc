@@ -23,8 +23,8 @@ std::string AttemptLine(const v1::Attempt& attempt, v1::Job::Kind kind) {
   std::string nodes;
   for (const std::string& node : attempt.nodes()) nodes += (nodes.empty() ? "" : ", ") + node;
   std::string text = fmt::format("{} on {}, {} {} to {}: {}", attempt.number(), nodes,
-                                 kind == v1::Job::GENERATE ? "answers" : "steps",
-                                 attempt.first_step(), attempt.last_step(), attempt.state());
+                                 CountsAnswers(kind) ? "answers" : "steps", attempt.first_step(),
+                                 attempt.last_step(), attempt.state());
   const v1::Verdict& verdict = attempt.verdict();
   if (verdict.code().empty() || verdict.domain() == v1::Verdict::NONE) return text;
   text += fmt::format(" {}: {}", verdict.code(), verdict.message());

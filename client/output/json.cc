@@ -82,11 +82,17 @@ std::string KindName(v1::Job::Kind kind) {
   switch (kind) {
     case v1::Job::GENERATE:
       return "generate";
+    case v1::Job::EVALUATE:
+      return "evaluate";
     case v1::Job::SERVE:
       return "serve";
     default:
       return "sft";
   }
+}
+
+bool CountsAnswers(v1::Job::Kind kind) {
+  return kind == v1::Job::GENERATE || kind == v1::Job::EVALUATE;
 }
 
 Json JobJson(const v1::Job& job) {

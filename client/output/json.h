@@ -31,5 +31,7 @@ std::string StateName(v1::Job::State state);
 // "sft", "generate", "serve": as job.kind.
 std::string KindName(v1::Job::Kind kind);
 bool IsEnded(v1::Job::State state);
+// Whether the steps of such a job are answers.
+bool CountsAnswers(v1::Job::Kind kind);
 
 }  // namespace sft::client

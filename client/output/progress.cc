@@ -11,7 +11,7 @@
 namespace sft::client {
 
 std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width) {
-  const bool answers = kind == v1::Job::GENERATE;
+  const bool answers = CountsAnswers(kind);
   std::string tail = fmt::format(" {}/{}", progress.step(), progress.total_steps());
   tail += answers ? " answers" : fmt::format("  loss {:.4f}", progress.loss());
   if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
@@ -62,7 +62,7 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
     PrintLine(fmt::format("step {}  val.loss {:.4f}", metric.step(), metric.val_loss()));
     return;
   }
-  if (kind_ == v1::Job::GENERATE) {
+  if (CountsAnswers(kind_)) {
     PrintLine(fmt::format("{}/{} answers  {} tok/s", metric.step(), metric.total_steps(),
                           Count(metric.tokens_per_second())));
     return;

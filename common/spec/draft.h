@@ -124,6 +124,14 @@ void ResolveValidation(Draft* draft);                                       // m
 void ResolveSaving(Draft* draft);                                           // method.cc
 void ResolveScheduling(Draft* draft);                                       // scheduling.cc
 
+// The value of a list; empty where there is none.
+std::vector<std::string> ListOf(const Draft& draft, std::string_view key);  // graders.cc
+// Checks the metrics that a key names, and the pattern of one of them.
+struct GraderKeys {
+  std::string_view metrics, pattern;
+};
+void CheckGraders(Draft* draft, const GraderKeys& keys);  // graders.cc
+
 // The override that contradicts the stage of a DeepSpeed JSON; empty: none.
 std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc
 

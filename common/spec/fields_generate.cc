@@ -1,6 +1,6 @@
 #include "common/spec/fields.h"
 
-// [generate]
+// [generate] [evaluate]
 
 namespace sft::spec {
 namespace {
@@ -114,6 +114,24 @@ constexpr Field kGenerateTable[] = {
      .min = 1,
      .max = 4096,
      .aliases = "generate.batch_size",
+     .since = 2},
+
+    {.key = "evaluate.metrics",
+     .type = Type::kList,
+     .def = "exact_match,f1,rouge_l",
+     .doc = "What answers are graded by (docs/evaluate.md): exact_match, normalized_match, "
+            "contains, number, regex, json_valid, json, f1, rouge_1, rouge_2, rouge_l, "
+            "rouge_lsum, bleu, chrf. Loss, perplexity and bits_per_byte of the references come "
+            "without being asked for.",
+     .max = 32,
+     .aliases = "evaluate.metric evaluate.graders",
+     .since = 2},
+    {.key = "evaluate.pattern",
+     .def = "",
+     .doc = "Regular expression (RE2) of the metric regex. With one group, the group has to equal "
+            "the reference.",
+     .is_text = true,
+     .aliases = "evaluate.regex",
      .since = 2},
 };
 

@@ -10,10 +10,11 @@ constexpr Field kJobTable[] = {
      .type = Type::kChoice,
      .def = "sft",
      .doc = "What the job does: sft trains, generate answers a file of prompts, serve answers "
-            "whoever asks while it runs (docs/generate.md).",
-     .choices = "sft|generate|serve",
+            "whoever asks while it runs (docs/generate.md), evaluate answers held-out rows and "
+            "grades base and adapter (docs/evaluate.md).",
+     .choices = "sft|generate|serve|evaluate",
      .aliases = "job.type",
-     .newer_choices = "generate|serve",
+     .newer_choices = "generate|serve|evaluate",
      .newer_since = 2},
     {.key = "job.name",
      .derived = "the job file's name without .toml",
@@ -34,7 +35,8 @@ constexpr Field kJobTable[] = {
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.adapter",
      .def = "",
-     .doc = "With kind = \"generate\" or \"serve\": the adapter that answers, which is what a job "
+     .doc = "With kind = \"generate\", \"serve\" or \"evaluate\": the adapter that answers, which "
+            "is what a job "
             "that has "
             "succeeded delivered (its id), or a directory on the nodes (an absolute path). Empty: "
             "the base model answers.",

@@ -57,14 +57,28 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.metric_for_best_model",
      .type = Type::kChoice,
      .def = "val.loss",
-     .doc = "The metric that save_best_model_at_end and early_stopping_patience compare.",
-     .choices = "val.loss",
-     .synonyms = "eval_loss=val.loss|loss=val.loss"},
+     .doc = "The metric that save_best_model_at_end and early_stopping_patience compare: val.loss, "
+            "or one of generate_metrics.",
+     .choices = "val.loss|val.exact_match|val.normalized_match|val.contains|val.number"
+                "|val.regex|val.json_valid|val.json|val.f1|val.rouge_1|val.rouge_2"
+                "|val.rouge_l|val.rouge_lsum|val.bleu|val.chrf",
+     .synonyms = "eval_loss=val.loss|loss=val.loss|exact_match=val.exact_match"
+                 "|normalized_match=val.normalized_match|contains=val.contains"
+                 "|number=val.number|regex=val.regex|json_valid=val.json_valid"
+                 "|json=val.json|f1=val.f1|rouge_1=val.rouge_1|rouge_2=val.rouge_2"
+                 "|rouge_l=val.rouge_l|rouge_lsum=val.rouge_lsum|bleu=val.bleu"
+                 "|chrf=val.chrf|rouge1=val.rouge_1|rouge2=val.rouge_2"
+                 "|rougeL=val.rouge_l|rougeLsum=val.rouge_lsum|eval_rouge1=val.rouge_1"
+                 "|eval_rouge2=val.rouge_2|eval_rougeL=val.rouge_l"
+                 "|eval_rougeLsum=val.rouge_lsum",
+     .newer_choices = "val.exact_match|val.normalized_match|val.contains|val.number|val.regex"
+                      "|val.json_valid|val.json|val.f1|val.rouge_1|val.rouge_2|val.rouge_l"
+                      "|val.rouge_lsum|val.bleu|val.chrf",
+     .newer_since = 2},
     {.key = "training.validation.greater_is_better",
      .type = Type::kBool,
-     .def = "false",
-     .doc = "Direction of that metric: false takes the least as the best, which is right for "
-            "val.loss.",
+     .derived = "false for val.loss, true for the others",
+     .doc = "Direction of that metric: false takes the least as the best.",
      .since = 2},
     {.key = "training.validation.early_stopping_patience",
      .type = Type::kInt,
@@ -79,6 +93,55 @@ constexpr Field kTrainingTable[] = {
      .def = "0",
      .doc = "The least improvement of the metric over the best so far that counts for "
             "early_stopping_patience.",
+     .min = 0,
+     .max = 1e6,
+     .since = 2},
+    {.key = "training.validation.predict_with_generate",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Validation also answers rows with the weights in training and grades the answers: "
+            "val.rouge_l, val.exact_match, ... (docs/evaluate.md). Where weights are cut over the "
+            "ranks or stay in host memory only the loss is measured.",
+     .since = 2},
+    {.key = "training.validation.generate_metrics",
+     .type = Type::kList,
+     .def = "exact_match,rouge_1,rouge_2,rouge_l,rouge_lsum",
+     .doc = "What those answers are graded by; the names are those of evaluate.metrics.",
+     .max = 32,
+     .since = 2},
+    {.key = "training.validation.generate_pattern",
+     .def = "",
+     .doc = "Regular expression (RE2) of the metric regex, as evaluate.pattern.",
+     .is_text = true,
+     .since = 2},
+    {.key = "training.validation.generate_every",
+     .type = Type::kInt,
+     .def = "1",
+     .doc = "Rows are answered in every Nth validation, and in the last one.",
+     .min = 1,
+     .max = 1e6,
+     .since = 2},
+    {.key = "training.validation.generate_rows",
+     .type = Type::kInt,
+     .def = "200",
+     .doc = "How many validation rows are answered, from the first; 0: all.",
+     .min = 0,
+     .max = 1e9,
+     .since = 2},
+    {.key = "training.validation.generate_max_new_tokens",
+     .type = Type::kInt,
+     .def = "64",
+     .doc = "The longest of those answers, in tokens.",
+     .min = 1,
+     .max = 1 << 20,
+     .aliases = "train.generation_max_new_tokens generation_max_new_tokens",
+     .since = 2},
+    {.key = "training.validation.generate_seconds",
+     .type = Type::kInt,
+     .def = "300",
+     .doc = "The longest time that a rank answers rows in one validation. If it takes longer these "
+            "answers do not count, and from then on the rank answers as many rows as it had time "
+            "for. 0: no limit.",
      .min = 0,
      .max = 1e6,
      .since = 2},

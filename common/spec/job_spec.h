@@ -30,7 +30,8 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // Values of job.kind.
-inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve";
+inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve",
+                      kEvaluateKind[] = "evaluate";
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
 // kHybridShard is kFullShard within a node and kDdp over nodes.
@@ -112,6 +113,15 @@ struct JobSpec {
       bool greater_is_better = false;
       int early_stopping_patience = 0;  // 0: off
       double early_stopping_threshold = 0.0;
+      // Answers to validation rows that are graded beside the loss.
+      bool predict_with_generate = false;
+      std::vector<std::string> generate_metrics = {"exact_match", "rouge_1", "rouge_2", "rouge_l",
+                                                   "rouge_lsum"};
+      std::string generate_pattern;      // of the metric "regex"
+      int generate_every = 1;            // validations
+      int generate_rows = 200;           // the first of the validation rows; 0: all
+      int generate_max_new_tokens = 64;  // of an answer
+      int generate_seconds = 300;        // of one validation; 0: as long as it takes
     } validation;
   } training;
 
@@ -217,8 +227,15 @@ struct JobSpec {
     int batch = 32;
   } generate;
 
-  // Answers instead of training: a file of prompts, or whoever asks while it runs.
-  bool generates() const { return job.kind == kGenerateKind || serves(); }
+  // How answers are graded (common/grade/metric.h).
+  struct Evaluate {
+    std::vector<std::string> metrics = {"exact_match", "f1", "rouge_l"};
+    std::string pattern;  // of the metric "regex"
+  } evaluate;
+
+  // Answers instead of training: a file of prompts, held-out rows, or whoever asks while it runs.
+  bool generates() const { return job.kind == kGenerateKind || serves() || evaluates(); }
+  bool evaluates() const { return job.kind == kEvaluateKind; }
   bool serves() const { return job.kind == kServeKind; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }

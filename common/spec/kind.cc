@@ -9,14 +9,19 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kKindKey = "job.kind", kAdapterKey = "job.adapter";
+constexpr std::string_view kKindKey = "job.kind", kAdapterKey = "job.adapter",
+                           kSamplesKey = "generate.num_samples", kMetricsKey = "evaluate.metrics",
+                           kPatternKey = "evaluate.pattern";
 // Tables and keys that only one kind of job has.
 constexpr std::string_view kOfTraining[] = {"training.", "hyperparameters.", "lora.",
                                             "quantization.", "checkpoint."};
-constexpr std::string_view kOfGeneration[] = {"generate."};
+constexpr std::string_view kOfGeneration[] = {"generate.", "evaluate."};
+constexpr std::string_view kOfEvaluation[] = {"evaluate."};
 // Keys of [data] that both kinds have; the others are about what is learnt from its rows.
 constexpr std::string_view kDataOfBoth[] = {"data.topology.", "data.chat_template",
                                             "data.max_examples"};
+// How rows of training are read, which held-out rows are too.
+constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.on_bad_rows"};
 // What a job without a file of prompts has no use for.
 constexpr std::string_view kOfPrompts[] = {"job.data", "data.max_examples", "generate.num_samples"};
 
@@ -59,7 +64,13 @@ void CheckServing(Draft* draft) {
 
 bool IsOfKind(const Field& field, std::string_view kind) {
   if (kind == kServeKind && IsAmong(field.key, kOfPrompts)) return false;
-  if (kind == kGenerateKind || kind == kServeKind) {
+  if (kind == kEvaluateKind) {
+    if (field.key == kSamplesKey) return false;
+    if (IsAmong(field.key, kRowsOfData)) return true;
+  } else if (kind != kTrainingKind && IsAmong(field.key, kOfEvaluation)) {
+    return false;
+  }
+  if (kind != kTrainingKind) {
     if (IsForeign(field) || IsAmong(field.key, kOfTraining)) return false;
     return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfBoth);
   }
@@ -73,12 +84,16 @@ void ResolveKind(Draft* draft) {
   for (const Field* field : Fields()) {
     if (!draft->Given(field->key) || IsOfKind(*field, kind)) continue;
     if (field->key == kAdapterKey) {
-      draft->AddProblem(kAdapterKey,
-                        "is for jobs of kind = \"generate\" or \"serve\"; not supported yet: "
-                        "training that goes on from an adapter");
+      draft->AddProblem(
+          kAdapterKey,
+          "is for jobs of kind = \"generate\", \"serve\" or \"evaluate\"; not supported yet: "
+          "training that goes on from an adapter");
     } else {
       RefuseKey(*field,
-                !generates ? "is for jobs of kind = \"generate\""
+                IsAmong(field->key, kOfEvaluation) ? "is for jobs of kind = \"evaluate\""
+                : !generates                       ? "is for jobs of kind = \"generate\""
+                : kind == kEvaluateKind && field->key == kSamplesKey
+                    ? "a job of kind = \"evaluate\" grades one answer to each row"
                 : IsAmong(field->key, kOfPrompts)
                     ? "a job of kind = \"serve\" has no file of prompts"
                     : fmt::format("a job of kind = \"{}\" trains nothing", kind),
@@ -86,6 +101,7 @@ void ResolveKind(Draft* draft) {
     }
   }
   if (!generates) return;
+  if (kind == kEvaluateKind) return CheckGraders(draft, {kMetricsKey, kPatternKey});
   const bool same =
       !draft->Has("generate.temperature") || draft->Float("generate.temperature") == 0;
   if (draft->Has("generate.num_samples") && draft->Int("generate.num_samples") > 1 && same &&
@@ -101,10 +117,10 @@ void CheckNodesOfKind(Draft* draft) {
   if (kind == kTrainingKind || draft->Faulty({kNodesKey, kKindKey})) return;
   if (kind == kServeKind) return CheckServing(draft);
   if (draft->Has(kNodesKey) && draft->Int(kNodesKey) > 1) {
-    draft->AddProblem(
-        kNodesKey, fmt::format("{}: a job of kind = \"generate\" runs on one node; not supported "
-                               "yet: several",
-                               draft->Quote(kNodesKey)));
+    draft->AddProblem(kNodesKey,
+                      fmt::format("{}: a job of kind = \"{}\" runs on one node; not supported "
+                                  "yet: several",
+                                  draft->Quote(kNodesKey), kind));
   }
 }
 

@@ -20,7 +20,12 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kSaveBest = "training.validation.save_best_model_at_end",
                            kPatience = "training.validation.early_stopping_patience",
                            kGreater = "training.validation.greater_is_better",
-                           kSave = "checkpoint.save_strategy", kSaveSteps = "checkpoint.save_steps",
+                           kMetric = "training.validation.metric_for_best_model",
+                           kGenerates = "training.validation.predict_with_generate",
+                           kGenerateMetrics = "training.validation.generate_metrics",
+                           kGeneratePattern = "training.validation.generate_pattern",
+                           kLossMetric = "val.loss", kSave = "checkpoint.save_strategy",
+                           kSaveSteps = "checkpoint.save_steps",
                            kSaveMinutes = "checkpoint.save_minutes";
 
 // Other spellings of kBits.
@@ -226,6 +231,60 @@ void ResolvePrecision(Draft* draft) {
   }
 }
 
+std::string MetricOf(const Draft& draft) {
+  return draft.Has(kMetric) ? draft.String(kMetric) : std::string(kLossMetric);
+}
+
+// Why a job's ranks have no rows answered (worker/rank/validation_answers.h); empty: they have.
+std::string WhyNoAnswers(const Draft& draft) {
+  constexpr std::string_view kOffload = "hyperparameters.parallelism.offload_param";
+  const Sharding sharding = ShardingOf(draft);
+  const bool several = draft.Has(kGpuCountKey) && draft.Int(kGpuCountKey) > 1;
+  if (several && (sharding == Sharding::kFullShard || sharding == Sharding::kHybridShard)) {
+    return "the weights are cut over the ranks";
+  }
+  if (draft.Bool(kOffload)) return "the weights stay in host memory";
+  if (draft.Has(kMatmul) && draft.String(kMatmul) == "fp8") return "weights are multiplied in FP8";
+  return "";
+}
+
+// Which metrics validation has, and the direction of the one that is compared.
+void ResolveMetrics(Draft* draft) {
+  if (draft->Faulty({kMetric, kGenerates})) return;
+  const std::string metric = MetricOf(*draft);
+  const bool is_loss = metric == kLossMetric;
+  if (!draft->Has(kGreater)) draft->Derive(kGreater, !is_loss, kMetric);
+  const bool generates = draft->Bool(kGenerates);
+  if (generates && draft->Bool(kEnabled)) CheckGraders(draft, {kGenerateMetrics, kGeneratePattern});
+  if (generates && !draft->Bool(kEnabled)) {
+    draft->AddProblem(kGenerates,
+                      "answers validation rows, of which this job has none: name them "
+                      "in data.val, or hold some out with data.val_split");
+  }
+  const std::string why = generates ? WhyNoAnswers(*draft) : "";
+  if (!why.empty() && is_loss) {
+    draft->AddWarning(kGenerates, why + ": validation has its loss alone, no rows are answered");
+  }
+  if (is_loss || draft->Faulty({kGenerateMetrics})) return;
+  if (!why.empty()) {
+    return draft->AddProblem(kMetric, fmt::format("{}: {}, so no rows are answered and only "
+                                                  "val.loss is measured",
+                                                  draft->Quote(kMetric), why));
+  }
+  if (!generates) {
+    return draft->AddProblem(kMetric, fmt::format("{}: answers are graded only with {} = true",
+                                                  draft->Quote(kMetric), kGenerates));
+  }
+  const std::string name = metric.substr(metric.find('.') + 1);
+  const auto metrics = draft->Has(kGenerateMetrics)
+                           ? ListOf(*draft, kGenerateMetrics)
+                           : JobSpec().training.validation.generate_metrics;
+  if (std::find(metrics.begin(), metrics.end(), name) == metrics.end()) {
+    draft->AddProblem(kMetric, fmt::format("{}: add \"{}\" to {}", draft->Quote(kMetric), name,
+                                           kGenerateMetrics));
+  }
+}
+
 // Keys that compare validations need validations.
 void CheckComparison(Draft* draft) {
   const bool compares =
@@ -235,8 +294,12 @@ void CheckComparison(Draft* draft) {
     draft->AddProblem(draft->Bool(kSaveBest) ? kSaveBest : kPatience,
                       "compares validations, of which this job has none: name rows in data.val, or "
                       "with --val, or hold some out with data.val_split");
-  } else if (draft->Bool(kGreater)) {
-    draft->AddWarning(kGreater, "takes the greatest val.loss, the worst one, for the best");
+    return;
+  }
+  const std::string metric = MetricOf(*draft);
+  if (draft->Bool(kGreater) == (metric == kLossMetric)) {
+    draft->AddWarning(kGreater, fmt::format("takes the {} {}, the worst one, for the best",
+                                            draft->Bool(kGreater) ? "greatest" : "least", metric));
   }
 }
 
@@ -264,6 +327,7 @@ void ResolveValidation(Draft* draft) {
                       "of job.data out with data.val_split");
     return;
   }
+  ResolveMetrics(draft);
   CheckComparison(draft);
 }
 

@@ -289,6 +289,10 @@ constexpr Idle kIdle[] = {
     {"training.validation.eval_steps", "training.validation.evaluation_strategy", "no|epoch"},
     {"training.validation.early_stopping_threshold", "training.validation.early_stopping_patience",
      "0"},
+    {"training.validation.generate_metrics training.validation.generate_pattern "
+     "training.validation.generate_every training.validation.generate_rows "
+     "training.validation.generate_max_new_tokens training.validation.generate_seconds",
+     "training.validation.predict_with_generate", "false"},
     {"checkpoint.save_steps", "checkpoint.save_strategy", "no|epoch|time"},
     {"checkpoint.save_minutes", "checkpoint.save_strategy", "no|epoch|steps"},
     {"scheduling.warn_before", "scheduling.time_limit", "0s|0m|0h|0d"},

@@ -143,6 +143,13 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.validation.greater_is_better", v.greater_is_better);
   visit("training.validation.early_stopping_patience", v.early_stopping_patience);
   visit("training.validation.early_stopping_threshold", v.early_stopping_threshold);
+  visit("training.validation.predict_with_generate", v.predict_with_generate);
+  visit("training.validation.generate_metrics", v.generate_metrics);
+  visit("training.validation.generate_pattern", v.generate_pattern);
+  visit("training.validation.generate_every", v.generate_every);
+  visit("training.validation.generate_rows", v.generate_rows);
+  visit("training.validation.generate_max_new_tokens", v.generate_max_new_tokens);
+  visit("training.validation.generate_seconds", v.generate_seconds);
   auto& h = s.hyperparameters;
   visit("hyperparameters.n_epochs", h.n_epochs);
   visit("hyperparameters.per_device_batch", h.per_device_batch);
@@ -211,6 +218,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("checkpoint.save_minutes", s.checkpoint.save_minutes);
   visit("checkpoint.save_total_limit", s.checkpoint.save_total_limit);
   VisitGenerate(s.generate, visit);
+  visit("evaluate.metrics", s.evaluate.metrics);
+  visit("evaluate.pattern", s.evaluate.pattern);
 }
 
 }  // namespace sft::spec

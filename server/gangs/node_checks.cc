@@ -157,8 +157,9 @@ absl::Status CheckEvent(const v1::RankEvent& event) {
 
 absl::Status CheckArtifact(const v1::CommitArtifactRequest& request, const Dispatched& part) {
   const bool model = request.kind() == "model";
-  if (!model && request.kind() != "adapter" && request.kind() != "answers") {
-    return Wrong("kind", request.kind(), "\"adapter\", \"answers\" or \"model\"");
+  if (!model && request.kind() != "adapter" && request.kind() != "answers" &&
+      request.kind() != "evaluation") {
+    return Wrong("kind", request.kind(), "\"adapter\", \"answers\", \"evaluation\" or \"model\"");
   }
   if (request.files_size() == 0) return InvalidArgument("files: an artifact has some");
   SFT_RETURN_IF_ERROR(Files(request.files()));

@@ -112,7 +112,10 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   const spec::JobSpec& spec = resolution.spec;
   JobRecord job;
   job.id = RandomId("job");
-  job.kind = spec.serves() ? v1::Job::SERVE : spec.generates() ? v1::Job::GENERATE : v1::Job::SFT;
+  job.kind = spec.serves()      ? v1::Job::SERVE
+             : spec.evaluates() ? v1::Job::EVALUATE
+             : spec.generates() ? v1::Job::GENERATE
+                                : v1::Job::SFT;
   job.project = ProjectOf(request.project());
   job.owner = principal;
   job.display_name = spec.job.name;
@@ -333,7 +336,7 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
     const size_t part = spec::PartOfKey(needed.key);
     const bool trains = parts.ok() && part < parts->size();
     std::string problem;
-    if (resolution.spec.generates()) {
+    if (resolution.spec.generates() && !resolution.spec.evaluates()) {
       SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sent->sha256()));
       problem = PromptsProblem(path, sent->client_path(), data.max_examples);
     } else {

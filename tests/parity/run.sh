@@ -18,6 +18,7 @@ fi
 "$python" "$root/tests/parity/nf4_test.py"
 "$python" "$root/tests/parity/data/make_goldens.py" --check
 "$python" "$root/tests/parity/tokenizers/make_goldens.py" --check
+"$python" "$root/tests/parity/scores/make_goldens.py" --check
 "$python" "$root/tests/parity/int8_test.py"
 "$python" "$root/tests/parity/make_goldens.py" --out "$goldens" --check
 # The CUDA kernels' goldens are kept, not made: there may be no GPU here.

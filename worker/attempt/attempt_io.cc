@@ -192,7 +192,7 @@ absl::Status AttemptIo::Deliver() {
       [this] { return shared_.wish().leaves(); }, context_.rank_user));
   shared_.With([](AttemptData& data) { data.record.committed = true; });
   (void)shared_.Save();
-  if (artifact.kind == "answers") {
+  if (artifact.kind == "answers" || artifact.kind == "evaluation") {
     const RankRights rights(context_.rank_user);
     const std::string dir = AnswersDir(context_.job_id, context_.services.setup);
     if (const absl::Status removed = io::RemoveAll(dir); !removed.ok()) {

@@ -19,6 +19,12 @@ void Fields(V& v, PlanCategory& c) {
   v("bytes", c.bytes);
 }
 
+template <typename V>
+void Fields(V& v, EvalMetric& e) {
+  v("name", e.name);
+  v("value", e.value);
+}
+
 namespace {
 
 // Longest line a reader accepts; a rank writes far less.
@@ -87,6 +93,8 @@ void Fields(V& v, EvalEvent& e) {
   v("loss", e.loss);
   v("tokens", e.tokens);
   v("seconds", e.seconds);
+  v.List("metrics", e.metrics);
+  v("answered_rows", e.answered_rows);
 }
 
 template <typename V>

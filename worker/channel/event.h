@@ -88,12 +88,20 @@ struct AnswersEvent {
   double seconds = 0;  // an answer, over all ranks, since this attempt began; 0: not known
 };
 
+// A number beside the validation loss: "val.rouge_l".
+struct EvalMetric {
+  std::string name;
+  double value = 0;
+};
+
 // The validation rows were evaluated.
 struct EvalEvent {
   int64_t step = 0;
   double loss = 0;  // metric "val.loss"
   int64_t tokens = 0;
   double seconds = 0;
+  std::vector<EvalMetric> metrics;  // of answers to validation rows, where some were given
+  int64_t answered_rows = 0;
 };
 
 // Consistency of the replicas at the end: sha256 over the trained weights of this rank; for
@@ -111,7 +119,7 @@ struct ConsistencyEvent {
 
 // A file set was written and verified.
 struct ArtifactEvent {
-  std::string kind;  // "adapter", "model" or "answers"
+  std::string kind;  // "adapter", "model", "answers" or "evaluation"
   std::string path;  // folder on this node
   int64_t bytes = 0;
 };

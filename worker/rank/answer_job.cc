@@ -8,13 +8,14 @@
 #include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
-#include "common/io/file_stamp.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
+#include "worker/rank/evaluation_task.h"
 #include "worker/rank/group_variables.h"
 #include "worker/rank/prompt_rows.h"
+#include "worker/rank/prompt_task.h"
 #include "worker/rank/stop_signal.h"
 
 namespace sft::rank {
@@ -23,29 +24,9 @@ namespace {
 constexpr Nanos kTellInterval = std::chrono::seconds(1);
 constexpr Nanos kOthersInterval = std::chrono::milliseconds(100);
 
-Prompts ReadPrompts(const Launch& launch) {
-  const channel::RankLaunch& file = launch.file;
-  Prompts prompts{.file = file.train_name.empty() ? file.train_file : file.train_name};
-  if (!file.train_stamp.empty() && io::ContentStampOf(file.train_file) != file.train_stamp) {
-    throw engine::UserError(prompts.file + " was replaced or written to since the job was placed",
-                            "data_changed", "leave the file alone while a job reads it");
-  }
-  auto rows = data::ReadPromptRows(file.train_file, prompts.file, launch.spec.data.max_examples);
-  if (!rows.ok()) {
-    throw engine::UserError(fmt::format("{}, {}", prompts.file, Message(rows.status())),
-                            "bad_prompt", "correct the row, or leave it out");
-  }
-  prompts.rows = *std::move(rows);
-  return prompts;
-}
-
-// Everything of the model that can be wrong without computing anything.
-int64_t CheckBase(const Launch& launch) {
-  const auto config = engine::ReadConfig(launch.file.model_dir);
-  const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
-  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
-             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
-  return config.learned_positions;
+std::unique_ptr<RowTask> TaskOf(const Launch& launch) {
+  if (launch.spec.evaluates()) return std::make_unique<EvaluationTask>(launch);
+  return std::make_unique<PromptTask>(launch);
 }
 
 }  // namespace
@@ -89,10 +70,18 @@ std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunc
   return std::nullopt;
 }
 
+CheckedModel CheckAnswering(const Launch& launch) {
+  CheckOptions(OptionsFor(launch));
+  const auto config = engine::ReadConfig(launch.file.model_dir);
+  const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
+  fmt::print("model {}: {} of weights\n", launch.file.model_dir,
+             BytesText(static_cast<int64_t>(base.files().TotalBytes())));
+  return {config.learned_positions, config.vocab};
+}
+
 void PrepareAnswers(const Launch& launch, EventLog& events) {
   const AnswerOptions options = OptionsFor(launch);
-  CheckOptions(options);
-  const int64_t positions = CheckBase(launch);
+  const int64_t positions = CheckAnswering(launch).positions;
   if (launch.spec.serves()) return;
   const Prompts prompts = ReadPrompts(launch);
   const engine::ChatTokenizer tokenizer = OpenTokenizer(options);
@@ -122,10 +111,8 @@ void PrepareAnswers(const Launch& launch, EventLog& events) {
 
 AnswerJob::AnswerJob(const Context& context)
     : context_(context),
-      options_(OptionsFor(context.launch)),
-      prompts_(ReadPrompts(context.launch)),
-      share_{context.rank, context.launch.file.world_size,
-             static_cast<int64_t>(prompts_.rows.size()) * options_.samples},
+      task_(TaskOf(context.launch)),
+      share_{context.rank, context.launch.file.world_size, task_->lines()},
       out_(context.launch.file.checkpoint_dir + "/answers/answers.jsonl"),
       count_(out_, share_) {}
 
@@ -184,7 +171,7 @@ bool AnswerJob::AnswerShare(AnswerPart& part, const Device& device) {
     fmt::print("{} of {} answers are there already\n", part.answered(), share_.size());
   }
   if (part.answered() == share_.size()) return true;
-  RowAnswerer answerer(options_, prompts_, share_.begin() + part.answered(), share_.end(), device);
+  task_->Open(share_.begin() + part.answered(), share_.end(), device);
   TellReady(device);
   TellProgress(/*now=*/true);
   bool more = true;
@@ -193,9 +180,7 @@ bool AnswerJob::AnswerShare(AnswerPart& part, const Device& device) {
       ThrowIfError(part.Sync());
       return false;
     }
-    more = answerer.Step([&](int64_t number, const RowAnswer& answer) {
-      ThrowIfError(part.Append(LineOf(prompts_, options_.samples, number, answer)));
-    });
+    more = task_->Step([&](const std::string& line) { ThrowIfError(part.Append(line)); });
     Enter(channel::FlightPhase::kTraining);
     TellProgress(/*now=*/false);
   }
@@ -213,9 +198,6 @@ bool AnswerJob::AwaitOthers() {
 
 void AnswerJob::Deliver() {
   Enter(channel::FlightPhase::kDelivering);
-  const std::string& folder = context_.launch.file.output_dir;
-  const std::string file = folder + "/answers.jsonl";
-  ThrowIfError(CopyFile(out_, file));
   const absl::StatusOr<AnswerCount::Sums> sums = count_.Look();
   ThrowIfError(sums.status());
   if (sums->answers != share_.rows) {
@@ -224,17 +206,24 @@ void AnswerJob::Deliver() {
   }
   TellProgress(/*now=*/true);
   if (sums->errors > 0) {
-    const auto row = static_cast<size_t>(sums->first_error / options_.samples);
     const std::string warning =
         fmt::format("{} of {} answers hold an error (\"error\" in their lines), the first is to {}",
-                    sums->errors, sums->answers, PlaceOf(prompts_.file, prompts_.rows[row]));
+                    sums->errors, sums->answers, task_->PlaceOf(sums->first_error));
     fmt::print("{}\n", warning);
     context_.events.Write(channel::WarningEvent{.message = warning});
   }
-  const auto bytes = io::FileSize(file);
-  ThrowIfError(bytes.status());
-  fmt::print("{} answers with {} tokens: {}\n", sums->answers, sums->tokens, file);
-  context_.events.Write(channel::ArtifactEvent{.kind = "answers", .path = folder, .bytes = *bytes});
+  const std::string& folder = context_.launch.file.output_dir;
+  const std::string kind = task_->Deliver(out_, folder);
+  int64_t bytes = 0;
+  const auto files = io::ListDir(folder);
+  ThrowIfError(files.status());
+  for (const std::string& name : *files) {
+    const auto size = io::FileSize(folder + "/" + name);
+    ThrowIfError(size.status());
+    bytes += *size;
+  }
+  fmt::print("{} answers with {} tokens: {}\n", sums->answers, sums->tokens, folder);
+  context_.events.Write(channel::ArtifactEvent{.kind = kind, .path = folder, .bytes = bytes});
   context_.events.Sync();
 }
 
@@ -249,9 +238,8 @@ channel::ExitCode AnswerJob::Run() {
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
   LimitMemory(context_.launch.spec, device);
-  CheckOptions(options_);
   ThrowIfError(io::MakeDirs(file.checkpoint_dir + "/answers"));
-  auto part = AnswerPart::Open(out_, share_, RunOf(options_, prompts_, share_.ranks));
+  auto part = AnswerPart::Open(out_, share_, task_->Identity(share_.ranks));
   if (absl::IsAlreadyExists(part.status())) {
     throw engine::UserError(
         fmt::format("the answers so far are not of this run: {}", Message(part.status())),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -12,6 +13,7 @@
 #include "worker/rank/event_log.h"
 #include "worker/rank/launch_file.h"
 #include "worker/rank/row_answerer.h"
+#include "worker/rank/row_task.h"
 
 namespace sft::rank {
 
@@ -19,6 +21,13 @@ namespace sft::rank {
 // every prompt, so that what cannot be answered is named before anything is loaded. Throws engine
 // errors.
 void PrepareAnswers(const Launch& launch, EventLog& events);
+
+// Checks model, adapter and options of a job that answers without computing anything; returns how
+// many positions its model has a table of (0: none) and for how many tokens it has embeddings.
+struct CheckedModel {
+  int64_t positions = 0, vocabulary = 0;
+};
+CheckedModel CheckAnswering(const Launch& launch);
 
 // What the job's file says of answering, with the model and the adapter of this node.
 AnswerOptions OptionsFor(const Launch& launch);
@@ -28,10 +37,10 @@ void LimitMemory(const spec::JobSpec& spec, const Device& device);
 std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunch& file, int rank,
                                                         Clock& clock);
 
-// One process of a job that answers prompts. It answers its share of the rows, in order, into
-// <checkpoint dir>/answers, where a later attempt goes on, and shares nothing else with the others:
-// each ends when its rows are done. Rank 0 stays until all are, tells how many there are, and
-// delivers the joined file.
+// One process of a job that answers prompts or held-out rows (RowTask). It answers its share of the
+// rows, in order, into <checkpoint dir>/answers, where a later attempt goes on, and shares nothing
+// else with the others: each ends when its rows are done. Rank 0 stays until all are, tells how
+// many there are, and delivers the joined file.
 class AnswerJob {
  public:
   struct Context {
@@ -59,8 +68,7 @@ class AnswerJob {
   void Deliver();
 
   Context context_;
-  AnswerOptions options_;
-  Prompts prompts_;
+  std::unique_ptr<RowTask> task_;
   RowShare share_;
   std::string out_;
   AnswerCount count_;

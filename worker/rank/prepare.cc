@@ -16,6 +16,7 @@
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/rank/answer_job.h"
+#include "worker/rank/evaluation_task.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
 
@@ -179,6 +180,20 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   events.Sync();
 }
 
+void PrepareEvaluation(const Launch& launch, const MemoryLimit& limit, EventLog& events,
+                       const Clock& clock) {
+  RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
+  ReportRunaways(scene, clock);
+  const int64_t vocab = CheckAnswering(launch).vocabulary;
+  const auto tokenizer = OpenTokenizer(OptionsFor(launch));
+  const channel::PreparedEvent rows =
+      PrepareFile(tokenizer, HeldOutRows(launch), scene, "held-out", vocab, events, clock);
+  const EvaluationTask task(launch);  // finds the rows again, and that they can be asked
+  fmt::print("{} rows are asked and graded\n", task.lines());
+  events.Write(rows);
+  events.Sync();
+}
+
 }  // namespace
 
 void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
@@ -186,6 +201,7 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   const MemoryLimit limit = MemoryLimitOf(launch.file);
   ApplyMemoryLimit(limit);
   try {
+    if (launch.spec.evaluates()) return PrepareEvaluation(launch, limit, events, clock);
     if (launch.spec.generates()) return PrepareAnswers(launch, events);
     Prepare(launch, limit, events, clock);
   } catch (const std::bad_alloc&) {

@@ -30,6 +30,7 @@
 #include "worker/rank/planning.h"
 #include "worker/rank/step_profile.h"
 #include "worker/rank/stop_signal.h"
+#include "worker/rank/validation_answers.h"
 
 namespace sft::rank {
 namespace {
@@ -115,10 +116,29 @@ class EventObserver : public engine::TrainObserver {
   void OnEval(const engine::EvalReport& report) override {
     fmt::print("validation after step {}: loss {:.6f} over {} tokens in {:.1f} s\n", report.step,
                report.loss, report.tokens, report.seconds);
-    context_.events.Write(channel::EvalEvent{.step = report.step,
-                                             .loss = report.loss,
-                                             .tokens = report.tokens,
-                                             .seconds = report.seconds});
+    channel::EvalEvent event{.step = report.step,
+                             .loss = report.loss,
+                             .tokens = report.tokens,
+                             .seconds = report.seconds,
+                             .answered_rows = report.answered_rows};
+    std::string text;
+    for (const engine::ValidationMetric& metric : report.metrics) {
+      event.metrics.push_back({metric.name, metric.value});
+      text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", metric.name, metric.value);
+    }
+    context_.events.Write(event);
+    if (!report.note.empty()) {
+      fmt::print("{}\n", report.note);
+      context_.events.Write(
+          channel::WarningEvent{.message = fmt::format("rank {}: {}", context_.rank, report.note)});
+    }
+    if (report.answered_rows == 0) return;
+    fmt::print("{} over {} answers\n", text, report.answered_rows);
+    if (context_.rank != 0) return;
+    context_.events.Write(channel::WarningEvent{
+        .message = fmt::format("after step {}: {} over {} answers, val.loss {:.4f}", report.step,
+                               text, report.answered_rows, report.loss),
+        .kind = "validation"});
   }
 
   void OnConsistency(const engine::ConsistencyReport& report) override {
@@ -375,6 +395,9 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   if (const auto files = ValidationFiles(context_.launch); !files.empty()) {
     options.validation = OpenFiles(tokenizer, context_.launch, files,
                                    engine::PrepareOptions::ForValidation, /*weighs=*/false);
+  }
+  if (spec.training.validation.predict_with_generate && options.validation != nullptr) {
+    options.judge = MakeAnswerJudge(spec, tokenizer, options.validation, *device_, context_.clock);
   }
   options.output_dir = file.output_dir;
   options.tokenizer = tokenizer.digest();

@@ -33,7 +33,8 @@ void CheckRequest(const GenerationRequest& request, int64_t vocabulary) {
           "bad_prompt", "give the tokenizer that belongs to the model");
     }
   }
-  if (request.max_new_tokens < 1) {
+  const bool only_scored = request.prompt_scores && request.max_new_tokens == 0;
+  if (request.max_new_tokens < 1 && !only_scored) {
     throw UserError(fmt::format("max_new_tokens is {}", request.max_new_tokens), "bad_prompt",
                     "ask for at least one token");
   }
@@ -159,21 +160,44 @@ void BatchGenerator::AddRows(const Piece& piece, std::vector<PagedRow>& rows) co
   }
 }
 
+void BatchGenerator::AddTargets(const Piece& piece, int64_t first_row, Scored& scored) const {
+  const Running& running = running_[piece.running];
+  if (!running.request.prompt_scores) return;
+  const auto known = static_cast<int64_t>(running.answer.prompt_scores.size());
+  const auto end = std::min<int64_t>(running.cached + piece.count,
+                                     static_cast<int64_t>(running.request.prompt.size()) - 1);
+  // What is read anew for longer frequencies keeps the scores that it had.
+  for (int64_t position = std::max(running.cached, known); position < end; ++position) {
+    scored.targets.push_back(
+        {first_row + position - running.cached, running.tokens[static_cast<size_t>(position) + 1]});
+    scored.running.push_back(piece.running);
+  }
+}
+
 void BatchGenerator::Run(const std::vector<Piece>& pieces, bool of_prompts,
                          std::vector<bool>& done) {
   std::vector<PagedRow> rows;
   std::vector<int64_t> last;
   std::vector<Piece> ends;  // that reach their request's last token
+  Scored scored;
   for (const Piece& piece : pieces) {
+    if (of_prompts) AddTargets(piece, static_cast<int64_t>(rows.size()), scored);
     AddRows(piece, rows);
     Running& running = running_[piece.running];
     running.cached += piece.count;
     if (running.missing() > 0) continue;
+    if (running.request.max_new_tokens == 0) {
+      done[piece.running] = true;
+      continue;
+    }
     last.push_back(static_cast<int64_t>(rows.size()) - 1);
     ends.push_back(piece);
   }
   const PagedDecoder::Scores scores =
-      of_prompts ? decoder_.Prompts(rows, last) : decoder_.Tokens(rows);
+      of_prompts ? decoder_.Prompts(rows, last, scored.targets) : decoder_.Tokens(rows);
+  for (size_t i = 0; i < scored.running.size(); ++i) {
+    running_[scored.running[i]].answer.prompt_scores.push_back(scores.targets[i]);
+  }
   if (!ends.empty()) TakeTokens(ends, scores, done);
 }
 

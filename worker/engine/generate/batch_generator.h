@@ -19,8 +19,8 @@ namespace sft::engine {
 
 // A prompt, and how it is to be answered.
 struct GenerationRequest {
-  std::vector<int32_t> prompt;  // not empty
-  int64_t max_new_tokens = 256;
+  std::vector<int32_t> prompt;   // not empty
+  int64_t max_new_tokens = 256;  // 0, with `prompt_scores`: nothing is answered
   SamplingOptions sampling;
   std::vector<int32_t> stop_ids;  // any of them ends the answer and is not part of it
   // Any of them in the answer's text ends it; `decode` makes the text of tokens.
@@ -28,6 +28,7 @@ struct GenerationRequest {
   std::function<std::string(std::span<const int32_t>)> decode;
   bool adapter = true;             // false: the base model answers
   bool log_probabilities = false;  // of the answer's tokens, before penalties and temperature
+  bool prompt_scores = false;      // how likely the prompt's own tokens were
   // Optional; sees each token as it is made, and ends the answer by returning false.
   std::function<bool(int32_t)> on_token;
 };
@@ -43,6 +44,8 @@ struct GenerationAnswer {
   std::string problem;    // with kFailed
   size_t text_bytes = 0;  // with kStopString: of the answer's text, up to the stop string
   std::vector<double> log_probabilities;
+  // With prompt_scores: of every token of the prompt but the first, after those before it.
+  std::vector<TokenScore> prompt_scores;
 };
 
 // Limits of a BatchGenerator.
@@ -109,6 +112,12 @@ class BatchGenerator {
   std::vector<Piece> Prompts(int64_t room) const;
   // Appends the rows of a piece.
   void AddRows(const Piece& piece, std::vector<PagedRow>& rows) const;
+  // Tokens of prompts among a forward's rows whose scores are wanted and not there yet.
+  struct Scored {
+    std::vector<PagedDecoder::Target> targets;
+    std::vector<size_t> running;  // whose each of them is
+  };
+  void AddTargets(const Piece& piece, int64_t first_row, Scored& scored) const;
   // One forward; the pieces that reach their request's last token take what comes next. Marks those
   // requests that it ends.
   void Run(const std::vector<Piece>& pieces, bool of_prompts, std::vector<bool>& done);

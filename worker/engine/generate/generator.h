@@ -44,6 +44,9 @@ class Generator {
   // Answers requests together, with this model's weights; it must outlive what it gives.
   std::unique_ptr<BatchGenerator> MakeBatch(const BatchOptions& options);
 
+  // Whether requests may do without the adapter: it takes the place of no whole tensor.
+  bool optional_adapters() const { return optional_adapters_; }
+
   // Keys and values of one token in all layers, in bytes.
   int64_t CacheTokenBytes() const;
 

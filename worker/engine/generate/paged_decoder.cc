@@ -1,7 +1,9 @@
 #include "worker/engine/generate/paged_decoder.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gather.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -146,8 +148,40 @@ PagedDecoder::Scores PagedDecoder::ScoresOf(const Tensor& x) {
   return scores;
 }
 
+// A tile of rows at a time: logits of a whole piece would be gigabytes of a large vocabulary.
+std::vector<TokenScore> PagedDecoder::ScoresOfTargets(const Tensor& x,
+                                                      std::span<const Target> targets) {
+  std::vector<TokenScore> scores;
+  scores.reserve(targets.size());
+  for (size_t first = 0; first < targets.size(); first += kTokenTile) {
+    const auto part = targets.subspan(first, std::min<size_t>(kTokenTile, targets.size() - first));
+    std::vector<int64_t> rows, tokens;
+    for (const Target& target : part) {
+      rows.push_back(target.row);
+      tokens.push_back(target.token);
+    }
+    const Tensor places = at::tensor(rows, at::kLong).to(x.device());
+    const Tensor ids = at::tensor(tokens, at::kLong).to(x.device()).view({-1, 1});
+    const Tensor logits =
+        decoder_.HeadByRow(at::index_select(x, 0, places), kTokenTile).to(at::kFloat);
+    const auto [largest, token] = at::max(logits, 1);
+    const Tensor whole = at::logsumexp(logits, {1}).to(at::kDouble);
+    const Tensor wanted = at::gather(logits, 1, ids).view({-1}).to(at::kDouble);
+    const Tensor all =
+        at::stack({wanted.sub(whole), token.to(at::kDouble), largest.to(at::kDouble).sub(whole)})
+            .cpu();
+    const auto* values = all.const_data_ptr<double>();
+    const size_t count = part.size();
+    for (size_t i = 0; i < count; ++i) {
+      scores.push_back({values[i], static_cast<int32_t>(values[count + i]), values[2 * count + i]});
+    }
+  }
+  return scores;
+}
+
 PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
-                                           std::span<const int64_t> last) {
+                                           std::span<const int64_t> last,
+                                           std::span<const Target> targets) {
   const auto used = static_cast<int64_t>(rows.size());
   const int64_t tile = on_gpu() ? kPromptTile : used;
   const int64_t count = (used + tile - 1) / tile * tile;
@@ -157,9 +191,13 @@ PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
                          /*reads_adapter_rows=*/!all_adapted);
   inputs.tile = tile;
   const Tensor x = RunBlocks(inputs);
-  if (last.empty()) return {};
-  const Tensor ends = at::tensor(at::ArrayRef<int64_t>(last.data(), last.size()), at::kLong);
-  return ScoresOf(at::index_select(x, 0, ends.to(activations_.device())));
+  Scores scores;
+  if (!last.empty()) {
+    const Tensor ends = at::tensor(at::ArrayRef<int64_t>(last.data(), last.size()), at::kLong);
+    scores = ScoresOf(at::index_select(x, 0, ends.to(activations_.device())));
+  }
+  scores.targets = ScoresOfTargets(x, targets);
+  return scores;
 }
 
 PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
@@ -193,7 +231,8 @@ PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
     recording.graph->Replay();
   }
   return {recording.scores.logits.narrow(0, 0, used),
-          recording.scores.likeliest.narrow(1, 0, used)};
+          recording.scores.likeliest.narrow(1, 0, used),
+          {}};
 }
 
 }  // namespace sft::engine

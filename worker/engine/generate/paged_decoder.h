@@ -24,6 +24,14 @@ struct PagedRow {
   bool adapted = true;   // adapters act on it
 };
 
+// How likely a token was after those before it, and what was likeliest there (of the least id where
+// there are several). Natural logarithms.
+struct TokenScore {
+  double log_probability = 0;
+  int32_t likeliest = 0;
+  double likeliest_log_probability = 0;
+};
+
 // Runs a decoder over tokens whose keys and values lie in pages, forward only.
 //
 // A row's bits depend on its request alone, and on a GPU on which of the two ways it goes: products
@@ -51,9 +59,17 @@ class PagedDecoder {
     at::Tensor logits;     // [n, V]; valid until the next forward
     at::Tensor likeliest;  // fp64 [2, n]: the token of the largest logit, of the least id where
                            // there are several, and that logit; NaN stands above all
+    std::vector<TokenScore> targets;
   };
-  // Pieces of prompts: rows of one request follow each other. Scores of the rows that `last` names.
-  Scores Prompts(std::span<const PagedRow> rows, std::span<const int64_t> last);
+  // A row, and the token after it whose score is wanted.
+  struct Target {
+    int64_t row = 0;
+    int32_t token = 0;
+  };
+  // Pieces of prompts: rows of one request follow each other. Scores of the rows that `last` names,
+  // and of targets.
+  Scores Prompts(std::span<const PagedRow> rows, std::span<const int64_t> last,
+                 std::span<const Target> targets = {});
   // On a GPU: one token of each of some requests, at most kTokenTile; scores of all.
   Scores Tokens(std::span<const PagedRow> rows);
 
@@ -73,6 +89,7 @@ class PagedDecoder {
                       const Inputs& inputs);
   at::Tensor RunBlocks(const Inputs& inputs);
   Scores ScoresOf(const at::Tensor& x);
+  std::vector<TokenScore> ScoresOfTargets(const at::Tensor& x, std::span<const Target> targets);
   // The forward of single tokens of so many rows: what it reads and writes.
   struct Recording {
     at::Tensor packed;

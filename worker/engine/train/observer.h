@@ -8,6 +8,12 @@
 
 namespace sft::engine {
 
+// A number that validation found beside its loss.
+struct ValidationMetric {
+  std::string name;  // "val.rouge_l"
+  double value = 0;
+};
+
 // Reports of a training run, in the order in which they come: ready, resumed, then evals, steps
 // and checkpoints, then consistency and artifact. All calls come from the training thread, on every
 // rank.
@@ -72,6 +78,9 @@ struct EvalReport {
   double loss = 0;   // mean over all targets of the validation rows
   int64_t tokens = 0;
   double seconds = 0;
+  std::vector<ValidationMetric> metrics;  // of answers; empty where none were given
+  int64_t answered_rows = 0;
+  std::string note;  // what of the answers was cut short, on this rank; empty: nothing
 };
 
 // Proof that the ranks hold one model, and that it is the one delivered.

@@ -150,7 +150,7 @@ TrainResult Trainer::Run() {
     bool best = false;
     if (!stop_ && EvalDue(step)) {
       metric = Evaluate(taken_);
-      best = KeepIfBest(taken_, *metric);
+      best = metric && KeepIfBest(taken_, *metric);
       last_report_ = clock_.Mono();
     }
     SaveAfter(step, metric, best);
@@ -305,18 +305,45 @@ bool Trainer::EvalDue(const Step& step) const {
   return false;
 }
 
-double Trainer::Evaluate(int64_t steps_taken) {
+bool Trainer::AnswersDue(int64_t steps_taken) const {
+  if (options_.judge == nullptr) return false;
+  const auto& validation = options_.spec.training.validation;
+  if (steps_taken == plan_.total_steps()) return true;
+  // Counted by steps, so that a run that goes on has them where it would have had them.
+  const int64_t between = validation.strategy == spec::EvalStrategy::kEpoch
+                              ? plan_.steps_per_epoch()
+                              : std::max<int64_t>(1, validation.eval_steps);
+  return steps_taken / between % validation.generate_every == 0;
+}
+
+std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
   observer_.OnPhase(TrainPhase::kValidation, steps_taken);
   const MonoTime start = clock_.Mono();
   const ValidationResult result = Validate(model_, *validation_, comm_);
-  observer_.OnEval({steps_taken, result.loss, result.tokens, SecondsOf(clock_.Mono() - start)});
-  return result.loss;
+  EvalReport report{steps_taken, result.loss, result.tokens};
+  if (AnswersDue(steps_taken)) {
+    const AnswerJudge::Verdict verdict = options_.judge->Judge(model_, comm_, [&] {
+      observer_.OnPhase(TrainPhase::kValidation, steps_taken);
+      return !observer_.StopRequested();
+    });
+    report.metrics = verdict.metrics;
+    report.answered_rows = verdict.rows;
+    report.note = verdict.note;
+  }
+  report.seconds = SecondsOf(clock_.Mono() - start);
+  observer_.OnEval(report);
+  const std::string& wanted = options_.spec.training.validation.metric_for_best_model;
+  if (wanted == "val.loss") return result.loss;
+  for (const ValidationMetric& metric : report.metrics) {
+    if (metric.name == wanted) return metric.value;
+  }
+  return std::nullopt;
 }
 
-// Every rank has the same loss, so all keep the same step.
-bool Trainer::KeepIfBest(int64_t step, double loss) {
+// Every rank has the same metric, so all keep the same step.
+bool Trainer::KeepIfBest(int64_t step, double metric) {
   const auto& validation = options_.spec.training.validation;
-  const bool best = best_.Add(step, loss);
+  const bool best = best_.Add(step, metric);
   if (best && validation.save_best_model_at_end) best_weights_ = model_.Snapshot();
   if (best_.hopeless() && comm_.rank() == 0) {
     observer_.OnMessage(fmt::format(

@@ -13,6 +13,7 @@
 #include "worker/engine/data/step_plan.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/optim/lr_schedule.h"
+#include "worker/engine/train/answer_judge.h"
 #include "worker/engine/train/best_tracker.h"
 #include "worker/engine/train/checkpoint_loader.h"
 #include "worker/engine/train/checkpoint_saver.h"
@@ -30,6 +31,7 @@ struct TrainerOptions {
   std::string model_name;  // the base as the job named it, for the adapter's configuration
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> validation;     // null: none
+  std::shared_ptr<AnswerJudge> judge;            // of answers to validation rows; null: loss alone
   std::filesystem::path output_dir;              // the artifact is written here
   std::optional<plan::ExecutionPlan> execution;  // empty: plan::Unplanned
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
@@ -86,8 +88,11 @@ class Trainer {
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
   double EpochAfter(const Step& step) const;
   bool EvalDue(const Step& step) const;
-  double Evaluate(int64_t steps_taken);
-  bool KeepIfBest(int64_t step, double loss);
+  // Whether the validation after so many steps has rows answered.
+  bool AnswersDue(int64_t steps_taken) const;
+  // The metric_for_best_model; nothing where this validation does not have it.
+  std::optional<double> Evaluate(int64_t steps_taken);
+  bool KeepIfBest(int64_t step, double metric);
   void SaveAfter(const Step& step, const std::optional<double>& metric, bool best);
   void Resume();
   void DeliverResult();

@@ -89,7 +89,40 @@ TEST(KindTest, WhatCannotBeAnsweredIsRefused) {
   EXPECT_THAT(Describe(ResolveText("[job]\nkind = \"answer\"\nmodel = \"m\"\ndata = \"d\"\n"
                                    "[compute]\ngpu_type = \"H100\"\n")
                            .problems),
-              HasSubstr("job.kind:2: must be \"sft\", \"generate\" or \"serve\""));
+              HasSubstr("job.kind:2: must be \"sft\", \"generate\", \"serve\" or \"evaluate\""));
+}
+
+TEST(KindTest, AJobThatEvaluatesReadsRowsOfTrainingAndNamesItsMetrics) {
+  const auto evaluate = [](const std::string& rest) {
+    return ResolveText(
+        "[job]\nkind = \"evaluate\"\nmodel = \"m\"\nadapter = \"job-a\"\ndata = \"h.jsonl\"\n"
+        "[compute]\ngpu_type = \"H100\"\n" +
+        rest);
+  };
+  const Resolution job = evaluate(
+      "gpu_count = 4\n[data]\ncolumns = [\"prompt=ask\"]\non_bad_rows = \"skip\"\n"
+      "max_examples = 9\n[generate]\nmax_new_tokens = 5\n[evaluate]\n"
+      "metrics = [\"regex\", \"rouge_l\"]\npattern = \"(?i)yes\"\n");
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_TRUE(job.spec.evaluates() && job.spec.generates());
+  EXPECT_THAT(job.spec.evaluate.metrics, ::testing::ElementsAre("regex", "rouge_l"));
+  EXPECT_EQ(job.spec.evaluate.pattern, "(?i)yes");
+  EXPECT_EQ(job.spec.data.max_examples, 9);
+  EXPECT_EQ(TextOf(job, "generate.num_samples"), "(absent)");
+  EXPECT_EQ(TextOf(evaluate(""), "evaluate.metrics"), "exact_match,f1,rouge_l");
+  const auto problems = [&](const std::string& rest) { return Describe(evaluate(rest).problems); };
+  EXPECT_THAT(problems("[evaluate]\nmetrics = [\"loss\"]\n"),
+              HasSubstr("evaluate.metrics:9: \"loss\" is no metric of answers"));
+  EXPECT_THAT(problems("[evaluate]\nmetrics = [\"f1\", \"f1\"]\n"), HasSubstr("twice"));
+  EXPECT_THAT(problems("[evaluate]\nmetrics = [\"regex\"]\npattern = \"(?=a)\"\n"),
+              HasSubstr("evaluate.pattern:10: invalid perl operator"));
+  EXPECT_THAT(problems("[generate]\nnum_samples = 2\n"),
+              HasSubstr("generate.num_samples:9: a job of kind = \"evaluate\" grades one answer"));
+  EXPECT_THAT(problems("nodes = 2\ngpus_per_node = 1\n"),
+              HasSubstr("\"evaluate\" runs on one node"));
+  EXPECT_THAT(problems("[data]\npacking = true\n"), HasSubstr("data.packing:9: a job of kind"));
+  EXPECT_THAT(Describe(ResolveText(Generate("[evaluate]\npattern = \"a\"\n")).problems),
+              HasSubstr("evaluate.pattern:8: is for jobs of kind = \"evaluate\""));
 }
 
 TEST(KindTest, AJobThatServesHasNoFileOneProcessAndATimeLimit) {

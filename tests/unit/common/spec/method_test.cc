@@ -381,8 +381,26 @@ INSTANTIATE_TEST_SUITE_P(
                   "training.validation.save_best_model_at_end", "name rows in data.val"},
         WrongFile{"PatienceWithoutValidation", "[training.validation]\nearly_stopping_patience = 2",
                   "training.validation.early_stopping_patience", "name rows in data.val"},
-        WrongFile{"Generation", "[train]\npredict_with_generate = true",
-                  "train.predict_with_generate", "not supported yet"},
+        WrongFile{"GenerationWithoutRows", "[train]\npredict_with_generate = true",
+                  "training.validation.predict_with_generate", "answers validation rows, of which"},
+        WrongFile{"MetricOfNoAnswers",
+                  "[data]\nval = \"v.jsonl\"\n[training.validation]\n"
+                  "metric_for_best_model = \"val.rouge_l\"",
+                  "training.validation.metric_for_best_model",
+                  "graded only with training.validation.predict_with_generate = true"},
+        WrongFile{"MetricThatIsNotGraded",
+                  "[data]\nval = \"v.jsonl\"\n[training.validation]\npredict_with_generate = true\n"
+                  "metric_for_best_model = \"val.bleu\"",
+                  "training.validation.metric_for_best_model", "add \"bleu\" to"},
+        WrongFile{"NoSuchGrader",
+                  "[data]\nval = \"v.jsonl\"\n[training.validation]\npredict_with_generate = true\n"
+                  "generate_metrics = [\"rogue_l\"]",
+                  "training.validation.generate_metrics", "\"rogue_l\" is no metric of answers"},
+        WrongFile{"GraderWithoutPattern",
+                  "[data]\nval = \"v.jsonl\"\n[training.validation]\npredict_with_generate = true\n"
+                  "generate_metrics = [\"regex\"]",
+                  "training.validation.generate_metrics",
+                  "regex reads a pattern: set training.validation.generate_pattern"},
         WrongFile{"DeviceMap", "[model]\ndevice_map = \"balanced\"", "model.device_map",
                   "not supported yet"},
         WrongFile{"DeviceMapTable", "[device_map]\nembed = 0", "model.device_map",
@@ -395,10 +413,47 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"GlooOnGpus", "[train]\ndistributed_backend = \"gloo\"",
                   "train.distributed_backend", "nccl does"},
         WrongFile{"UnknownMetric", "[training.validation]\nmetric_for_best_model = \"train.loss\"",
-                  "training.validation.metric_for_best_model", "must be \"val.loss\""},
+                  "training.validation.metric_for_best_model",
+                  "must be \"val.loss\", \"val.exact_match\""},
         WrongFile{"ValidationWithoutRows", "[training.validation]\nenabled = true",
                   "training.validation.enabled", "name them in data.val"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ValidationTest, AMetricOfAnswersIsGreaterWhereItIsBetter) {
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[train]\npredict_with_generate = true\n"
+                          "generation_max_new_tokens = 9\nload_best_model_at_end = true\n"
+                          "metric_for_best_model = \"eval_rougeL\"\n"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  const JobSpec::Training::Validation& validation = r.spec.training.validation;
+  EXPECT_TRUE(validation.predict_with_generate);
+  EXPECT_EQ(validation.generate_max_new_tokens, 9);
+  EXPECT_EQ(validation.metric_for_best_model, "val.rouge_l");
+  EXPECT_TRUE(validation.greater_is_better);
+  EXPECT_THAT(r.warnings, ::testing::IsEmpty()) << Describe(r.warnings);
+  EXPECT_EQ(NeedOf(r.spec).protocol, 2);
+  const Resolution wrong =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[train]\npredict_with_generate = true\n"
+                          "load_best_model_at_end = true\nmetric_for_best_model = \"bleu\"\n"
+                          "greater_is_better = false\n[training.validation]\n"
+                          "generate_metrics = [\"bleu\"]\n"));
+  EXPECT_THAT(Describe(wrong.warnings), HasSubstr("takes the least val.bleu, the worst one"));
+}
+
+TEST(ValidationTest, WeightsThatAreCutOverTheRanksAnswerNoRows) {
+  const auto sharded = [](const std::string& metric) {
+    return ResolveText(
+        Minimal("[data]\nval = \"v.jsonl\"\n[train]\npredict_with_generate = true\n"
+                "metric_for_best_model = \"" +
+                metric + "\"\n"),
+        {Set("compute.gpu_count", "2"), Set("hyperparameters.parallelism.fsdp", "true"),
+         Set("hyperparameters.parallelism.fsdp_sharding_strategy", "full_shard")});
+  };
+  const Resolution loss = sharded("val.loss");
+  EXPECT_TRUE(loss.ok()) << Describe(loss.problems);
+  EXPECT_THAT(Describe(loss.warnings), HasSubstr("validation has its loss alone"));
+  EXPECT_THAT(Describe(sharded("rouge_l").problems), HasSubstr("only val.loss is measured"));
+}
 
 TEST(ValidationTest, TheBestModelIsComparedOnTheRowsOfTheJob) {
   const Resolution r =

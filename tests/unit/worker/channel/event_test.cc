@@ -72,6 +72,16 @@ TEST(EventTest, EveryKindOfEventComesBack) {
   EXPECT_EQ(RoundTrip(ReadyEvent{.rank = 3, .world = 8, .device = "cuda:0 NVIDIA H100"}).device,
             "cuda:0 NVIDIA H100");
   EXPECT_EQ(RoundTrip(EvalEvent{.step = 5, .loss = 1.25}).loss, 1.25);
+  const EvalEvent eval = RoundTrip(EvalEvent{
+      .metrics = {{"val.rouge_l", 12.5}, {"val.exact_match", 0}}, .answered_rows = 200});
+  ASSERT_EQ(eval.metrics.size(), 2u);
+  EXPECT_EQ(eval.metrics[0].name, "val.rouge_l");
+  EXPECT_EQ(eval.metrics[0].value, 12.5);
+  EXPECT_EQ(eval.answered_rows, 200);
+  // That of a release before.
+  const auto older = ParseLine(R"({"event":"eval","time":1,"step":5,"loss":2})");
+  ASSERT_TRUE(older.ok()) << older.status();
+  EXPECT_TRUE(std::get<EvalEvent>(older->body).metrics.empty());
   EXPECT_TRUE(RoundTrip(ConsistencyEvent{1, "aa", "bb", true}).consistent);
   EXPECT_EQ(RoundTrip(ArtifactEvent{"adapter", "/a b/output", 9}).path, "/a b/output");
   const CheckpointEvent saved = RoundTrip(CheckpointEvent{

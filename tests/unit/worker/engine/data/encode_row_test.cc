@@ -5,6 +5,7 @@
 
 #include "tests/unit/worker/engine/data/model_folder.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/data/question.h"
 
 namespace sft::engine {
 namespace {
@@ -73,6 +74,25 @@ constexpr char kTools[] =
             {"name": "w", "arguments": "{\"a\": 1}"}}]},
         {"role": "tool", "content": "sun"}, {"role": "assistant", "content": "Sunny."},
         {"role": "user", "content": "ok"}, {"role": "assistant", "content": "Bye"}]})";
+
+// What validation asks is what training sees before the last answer.
+TEST_F(EncodeRowTest, TheQuestionOfARowIsWhatStandsBeforeItsLastAnswer) {
+  Use("chatml_default_system", "<|im_end|>");
+  const EncodedRow row = encoder_->Encode(ParseRow(kTwoTurns));
+  const auto question = QuestionOf({row.tokens, row.loss, 7}, *tokenizer_);
+  ASSERT_TRUE(question.has_value());
+  EXPECT_EQ(question->reference, "2");
+  EXPECT_EQ(question->line, 7);
+  const std::vector<int32_t> prompt(question->prompt.begin(), question->prompt.end());
+  const std::vector<ChatMessage> messages = {
+      {"user", "one?"}, {"assistant", "1 🎉"}, {"user", "two?"}};
+  EXPECT_EQ(prompt, tokenizer_->EncodePrompt(messages));
+  const EncodedRow completion =
+      encoder_->Encode(ParseRow(R"({"prompt": "ask me", "completion": " answer"})"));
+  EXPECT_EQ(QuestionOf({completion.tokens, completion.loss, 1}, *tokenizer_)->reference, " answer");
+  const EncodedRow text = encoder_->Encode(ParseRow(R"({"text": "only text"})"));
+  EXPECT_FALSE(QuestionOf({text.tokens, text.loss, 1}, *tokenizer_).has_value());
+}
 
 TEST_F(EncodeRowTest, AnswersWithTheirEndTokenCarryLossInChatMl) {
   Use("chatml_default_system", "<|im_end|>");

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -177,6 +178,46 @@ TEST_F(BatchGeneratorTest, WithoutTheAdapterTheBaseAnswersBitForBit) {
   ExpectSame(off, Answers(base, requests));
   for (GenerationRequest& request : requests) request.adapter = true;
   EXPECT_NE(Answers(adapted, requests)[1].log_probabilities, off[1].log_probabilities);
+}
+
+TEST_F(BatchGeneratorTest, TokensOfAPromptAreAsLikelyAsAWholeForwardSays) {
+  Generator generator = Open();
+  std::vector<GenerationRequest> requests = Seven();
+  for (GenerationRequest& request : requests) {
+    request.adapter = true;
+    request.prompt_scores = true;
+    request.max_new_tokens = 0;
+  }
+  const auto scored = Answers(generator, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Ids& prompt = requests[i].prompt;
+    EXPECT_TRUE(scored[i].tokens.empty());
+    ASSERT_EQ(scored[i].prompt_scores.size(), prompt.size() - 1);
+    const at::Tensor logits = at::log_softmax(generator.Logits(prompt), 1);
+    for (size_t k = 0; k + 1 < prompt.size(); ++k) {
+      const at::Tensor row = logits[static_cast<int64_t>(k)];
+      const TokenScore& score = scored[i].prompt_scores[k];
+      EXPECT_NEAR(score.log_probability, row[prompt[k + 1]].item<float>(), 1e-5);
+      EXPECT_EQ(score.likeliest, row.argmax().item<int64_t>());
+      EXPECT_NEAR(score.likeliest_log_probability, row.max().item<float>(), 1e-5);
+    }
+  }
+  // Together with answers, in pieces, or of the base: the same bits.
+  requests = Seven();
+  for (GenerationRequest& request : requests) request.prompt_scores = true;
+  const auto whole = Answers(generator, requests);
+  const auto pieces = Answers(generator, requests, {.most_requests = 2, .step_tokens = 7});
+  ExpectSame(whole, Answers(generator, Seven()));
+  Generator base = Open("");
+  const auto alone = Answers(base, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t k = 0; k < whole[i].prompt_scores.size(); ++k) {
+      const double found = whole[i].prompt_scores[k].log_probability;
+      EXPECT_EQ(found, pieces[i].prompt_scores[k].log_probability);
+      const auto& other = requests[i].adapter ? scored : alone;
+      EXPECT_EQ(found, other[i].prompt_scores[k].log_probability) << i << " " << k;
+    }
+  }
 }
 
 TEST_F(BatchGeneratorTest, ASeedMakesTheSameAnswerAndAnotherSeedAnother) {

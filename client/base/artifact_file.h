@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+#include "client/base/connection.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+
+// A small file of JSON that a job delivered. DATA_LOSS where it is none.
+absl::StatusOr<Json> ReadArtifactJson(Connection& connection, const std::string& job,
+                                      const std::string& path);
+
+}  // namespace sft::client
