@@ -76,6 +76,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddCompare(app, session);
   AddEvents(app, session);
   AddDownload(app, session);
+  AddExport(app, session);
   AddGenerate(app, session);
   AddChat(app, session);
   AddNodes(app, session);

@@ -34,6 +34,7 @@ void AddAccess(Command& admin, Session& session);  // user, token and audit of `
 void AddLogin(Command& app, Session& session);     // login and whoami
 void AddEvents(Command& app, Session& session);
 void AddDownload(Command& app, Session& session);
+void AddExport(Command& app, Session& session);
 void AddGenerate(Command& app, Session& session);
 void AddChat(Command& app, Session& session);
 void AddData(Command& app, Session& session);

@@ -112,7 +112,10 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   const spec::JobSpec& spec = resolution.spec;
   JobRecord job;
   job.id = RandomId("job");
-  job.kind = spec.serves() ? v1::Job::SERVE : spec.generates() ? v1::Job::GENERATE : v1::Job::SFT;
+  job.kind = spec.serves()      ? v1::Job::SERVE
+             : spec.generates() ? v1::Job::GENERATE
+             : spec.exports()   ? v1::Job::EXPORT
+                                : v1::Job::SFT;
   job.project = ProjectOf(request.project());
   job.owner = principal;
   job.display_name = spec.job.name;
@@ -218,7 +221,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
-  if (!resolution.spec.generates()) ResolveComputeType(*fleet, resolution);
+  if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
     SFT_RETURN_IF_ERROR(

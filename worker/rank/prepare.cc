@@ -16,6 +16,7 @@
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/rank/answer_job.h"
+#include "worker/rank/export_job.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
 
@@ -187,6 +188,7 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   ApplyMemoryLimit(limit);
   try {
     if (launch.spec.generates()) return PrepareAnswers(launch, events);
+    if (launch.spec.exports()) return PrepareExport(launch, events);
     Prepare(launch, limit, events, clock);
   } catch (const std::bad_alloc&) {
     ThrowRefusedMemory(limit, "");

@@ -31,10 +31,10 @@ TEST_P(HelpTest, EqualsItsGolden) {
 INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
                                            "checkpoint", "checkpoints", "resume", "wait", "metrics",
-                                           "events", "download", "generate", "chat", "nodes",
-                                           "variants", "models", "explain", "completion", "compare",
-                                           "data", "admin", "drain", "storage", "rm", "stats",
-                                           "login", "whoami", "hold", "release", "sweep"),
+                                           "events", "download", "export", "generate", "chat",
+                                           "nodes", "variants", "models", "explain", "completion",
+                                           "compare", "data", "admin", "drain", "storage", "rm",
+                                           "stats", "login", "whoami", "hold", "release", "sweep"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

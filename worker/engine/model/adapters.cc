@@ -102,6 +102,16 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   for (ParamInfo& magnitude : magnitudes) unit.params.push_back(std::move(magnitude));
 }
 
+std::vector<int64_t> Shape(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+bool Has(const ModelLayout& layout, const std::string& name, const at::Tensor& value) {
+  for (const UnitInfo& unit : layout.units) {
+    const int param = unit.Find(name);
+    if (param >= 0) return unit.params[param].shape == Shape(value);
+  }
+  return false;
+}
+
 // What lora.modules_to_save names is trained like a model of its own.
 void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   if (lora.modules_to_save.empty()) return;
@@ -165,6 +175,40 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
     }
   }
   TrainWholeModules(layout, lora);
+}
+
+std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter& adapter) {
+  std::map<std::string, at::Tensor> values = adapter.Values(layout.tied_head());
+  for (const LoraPair& pair : adapter.pairs) {
+    if (layout.IsOtherPart(pair.module)) continue;  // a vision tower's do not act on text
+    bool found = false;
+    for (UnitInfo& unit : layout.units) {
+      const int weight = unit.Find(pair.module + ".weight");
+      if (weight < 0 || unit.params[weight].role != ParamRole::kLinear) continue;
+      const std::vector<int64_t>& shape = unit.params[weight].shape;
+      if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
+      unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
+      unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      if (pair.magnitude.defined()) {
+        unit.params.push_back(
+            {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
+      }
+      found = true;
+      break;
+    }
+    if (!found) {
+      throw UserError("the adapter changes " + pair.module +
+                          ", which the model does not have as a linear layer of that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+  }
+  for (const auto& [name, value] : values) {
+    if (!layout.IsOtherPart(name) && !Has(layout, name, value)) {
+      throw UserError("the adapter sets " + name + ", which the model does not have in that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+  }
+  return values;
 }
 
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {
