@@ -103,8 +103,7 @@ bool IsOfKind(const Field& field, std::string_view kind) {
     }
     return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfExport);
   }
-  return field.key != kAdapterKey && !IsAmong(field.key, kOfGeneration) &&
-         !IsAmong(field.key, kOfExport);
+  return !IsAmong(field.key, kOfGeneration) && !IsAmong(field.key, kOfExport);
 }
 
 void ResolveKind(Draft* draft) {
@@ -113,19 +112,13 @@ void ResolveKind(Draft* draft) {
   const bool trains = kind == kTrainingKind;
   for (const Field* field : Fields()) {
     if (!draft->Given(field->key) || IsOfKind(*field, kind)) continue;
-    if (field->key == kAdapterKey) {
-      draft->AddProblem(kAdapterKey,
-                        "is for jobs of kind = \"generate\", \"serve\" or \"export\"; not supported "
-                        "yet: training that goes on from an adapter");
-    } else {
-      RefuseKey(*field,
-                IsAmong(field->key, kOfExport)                 ? "is for jobs of kind = \"export\""
-                : trains || IsAmong(field->key, kOfGeneration) ? "is for jobs of kind = \"generate\""
-                : IsAmong(field->key, kOfPrompts)
-                    ? "a job of kind = \"serve\" has no file of prompts"
-                    : fmt::format("a job of kind = \"{}\" trains nothing", kind),
-                draft);
-    }
+    RefuseKey(*field,
+              IsAmong(field->key, kOfExport)                 ? "is for jobs of kind = \"export\""
+              : trains || IsAmong(field->key, kOfGeneration) ? "is for jobs of kind = \"generate\""
+              : IsAmong(field->key, kOfPrompts)
+                  ? "a job of kind = \"serve\" has no file of prompts"
+                  : fmt::format("a job of kind = \"{}\" trains nothing", kind),
+              draft);
   }
   if (kind == kExportKind) return CheckExport(draft);
   if (trains) return;

@@ -4,6 +4,7 @@ what it says when that cannot be."""
 
 import json
 import pathlib
+import re
 import struct
 import unittest
 
@@ -177,6 +178,29 @@ esac""")
         self.assertTrue((self.dir / "killed").exists())
         self.assertEqual(result["merged_into"], "original")
         self.assertEqual(self.half_done(), [])
+
+    def test_training_goes_on_from_an_adapter_and_says_what_would_be_lost(self):
+        first = self.train("training.use_qlora=true")
+        second = self.train(f"job.adapter={first}", "lora.r=8")
+        log = self.sftctl("logs", second).stdout
+        said = re.search(r"starts from the adapter of (\d+) of (\d+) modules, r 4 of 8, \|B\| ([0-9.e-]+)", log)
+        self.assertTrue(said, log)
+        self.assertEqual(said[1], said[2])
+        self.assertGreater(float(said[3]), 0)
+        job = self.dir / "train.toml"
+        for change, message in (("lora.r=2", "set lora.r = 4 or more"),
+                                ("lora.target_modules=q_proj", "which the job does not train")):
+            result = self.sftctl("submit", job, "--json", "--set", f"job.adapter={first}", "--set", change)
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            result = self.sftctl("wait", json.loads(result.stdout)["job"], timeout=TRAINING_DEADLINE_S)
+            self.assertEqual(result.returncode, USER_FAILURE, result.stderr)
+            self.assertIn(message, result.stderr)
+        result = self.sftctl("submit", job, "--set", f"job.adapter={first}", "--set", "training.mode=full_finetune")
+        self.assertEqual(result.returncode, USAGE)
+        self.assertIn("has no adapters", result.stderr)
+        card = self.dir / "second"
+        self.assertEqual(self.sftctl("download", second, "-o", card).returncode, SUCCEEDED)
+        self.assertIn(f"Job {second} of sft", (card / "README.md").read_text())
 
 
 if __name__ == "__main__":

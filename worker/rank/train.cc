@@ -428,6 +428,7 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
                                    engine::PrepareOptions::ForValidation, /*weighs=*/false);
   }
   options.output_dir = file.output_dir;
+  options.adapter_dir = file.adapter_dir;
   options.tokenizer = tokenizer.digest();
   options.checkpoints = {file.checkpoint_dir, file.first_rank, file.local_ranks};
   options.resume = {file.resume_dir, file.resume_step, file.resume_changed,

@@ -59,6 +59,16 @@ TEST(KindTest, KeysOfTheOtherKindAreRefusedByNameAndLine) {
   EXPECT_THAT(trains, HasSubstr("generate.temperature:7: is for jobs of kind = \"generate\""));
 }
 
+TEST(KindTest, TrainingMayStartFromAnAdapterUnlessAllIsTrained) {
+  const Resolution job = ResolveText(Minimal(), {Set("job.adapter", "job-a")});
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_EQ(job.spec.job.adapter, "job-a");
+  EXPECT_THAT(Describe(ResolveText(Minimal("[training]\nmode = \"full_finetune\"\n"),
+                                   {Set("job.adapter", "job-a")})
+                           .problems),
+              HasSubstr("has no adapters: merge it first"));
+}
+
 TEST(KindTest, VariablesForTrainingDoNotEndAJobThatAnswers) {
   const Resolution job = ResolveText(Generate(), {Env("TRAIN_LEARNING_RATE", "1e-4")});
   EXPECT_TRUE(job.ok()) << Describe(job.problems);
