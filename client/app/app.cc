@@ -77,6 +77,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddEvents(app, session);
   AddDownload(app, session);
   AddEvaluate(app, session);
+  AddExport(app, session);
   AddGenerate(app, session);
   AddChat(app, session);
   AddNodes(app, session);

@@ -445,8 +445,9 @@ void AddSubmit(Command& app, Session& session) {
   command->AddOption("--val", options->val, "File with validation rows, in place of data.val");
   command->AddOption("--examples", options->examples, "Take the first N rows only")->WholeNumber(1);
   command->AddOption("--model", options->model, "Base model, in place of job.model");
-  command->AddOption("--adapter", options->adapter,
-                     "Job whose adapter answers, or its folder on the nodes (job.adapter)");
+  command->AddOption(
+      "--adapter", options->adapter,
+      "Job whose adapter answers or is trained on, or its folder on the nodes (job.adapter)");
   command->AddOption("--deepspeed", options->deepspeed,
                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
   command->AddOption("--set", options->set,

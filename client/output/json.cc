@@ -86,6 +86,8 @@ std::string KindName(v1::Job::Kind kind) {
       return "evaluate";
     case v1::Job::SERVE:
       return "serve";
+    case v1::Job::EXPORT:
+      return "export";
     default:
       return "sft";
   }

@@ -20,6 +20,10 @@ inline constexpr std::array<std::string_view, 12> kModelCompanions = {"generatio
                                                                       "chat_template.jinja",
                                                                       "chat_template.json"};
 
+// What a model's makers say of it, its licence among that; read for the cards of what is made of
+// it.
+inline constexpr std::string_view kModelCard = "README.md";
+
 // The files that a tokenizer is read from, or made of.
 struct TokenizerSource {
   std::string_view vocabulary;

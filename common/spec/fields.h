@@ -147,6 +147,7 @@ std::span<const Field> JobFields();
 std::span<const Field> TrainingFields();
 std::span<const Field> AdapterFields();
 std::span<const Field> GenerateFields();
+std::span<const Field> ExportFields();
 std::span<const Field> ForeignFields();
 
 }  // namespace sft::spec

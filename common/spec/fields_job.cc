@@ -11,10 +11,11 @@ constexpr Field kJobTable[] = {
      .def = "sft",
      .doc = "What the job does: sft trains, generate answers a file of prompts, serve answers "
             "whoever asks while it runs (docs/generate.md), evaluate answers held-out rows and "
-            "grades base and adapter (docs/evaluate.md).",
-     .choices = "sft|generate|serve|evaluate",
+            "grades base and adapter (docs/evaluate.md), export makes another form of what a "
+            "job has trained (docs/results.md).",
+     .choices = "sft|generate|serve|evaluate|export",
      .aliases = "job.type",
-     .newer_choices = "generate|serve|evaluate",
+     .newer_choices = "generate|serve|evaluate|export",
      .newer_since = 2},
     {.key = "job.name",
      .derived = "the job file's name without .toml",
@@ -31,15 +32,16 @@ constexpr Field kJobTable[] = {
     {.key = "job.data",
      .derived = "required",
      .doc = "Training rows (docs/data.md), or prompts: a file of the submitter's, relative to the "
-            "job file, which is uploaded; or \"node:/path\", a file that every node sees.",
+            "job file, which is uploaded; or \"node:/path\", a file that every node sees. Left out "
+            "with kind = \"export\": the rows of the job that trained the adapter.",
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.adapter",
      .def = "",
-     .doc = "With kind = \"generate\", \"serve\" or \"evaluate\": the adapter that answers, which "
-            "is what a job "
-            "that has "
-            "succeeded delivered (its id), or a directory on the nodes (an absolute path). Empty: "
-            "the base model answers.",
+     .doc =
+         "What a job that has succeeded delivered (its id), or a directory on the nodes (an "
+         "absolute path): with kind = \"sft\" the adapter from which training starts, whose r is "
+         "at most lora.r, with \"generate\", \"serve\" or \"evaluate\" the one that answers, with "
+         "\"export\" the one that is merged. Empty: fresh adapters, or the base model alone.",
      .since = 2},
     {.key = "job.output_dir",
      .def = "",

@@ -31,7 +31,7 @@ enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // Values of job.kind.
 inline constexpr char kTrainingKind[] = "sft", kGenerateKind[] = "generate", kServeKind[] = "serve",
-                      kEvaluateKind[] = "evaluate";
+                      kEvaluateKind[] = "evaluate", kExportKind[] = "export";
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
 // kHybridShard is kFullShard within a node and kDdp over nodes.
@@ -40,6 +40,12 @@ enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Treatment of rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
+// What an export makes, the type of its weights, the base that an adapter is merged into, and the
+// one that it was trained on.
+enum class ExportForm { kMerged, kGguf };
+enum class ExportType { kBf16, kF32, kQ8 };
+enum class ExportBase { kBetter, kOriginal, kTrained };
+enum class TrainedOn { kOriginal, kNf4, kNf4Single, kInt8 };
 enum class Dedup { kOff, kExact, kPrompt };
 enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.
@@ -64,7 +70,7 @@ struct JobSpec {
     std::string name;     // label; empty: the job file's name without ".toml"
     std::string model;    // directory on the nodes, or an id looked up in their model folders
     std::string data;     // training rows or prompts: a file of the client, or "node:/path"
-    std::string adapter;  // that answers prompts: a job's id or a directory on the nodes
+    std::string adapter;  // that answers or is exported: a job's id or a directory on the nodes
     std::string output_dir;
   } job;
 
@@ -233,10 +239,21 @@ struct JobSpec {
     std::string pattern;  // of the metric "regex"
   } evaluate;
 
+  struct Export {
+    ExportForm form = ExportForm::kMerged;
+    ExportType type = ExportType::kBf16;
+    ExportBase base = ExportBase::kBetter;
+    TrainedOn trained_on = TrainedOn::kOriginal;
+    int64_t compare_tokens = 2048;
+  } exporting;
+
   // Answers instead of training: a file of prompts, held-out rows, or whoever asks while it runs.
   bool generates() const { return job.kind == kGenerateKind || serves() || evaluates(); }
   bool evaluates() const { return job.kind == kEvaluateKind; }
   bool serves() const { return job.kind == kServeKind; }
+  // Makes another form of what a job has trained.
+  bool exports() const { return job.kind == kExportKind; }
+  bool trains() const { return !generates() && !exports(); }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
 };

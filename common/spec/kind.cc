@@ -16,12 +16,16 @@ constexpr std::string_view kKindKey = "job.kind", kAdapterKey = "job.adapter",
 constexpr std::string_view kOfTraining[] = {"training.", "hyperparameters.", "lora.",
                                             "quantization.", "checkpoint."};
 constexpr std::string_view kOfGeneration[] = {"generate.", "evaluate."};
-constexpr std::string_view kOfEvaluation[] = {"evaluate."};
-// Keys of [data] that both kinds have; the others are about what is learnt from its rows.
-constexpr std::string_view kDataOfBoth[] = {"data.topology.", "data.chat_template",
-                                            "data.max_examples"};
+constexpr std::string_view kOfEvaluation[] = {"evaluate."}, kOfExport[] = {"export."};
+// Keys of [data] that all kinds have; the others are about what is learnt from its rows.
+constexpr std::string_view kDataOfAll[] = {"data.topology.", "data.chat_template",
+                                           "data.max_examples"};
 // How rows of training are read, which held-out rows are too.
 constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.on_bad_rows"};
+// Those that an export reads its rows by.
+constexpr std::string_view kDataOfExport[] = {
+    "data.topology.", "data.chat_template", "data.max_examples", "data.columns",
+    "data.roles",     "data.loss_on",       "data.on_bad_rows",  "data.on_long_rows"};
 // What a job without a file of prompts has no use for.
 constexpr std::string_view kOfPrompts[] = {"job.data", "data.max_examples", "generate.num_samples"};
 
@@ -40,15 +44,19 @@ void RefuseKey(const Field& field, const std::string& why, Draft* draft) {
   }
 }
 
+void CheckOneProcess(std::string_view kind, Draft* draft) {
+  if (draft->Faulty({kGpuCountKey}) || !draft->Has(kGpuCountKey) || draft->Int(kGpuCountKey) <= 1) {
+    return;
+  }
+  draft->AddProblem(kGpuCountKey,
+                    fmt::format("{}: a job of kind = \"{}\" is one process; not supported yet: "
+                                "several",
+                                draft->Quote(kGpuCountKey), kind));
+}
+
 // One process holds the model, for a time that somebody has thought of.
 void CheckServing(Draft* draft) {
-  if (!draft->Faulty({kGpuCountKey}) && draft->Has(kGpuCountKey) && draft->Int(kGpuCountKey) > 1) {
-    draft->AddProblem(
-        kGpuCountKey,
-        fmt::format("{}: a job of kind = \"serve\" is one process; not supported yet: "
-                    "several",
-                    draft->Quote(kGpuCountKey)));
-  }
+  CheckOneProcess(kServeKind, draft);
   constexpr std::string_view kLimit = "scheduling.time_limit";
   const std::string limit = draft->Has(kLimit) ? draft->String(kLimit) : "";
   if (draft->Faulty({kLimit}) ||
@@ -58,6 +66,30 @@ void CheckServing(Draft* draft) {
   draft->AddProblem(kLimit,
                     "is missing: a job of kind = \"serve\" holds its GPU until it is cancelled or "
                     "this time is over, for example \"8h\"");
+}
+
+// What the keys of an export ask of each other.
+void CheckExport(Draft* draft) {
+  const bool adapter = draft->Has(kAdapterKey) && !draft->String(kAdapterKey).empty();
+  const auto is = [&](std::string_view key, std::string_view value) {
+    return !draft->Faulty({key}) && draft->Has(key) && draft->String(key) == value;
+  };
+  const bool gguf = is("export.form", "gguf");
+  if (!adapter && !gguf && !draft->Faulty({kAdapterKey})) {
+    draft->AddProblem(kAdapterKey,
+                      "is missing: a merged model is made of a base and an adapter, for example "
+                      "\"job-2f8c0k1m3n\"");
+  }
+  if (!gguf && is("export.type", "q8_0")) {
+    draft->AddProblem(
+        "export.type",
+        "q8_0 is a type of GGUF: set export.form = \"gguf\", or the type bf16 or f32");
+  }
+  if (!is("export.base", "trained") || !is("export.trained_on", "original")) return;
+  draft->AddWarning(
+      "export.base",
+      "the base was not quantised (export.trained_on), so the original one is the one "
+      "that was trained on");
 }
 
 }  // namespace
@@ -70,37 +102,41 @@ bool IsOfKind(const Field& field, std::string_view kind) {
   } else if (kind != kTrainingKind && IsAmong(field.key, kOfEvaluation)) {
     return false;
   }
-  if (kind != kTrainingKind) {
-    if (IsForeign(field) || IsAmong(field.key, kOfTraining)) return false;
-    return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfBoth);
+  if (kind != kTrainingKind && kind != kExportKind) {
+    if (IsForeign(field) || IsAmong(field.key, kOfTraining) || IsAmong(field.key, kOfExport)) {
+      return false;
+    }
+    return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfAll);
   }
-  return field.key != kAdapterKey && !IsAmong(field.key, kOfGeneration);
+  if (kind == kExportKind) {
+    if (IsForeign(field) || IsAmong(field.key, kOfTraining) || IsAmong(field.key, kOfGeneration)) {
+      return false;
+    }
+    return !field.key.starts_with("data.") || IsAmong(field.key, kDataOfExport);
+  }
+  return !IsAmong(field.key, kOfGeneration) && !IsAmong(field.key, kOfExport);
 }
 
 void ResolveKind(Draft* draft) {
   if (draft->Faulty({kKindKey})) return;
   const std::string kind = draft->Has(kKindKey) ? draft->String(kKindKey) : kTrainingKind;
-  const bool generates = kind != kTrainingKind;
+  const bool trains = kind == kTrainingKind;
   for (const Field* field : Fields()) {
     if (!draft->Given(field->key) || IsOfKind(*field, kind)) continue;
-    if (field->key == kAdapterKey) {
-      draft->AddProblem(
-          kAdapterKey,
-          "is for jobs of kind = \"generate\", \"serve\" or \"evaluate\"; not supported yet: "
-          "training that goes on from an adapter");
-    } else {
-      RefuseKey(*field,
-                IsAmong(field->key, kOfEvaluation) ? "is for jobs of kind = \"evaluate\""
-                : !generates                       ? "is for jobs of kind = \"generate\""
-                : kind == kEvaluateKind && field->key == kSamplesKey
-                    ? "a job of kind = \"evaluate\" grades one answer to each row"
-                : IsAmong(field->key, kOfPrompts)
-                    ? "a job of kind = \"serve\" has no file of prompts"
-                    : fmt::format("a job of kind = \"{}\" trains nothing", kind),
-                draft);
-    }
+    RefuseKey(*field,
+              IsAmong(field->key, kOfExport)       ? "is for jobs of kind = \"export\""
+              : IsAmong(field->key, kOfEvaluation) ? "is for jobs of kind = \"evaluate\""
+              : kind == kEvaluateKind && field->key == kSamplesKey
+                  ? "a job of kind = \"evaluate\" grades one answer to each row"
+              : trains || (kind == kExportKind && IsAmong(field->key, kOfGeneration))
+                  ? "is for jobs of kind = \"generate\""
+              : IsAmong(field->key, kOfPrompts)
+                  ? "a job of kind = \"serve\" has no file of prompts"
+                  : fmt::format("a job of kind = \"{}\" trains nothing", kind),
+              draft);
   }
-  if (!generates) return;
+  if (kind == kExportKind) return CheckExport(draft);
+  if (trains) return;
   if (kind == kEvaluateKind) return CheckGraders(draft, {kMetricsKey, kPatternKey});
   const bool same =
       !draft->Has("generate.temperature") || draft->Float("generate.temperature") == 0;
@@ -116,6 +152,7 @@ void CheckNodesOfKind(Draft* draft) {
   const std::string kind = draft->Has(kKindKey) ? draft->String(kKindKey) : kTrainingKind;
   if (kind == kTrainingKind || draft->Faulty({kNodesKey, kKindKey})) return;
   if (kind == kServeKind) return CheckServing(draft);
+  if (kind == kExportKind) return CheckOneProcess(kind, draft);
   if (draft->Has(kNodesKey) && draft->Int(kNodesKey) > 1) {
     draft->AddProblem(kNodesKey,
                       fmt::format("{}: a job of kind = \"{}\" runs on one node; not supported "

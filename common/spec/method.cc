@@ -122,6 +122,20 @@ void ResolveBits(Draft* draft) {
   }
 }
 
+// Training that goes on from an adapter trains adapters.
+void CheckStart(bool full, Draft* draft) {
+  constexpr std::string_view kStart = "job.adapter";
+  const bool trains = !draft->Has("job.kind") || draft->String("job.kind") == kTrainingKind;
+  if (!full || !trains || draft->Faulty({kStart}) || !draft->Has(kStart) ||
+      draft->String(kStart).empty()) {
+    return;
+  }
+  draft->AddProblem(kStart,
+                    fmt::format("{} has no adapters: merge it first (sftctl export JOB --merged) "
+                                "and set job.model to the result, or set mode = \"lora\"",
+                                draft->Quote(kMode)));
+}
+
 void CheckDora(Draft* draft) {
   constexpr std::string_view kDora = "lora.use_dora";
   if (draft->Faulty({kDora}) || !draft->Bool(kDora) || draft->String(kMatmul) != "fp8") return;
@@ -199,6 +213,7 @@ void ResolveMethod(Draft* draft) {
   }
   ResolveBits(draft);
   CheckDora(draft);
+  CheckStart(full, draft);
 }
 
 void ResolvePrecision(Draft* draft) {

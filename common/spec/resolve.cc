@@ -238,8 +238,10 @@ void CheckRequired(Draft* draft) {
   ResolveMixture(draft);
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
-    const bool serves = draft->Has("job.kind") && draft->String("job.kind") == kServeKind;
-    if (serves && key == "job.data") continue;
+    const std::string kind = draft->Has("job.kind") ? draft->String("job.kind") : kTrainingKind;
+    if ((kind == kServeKind || kind == kExportKind) && key == "job.data" && !draft->Has(key)) {
+      continue;
+    }
     if (!draft->Has(key)) {
       draft->AddProblem(key, fmt::format("is missing; set it in the file, or with {}",
                                          key == "job.data" ? "--dataset PATH" : "--model MODEL"));

@@ -46,6 +46,13 @@ SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUn
 SFT_SPEC_ENUM(Priority, {"low", Priority::kLow}, {"normal", Priority::kNormal},
               {"high", Priority::kHigh}, {"urgent", Priority::kUrgent});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
+SFT_SPEC_ENUM(ExportForm, {"merged", ExportForm::kMerged}, {"gguf", ExportForm::kGguf});
+SFT_SPEC_ENUM(ExportType, {"bf16", ExportType::kBf16}, {"f32", ExportType::kF32},
+              {"q8_0", ExportType::kQ8});
+SFT_SPEC_ENUM(ExportBase, {"better", ExportBase::kBetter}, {"original", ExportBase::kOriginal},
+              {"trained", ExportBase::kTrained});
+SFT_SPEC_ENUM(TrainedOn, {"original", TrainedOn::kOriginal}, {"nf4", TrainedOn::kNf4},
+              {"nf4_single", TrainedOn::kNf4Single}, {"int8", TrainedOn::kInt8});
 SFT_SPEC_ENUM(Dedup, {"off", Dedup::kOff}, {"exact", Dedup::kExact}, {"prompt", Dedup::kPrompt});
 SFT_SPEC_ENUM(LongRows, {"error", LongRows::kError}, {"skip", LongRows::kSkip},
               {"truncate_right", LongRows::kTruncateRight},
@@ -115,6 +122,15 @@ void VisitGenerate(Generate& g, Visit&& visit) {
   visit("generate.stop", g.stop);
   visit("generate.seed", g.seed);
   visit("generate.batch", g.batch);
+}
+
+template <typename Export, typename Visit>
+void VisitExport(Export& e, Visit&& visit) {
+  visit("export.form", e.form);
+  visit("export.type", e.type);
+  visit("export.base", e.base);
+  visit("export.trained_on", e.trained_on);
+  visit("export.compare_tokens", e.compare_tokens);
 }
 
 // Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
@@ -220,6 +236,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   VisitGenerate(s.generate, visit);
   visit("evaluate.metrics", s.evaluate.metrics);
   visit("evaluate.pattern", s.evaluate.pattern);
+  VisitExport(s.exporting, visit);
 }
 
 }  // namespace sft::spec

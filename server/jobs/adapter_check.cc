@@ -15,7 +15,7 @@
 namespace sft::server {
 namespace {
 
-constexpr char kAdapterKey[] = "job.adapter";
+constexpr char kAdapterKey[] = "job.adapter", kDataKey[] = "job.data";
 // Looked at within a call: parsing takes a second for a tenth of it at most.
 constexpr int64_t kMostLookedAt = int64_t{64} << 20;
 
@@ -27,7 +27,9 @@ std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>&
                        ToString(maker.state));
   }
   if (maker.kind != v1::Job::SFT) {
-    return fmt::format("{} answers prompts: it delivered no adapter", maker.id);
+    return maker.kind == v1::Job::EXPORT
+               ? fmt::format("{} exports what another job has trained: name that job", maker.id)
+               : fmt::format("{} answers prompts: it delivered no adapter", maker.id);
   }
   if (artifacts.empty()) {
     return fmt::format("what {} delivered was removed", maker.id);
@@ -45,17 +47,42 @@ std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>&
   return "";
 }
 
+constexpr char kNameRows[] = "give rows to compare on (job.data, or sftctl export --dataset FILE)";
+
+// Adds the rows on which the job trained, for an export that names none.
+absl::Status AddRowsOf(Database& db, const JobRecord& maker, std::vector<JobFileRecord>& files,
+                       std::string& problem) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> had, store::FilesOfJob(db, maker.id));
+  for (const JobFileRecord& file : had) {
+    if (file.key != kDataKey) continue;
+    if (!file.sha256.empty()) {
+      SFT_ASSIGN_OR_RETURN(const auto dataset, store::FindDataset(db, file.sha256));
+      if (!dataset.has_value()) break;
+    }
+    files.push_back(file);
+    return absl::OkStatus();
+  }
+  problem = fmt::format("the rows that {} was trained on were removed: {}", maker.id, kNameRows);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolution& resolution,
                           std::vector<JobFileRecord>& files) {
   const spec::JobSpec::Job& job = resolution.spec.job;
   if (job.adapter.empty() || IsFaulty(resolution, kAdapterKey)) return absl::OkStatus();
+  const bool needs_rows = resolution.spec.exports() && job.data.empty();
   if (job.adapter.starts_with('/')) {
+    if (needs_rows) {
+      AddProblem(
+          resolution, kDataKey,
+          fmt::format("is missing: who trained the adapter is not known here; {}", kNameRows));
+    }
     files.push_back({kAdapterKey, "", 0, "", job.adapter});
     return absl::OkStatus();
   }
-  std::string problem;
+  std::string problem, rows_problem;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
     const absl::StatusOr<JobRef> ref = ParseJobName(job.adapter);
     const absl::StatusOr<JobRecord> maker =
@@ -77,9 +104,10 @@ absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolu
       files.push_back(
           {fmt::format("{}/{}", kAdapterKey, file.path), file.sha256, file.size, file.path, ""});
     }
-    return absl::OkStatus();
+    return needs_rows ? AddRowsOf(db, *maker, files, rows_problem) : absl::OkStatus();
   }));
   if (!problem.empty()) AddProblem(resolution, kAdapterKey, std::move(problem));
+  if (!rows_problem.empty()) AddProblem(resolution, kDataKey, std::move(rows_problem));
   return absl::OkStatus();
 }
 

@@ -115,6 +115,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.kind = spec.serves()      ? v1::Job::SERVE
              : spec.evaluates() ? v1::Job::EVALUATE
              : spec.generates() ? v1::Job::GENERATE
+             : spec.exports()   ? v1::Job::EXPORT
                                 : v1::Job::SFT;
   job.project = ProjectOf(request.project());
   job.owner = principal;
@@ -221,7 +222,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
-  if (!resolution.spec.generates()) ResolveComputeType(*fleet, resolution);
+  if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
     SFT_RETURN_IF_ERROR(

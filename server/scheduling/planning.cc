@@ -65,7 +65,7 @@ plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec
           .memory_bytes = plan::AllocatorBytes(spec, memory, /*opened=*/false)};
 }
 
-// What a process that answers prompts holds of the base: fp32 on a CPU, bf16 on a GPU.
+// What a process that answers prompts or exports holds of the base: fp32 on a CPU, bf16 on a GPU.
 int64_t WeightBytes(const plan::ModelShape& shape, const spec::JobSpec& spec) {
   return plan::BaseParameters(shape) * (spec.compute.gpu_type == kCpuType ? 4 : 2);
 }
@@ -74,7 +74,7 @@ int64_t WeightBytes(const plan::ModelShape& shape, const spec::JobSpec& spec) {
 absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
                         v1::JobPlan& plan) {
   SFT_ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseModelConfig(config));
-  if (spec.generates()) {
+  if (!spec.trains()) {
     AddMemory({{"weights", WeightBytes(model, spec)}}, plan);
     plan.set_total_parameters(plan::BaseParameters(model));
     return absl::OkStatus();
@@ -162,13 +162,13 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
     return spec::Problem{"job.model", 0,
                          fmt::format("{}: {}", spec.job.model, Message(model.status()))};
   }
-  if (spec.generates()) return complete ? CheckWeightsFit(*model, spec) : std::nullopt;
+  if (!spec.trains()) return complete ? CheckWeightsFit(*model, spec) : std::nullopt;
   if (auto problem = plan::CheckJob(*model, spec)) return problem;
   return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
 std::optional<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
-  if (spec.generates()) return std::nullopt;  // its rows have no given length
+  if (!spec.trains()) return std::nullopt;  // rows have no given length
   const absl::StatusOr<std::string> config = FindConfig(spec);
   if (!config.ok()) return std::nullopt;
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
@@ -189,7 +189,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   plan.set_variant(spec.compute.variant);
   plan.set_nodes(spec.compute.nodes);
   plan.set_ranks(spec.compute.gpu_count);
-  if (!spec.generates()) plan.set_batch(BatchArithmetic(spec));
+  if (spec.trains()) plan.set_batch(BatchArithmetic(spec));
   sched::PendingJob job;
   job.id = "this job";
   job.gpu_type = spec.compute.gpu_type;
@@ -273,7 +273,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
 
 Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
   Run run;
-  if (spec.generates()) return run;  // answers are as long as they are
+  if (!spec.trains()) return run;  // how long it takes is not known
   run.steps = StepsOf(spec, rows);
   const double step = run.steps > 0 ? StepSeconds(spec) : 0;
   if (step <= 0) return run;
@@ -283,7 +283,7 @@ Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
 }
 
 spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
-  if (spec.generates()) return spec;
+  if (!spec.trains()) return spec;
   using spec::MasterWeights;
   using spec::Optimizer;
   spec::JobSpec chosen = spec;

@@ -72,7 +72,7 @@ class HubCase(harness.ServiceCase):
         files = files or self.files
         snapshot = self.snapshot(commit)
         self.assertEqual(sorted(each.name for each in snapshot.iterdir()),
-                         ["config.json", "model.safetensors", "tokenizer.json"])
+                         ["README.md", "config.json", "model.safetensors", "tokenizer.json"])
         for each in snapshot.iterdir():
             self.assertTrue(each.is_symlink())
             self.assertEqual(each.read_bytes(), files[each.name], each)
@@ -259,7 +259,7 @@ class HubTest(HubCase):
         script = """
 import sys
 from huggingface_hub import hf_hub_download, snapshot_download
-patterns = ["*.json", "*.safetensors"]
+patterns = ["*.json", "*.safetensors", "README.md"]
 folder = snapshot_download("org/tiny", allow_patterns=patterns)
 print(folder)
 print(hf_hub_download("org/tiny", "model.safetensors", revision=sys.argv[1]))

@@ -149,7 +149,8 @@ absl::Status AttemptIo::Stage() {
   SFT_ASSIGN_OR_RETURN(StagedJob staged, services.stager.Stage(
                                              dispatch, context_.job->job.model,
                                              [this] { return shared_.wish().leaves(); }, ask));
-  if (staged.train_file.empty() && !context_.job->serves()) {
+  const bool has_rows = !context_.job->serves() && !context_.job->exports();
+  if (has_rows && staged.train_file.empty()) {
     return Internal("the dispatch has no file for job.data");
   }
   absl::StatusOr<PortLease> port = PortLease();

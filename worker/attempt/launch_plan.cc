@@ -130,8 +130,8 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.more_train_files = input.staged.more_train_files;
   rank.cache_dir = setup.data_dir + "/cache";
   rank.attempt_dir = dir;
-  rank.output_dir =
-      OutputDir(input.attempt_uid, dispatch.job_id(), input.job.full_finetune(), setup);
+  rank.output_dir = OutputDir(input.attempt_uid, dispatch.job_id(),
+                              input.job.exports() || input.job.full_finetune(), setup);
   if (input.job.serves()) rank.serve_socket = setup.ServeSocket(input.attempt_uid);
   rank.job_id = dispatch.job_id();
   rank.node = setup.node;
@@ -160,7 +160,10 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
     rank_env.insert(env.begin(), env.end());
     shim.ranks.push_back({fmt::format("rank-{}", number),
                           number,
-                          {setup.rank_binary, input.job.generates() ? "generate" : "train",
+                          {setup.rank_binary,
+                           input.job.generates() ? "generate"
+                           : input.job.exports() ? "export"
+                                                 : "train",
                            "--launch", launch, "--rank", std::to_string(number)},
                           rank_env});
   }

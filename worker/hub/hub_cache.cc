@@ -178,6 +178,7 @@ absl::StatusOr<std::vector<hub::HubFile>> NeededFiles(const std::vector<hub::Hub
     return FailedPrecondition("it has no config.json: it is not a model of transformers");
   }
   for (const std::string_view name : io::kModelCompanions) add(name);
+  add(io::kModelCard);
   if (add(kWeightsFile)) return needed;
   if (!add(kIndexFile)) {
     const std::string others = OtherWeights(files);
@@ -208,8 +209,10 @@ std::string MissingOf(const std::string& snapshot_dir) {
     index_text =
         io::ReadFile(fmt::format("{}/{}", snapshot_dir, kIndexFile), kMaxIndexText).value_or("");
   }
-  const auto needed = NeededFiles(*files, index_text);
+  auto needed = NeededFiles(*files, index_text);
   if (!needed.ok()) return std::string(Message(needed.status()));
+  // No job fails without it.
+  std::erase_if(*needed, [](const hub::HubFile& file) { return file.path == io::kModelCard; });
   std::vector<std::string> missing;
   const auto listed = [&](std::string_view path) { return Find(*files, path) != nullptr; };
   for (const hub::HubFile& file : *needed) {

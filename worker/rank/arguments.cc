@@ -77,6 +77,15 @@ absl::StatusOr<Arguments> ParsePrepare(const std::vector<std::string>& args) {
   return result;
 }
 
+absl::StatusOr<Arguments> ParseExport(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kExport};
+  std::string rank;
+  SFT_RETURN_IF_ERROR(ParseFlags(args, {{"--launch", &result.launch}, {"--rank", &rank}}, nullptr));
+  SFT_RETURN_IF_ERROR(Require("export", "--launch FILE", result.launch));
+  if (!rank.empty()) SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
+  return result;
+}
+
 absl::Status CheckDevice(const std::string& device) {
   if (device == "cpu") return absl::OkStatus();
   constexpr std::string_view kCuda = "cuda:";
@@ -194,6 +203,8 @@ std::string HelpText() {
                     [--profile TRACE]       write a Chrome trace of step 4
   sft-rank generate --launch FILE [--rank N]
                                             the same for a job of kind "generate"
+  sft-rank export   --launch FILE [--rank N]
+                                            the same for a job of kind "export"
   sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
                     [--max-new-tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P]
                     [--repetition-penalty X] [--seed N] [--stop TEXT] [--batch N]
@@ -235,9 +246,10 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& args) {
   if (command == "train") return ParseTrain(args);
   if (command == "prepare") return ParsePrepare(args);
   if (command == "generate") return ParseGenerate(args);
+  if (command == "export") return ParseExport(args);
   if (command == "logits") return ParseLogits(args);
   return InvalidArgument(
-      fmt::format("unknown command \"{}\": train, prepare, generate or logits", command));
+      fmt::format("unknown command \"{}\": train, prepare, generate, export or logits", command));
 }
 
 }  // namespace sft::rank

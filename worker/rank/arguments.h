@@ -7,12 +7,12 @@
 
 namespace sft::rank {
 
-enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kLogits };
+enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kExport, kLogits };
 
 // A parsed command line; members of other commands keep their defaults.
 struct Arguments {
   Command command = Command::kHelp;
-  std::string launch;  // train, prepare, generate for a job: the launch file
+  std::string launch;  // train, prepare, export, generate for a job: the launch file
   // train: global rank; -1: the variable RANK says it. generate: which of `ranks`; -1: the first.
   int rank = -1;
   std::string profile;  // train: file for the trace of a step; empty: none

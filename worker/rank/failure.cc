@@ -33,6 +33,7 @@ std::string LessMemory(const FailureContext& context) {
            "activation_checkpointing, use_qlora or more GPUs with sharding need less memory too.";
   }
   const spec::JobSpec& spec = *context.spec;
+  if (spec.exports()) return "Use a GPU with more memory, or compute.gpu_type = \"CPU\".";
   if (spec.generates()) {
     return fmt::format(
         "Lower {}, which changes no answer, or {}; or use GPUs with more memory.",

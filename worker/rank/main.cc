@@ -1,6 +1,7 @@
-// sft-rank: one process of a job that trains (train) or answers (generate --launch), the step
-// before it (prepare), and text or logits from a trained model (generate, logits). Exit codes are
-// channel::ExitCode; a rank that fails says why in a `fatal` event and on its standard error.
+// sft-rank: one process of a job that trains (train), answers (generate --launch) or exports
+// (export), the step before it (prepare), and text or logits from a trained model (generate,
+// logits). Exit codes are channel::ExitCode; a rank that fails says why in a `fatal` event and on
+// its standard error.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include "worker/rank/answer_job.h"
 #include "worker/rank/arguments.h"
 #include "worker/rank/build.h"
+#include "worker/rank/export_job.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
 #include "worker/rank/group_variables.h"
@@ -101,6 +103,9 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     if (launch->spec.generates()) {
       return AnswerJob({*launch, rank, *events, commands, clock, start}).Run();
     }
+    if (launch->spec.exports()) {
+      return ExportJob({*launch, rank, *events, commands, clock, start}).Run();
+    }
     run.emplace(TrainContext{*launch, rank, *events, commands, clock, start, arguments.profile});
     const int code = run->Run();
     if (code == channel::kExitOk) return code;
@@ -161,6 +166,7 @@ int Main(int argc, char** argv) {
     case Command::kVersion:
       return Show(fmt::format("sft-rank {}\n", BuildText()));
     case Command::kGenerate:
+    case Command::kExport:
     case Command::kLogits:
     case Command::kTrain:
     case Command::kPrepare:

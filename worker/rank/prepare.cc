@@ -6,17 +6,22 @@
 #include <new>
 
 #include "common/base/bytes.h"
+#include "common/io/file.h"
 #include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/dataset.h"
+#include "worker/engine/data/model_text.h"
 #include "worker/engine/data/runaway.h"
+#include "worker/engine/data/tokenizer_files.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/rank/answer_job.h"
 #include "worker/rank/evaluation_task.h"
+#include "worker/rank/export_job.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
 
@@ -36,6 +41,11 @@ int64_t CheckModel(const Launch& launch) {
   if (const auto problem = plan::CheckJob(config, launch.spec)) {
     throw engine::UserError(problem->key + ": " + problem->message, "bad_model",
                             "change the job, or give another model");
+  }
+  if (!launch.file.adapter_dir.empty()) {
+    const engine::Adapter adapter = engine::ReadAdapter(launch.file.adapter_dir, config.prefix);
+    engine::CheckBase(adapter.config, launch.file.model_name);
+    engine::FitAdapter(adapter, layout, launch.spec);
   }
   const engine::BaseWeights base(launch.file.model_dir, layout, at::kCPU);
   if (config.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout);
@@ -148,6 +158,21 @@ void Add(const channel::PreparedEvent& file, bool first, channel::PreparedEvent&
   all.repeated += file.repeated;
 }
 
+// An adapter answers worse to conversations that are written otherwise than those it learnt from.
+void WarnOfTemplate(const Launch& launch, EventLog& events) {
+  const std::string& adapter = launch.file.adapter_dir;
+  if (adapter.empty() || !io::Exists(adapter + "/tokenizer_config.json")) return;
+  const auto theirs = engine::FindTemplate(engine::TextFiles(adapter), "");
+  const auto ours = engine::FindTemplate(engine::TextFiles(launch.file.model_dir),
+                                         launch.spec.data.chat_template);
+  if (theirs.source.empty() || theirs.source == ours.source) return;
+  const std::string warning =
+      "the adapter that this training starts from was trained with another chat template than "
+      "this job's (data.chat_template)";
+  fmt::print("{}\n", warning);
+  events.Write(channel::WarningEvent{.message = warning});
+}
+
 void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {
   RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
   ReportRunaways(scene, clock);
@@ -155,6 +180,7 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
   if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
+  WarnOfTemplate(launch, events);
   const auto prepare = [&](const std::vector<channel::RowFile>& files, const char* what,
                            auto options_of) {
     channel::PreparedEvent all;
@@ -203,6 +229,7 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   try {
     if (launch.spec.evaluates()) return PrepareEvaluation(launch, limit, events, clock);
     if (launch.spec.generates()) return PrepareAnswers(launch, events);
+    if (launch.spec.exports()) return PrepareExport(launch, events);
     Prepare(launch, limit, events, clock);
   } catch (const std::bad_alloc&) {
     ThrowRefusedMemory(limit, "");

@@ -15,8 +15,12 @@
 #include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
+#include "common/io/file.h"
+#include "common/io/model_folder.h"
+#include "common/io/sha256.h"
 #include "common/spec/mixture.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/files.h"
 #include "worker/engine/dist/recorded.h"
@@ -26,6 +30,7 @@
 #include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
 #include "worker/rank/group_variables.h"
+#include "worker/rank/model_card.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
 #include "worker/rank/step_profile.h"
@@ -62,6 +67,9 @@ class EventObserver : public engine::TrainObserver {
         device_(device.Name()),
         profile_(context.profile),
         flight_(flight) {}
+
+  // What the card of the result says, as far as it is known beforehand.
+  void SetFacts(TrainingFacts facts) { facts_ = std::move(facts); }
 
   // To be called before the first step.
   void SetPlan(RankPlan plan) { plan_ = std::move(plan); }
@@ -108,12 +116,14 @@ class EventObserver : public engine::TrainObserver {
                                              .mfu = report.mfu,
                                              .of_limit = report.of_limit,
                                              .epoch = report.epoch});
+    facts_.losses.emplace_back(report.step, report.loss);
     const int64_t made = report.step - resumed_step_;
     if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);
     profile_.AfterStep(made, context_.launch.file.device == "cuda");
   }
 
   void OnEval(const engine::EvalReport& report) override {
+    facts_.validations.emplace_back(report.step, report.loss);
     fmt::print("validation after step {}: loss {:.6f} over {} tokens in {:.1f} s\n", report.step,
                report.loss, report.tokens, report.seconds);
     channel::EvalEvent event{.step = report.step,
@@ -161,15 +171,20 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnArtifact(const engine::ArtifactReport& report) override {
-    fmt::print("wrote the {} ({} bytes) to {} in {:.1f} s\n", report.kind, report.bytes,
-               report.path, report.seconds);
+    facts_.seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
+    const std::string card = TrainingCard(facts_, context_.launch.spec);
+    engine::WriteTextFile(report.path + "/" + std::string(io::kModelCard), card);
+    const int64_t bytes = report.bytes + static_cast<int64_t>(card.size());
+    fmt::print("wrote the {} ({} bytes) to {} in {:.1f} s\n", report.kind, bytes, report.path,
+               report.seconds);
     context_.events.Write(
-        channel::ArtifactEvent{.kind = report.kind, .path = report.path, .bytes = report.bytes});
+        channel::ArtifactEvent{.kind = report.kind, .path = report.path, .bytes = bytes});
     context_.events.Sync();
   }
 
   void OnResumed(const engine::ResumedReport& report) override {
     resumed_step_ = report.step;
+    facts_.first_step = report.step + 1;
     fmt::print("goes on after step {} from {}: verified in {:.1f} s, restored in {:.1f} s\n",
                report.step, report.path, report.verify_seconds, report.restore_seconds);
     for (const std::string& change : report.changes) fmt::print("accepted: {}\n", change);
@@ -245,6 +260,7 @@ class EventObserver : public engine::TrainObserver {
   std::string device_;
   StepProfile profile_;
   std::optional<RankPlan> plan_;  // until it has been reported
+  TrainingFacts facts_;
   channel::FlightRecorder* flight_;
   int64_t resumed_step_ = 0;  // steps that an earlier process made
 };
@@ -288,6 +304,38 @@ std::shared_ptr<const engine::Dataset> OpenFiles(const engine::ChatTokenizer& to
   }
   const bool single = parts.size() == 1 && parts.front().weight == 1;
   return single ? parts.front().rows : engine::Dataset::Join(std::move(parts));
+}
+
+// A larger file would take longer to hash than a card is worth.
+constexpr int64_t kMostHashed = int64_t{4} << 30;
+
+TrainingFacts FactsOf(const Launch& launch, const Device& device, const engine::Dataset& rows,
+                      const std::string& tokenizer) {
+  TrainingFacts facts{.job = launch.file.job_id,
+                      .base = launch.file.model_name,
+                      .base_card = ReadCard(launch.file.model_dir),
+                      .device = device.Name(),
+                      .ranks = launch.file.world_size,
+                      .engine = BuildText(),
+                      .template_digest = tokenizer};
+  for (const channel::RowFile& file : TrainingFiles(launch)) {
+    CardData data{.name = file.name.empty() ? file.path : file.name};
+    const absl::StatusOr<int64_t> size = io::FileSize(file.path);
+    if (size.ok() && *size <= kMostHashed) {
+      const absl::StatusOr<io::FileHash> hash = io::HashFile(file.path);
+      if (hash.ok()) data.sha256 = hash->sha256;
+    }
+    facts.data.push_back(std::move(data));
+  }
+  const auto add = [&](const engine::DatasetStats& stats) {
+    facts.rows += stats.used;
+    facts.skipped += stats.skipped_total();
+    facts.tokens += stats.tokens;
+    facts.loss_tokens += stats.loss_tokens;
+  };
+  if (rows.parts().empty()) add(rows.stats());
+  for (const engine::Dataset::Part& part : rows.parts()) add(part.rows->stats());
+  return facts;
 }
 
 void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Device& device) {
@@ -352,6 +400,9 @@ channel::ExitCode TrainRun::RunToEnd() {
   }
   auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr);
   engine::TrainerOptions options = MakeOptions(device.PeakFlops());
+  if (context_.rank == 0) {
+    observer->SetFacts(FactsOf(context_.launch, device, *options.train, options.tokenizer));
+  }
   const std::optional<RankPlan> plan = PlanRank(context_.launch, device, *options.train, *comm_);
   Apply(plan, options);
   if (plan) {
@@ -400,6 +451,7 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
     options.judge = MakeAnswerJudge(spec, tokenizer, options.validation, *device_, context_.clock);
   }
   options.output_dir = file.output_dir;
+  options.adapter_dir = file.adapter_dir;
   options.tokenizer = tokenizer.digest();
   options.checkpoints = {file.checkpoint_dir, file.first_rank, file.local_ranks};
   options.resume = {file.resume_dir, file.resume_step, file.resume_changed,

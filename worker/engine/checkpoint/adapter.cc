@@ -269,6 +269,17 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
   staged.Commit();
 }
 
+void CheckBase(const AdapterConfig& config, std::string_view model) {
+  const auto id = [](std::string_view name) {
+    const bool on_hub = !name.starts_with('/') && name.find('/') != name.npos;
+    return on_hub ? name.substr(0, name.find('@')) : std::string_view();
+  };
+  const std::string_view own = id(config.base_model), given = id(model);
+  if (own.empty() || given.empty() || own == given) return;
+  throw UserError(fmt::format("the adapter was trained on {}, not on {}", own, given),
+                  "bad_adapter", fmt::format("set job.model = \"{}\"", config.base_model));
+}
+
 Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
   Adapter adapter;
   adapter.config = ReadConfig(dir / kConfigFile);

@@ -86,4 +86,8 @@ struct Adapter {
 // `base_prefix`: plan::ModelShape::prefix of the base model, whose names the modules then have.
 Adapter ReadAdapter(const std::filesystem::path& dir, std::string_view base_prefix = {});
 
+// Throws UserError where the adapter names another model of a hub ("org/name") than `model`; a
+// folder's name says nothing.
+void CheckBase(const AdapterConfig& config, std::string_view model);
+
 }  // namespace sft::engine

@@ -97,6 +97,7 @@ ModelWriter::ModelWriter(ModelWriterOptions options, std::vector<TensorInfo> inf
   PlanShards(std::move(infos));
   WriteConfig(options_.source / "config.json", staged_.path() / "config.json", type);
   CopyTokenizerFiles(options_.source, staged_.path(), options_.chat_template);
+  if (!options_.tokenizer.empty()) CopyTokenizerFiles(options_.tokenizer, staged_.path(), "");
 }
 
 ModelWriter::~ModelWriter() = default;
@@ -121,8 +122,8 @@ void ModelWriter::PlanShards(std::vector<TensorInfo> infos) {
     names_.push_back(shards.size() == 1
                          ? "model.safetensors"
                          : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
-    writers_.push_back(
-        std::make_unique<SafetensorsWriter>(staged_.path() / names_[i], std::move(shards[i])));
+    writers_.push_back(std::make_unique<SafetensorsWriter>(
+        staged_.path() / names_[i], std::move(shards[i]), options_.metadata));
   }
 }
 

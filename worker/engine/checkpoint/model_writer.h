@@ -21,6 +21,9 @@ struct ModelWriterOptions {
   std::filesystem::path source;
   // The text or name of a chat template used in the training; empty: the model's own template.
   std::string chat_template;
+  // Tokenizer files and template come from here instead; empty: from `source`.
+  std::filesystem::path tokenizer = {};
+  std::map<std::string, std::string> metadata = {};  // of the weights' files
   // A tensor larger than this has a shard of its own.
   uint64_t max_shard_bytes = 5'000'000'000;
 };

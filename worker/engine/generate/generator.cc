@@ -14,6 +14,7 @@
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/generate/nf4_weights.h"
+#include "worker/engine/model/adapters.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/engine/weights/adapted_source.h"
@@ -29,57 +30,13 @@ at::ScalarType ComputeTypeOf(const GeneratorOptions& options) {
   return options.device.is_cpu() ? at::kFloat : at::kBFloat16;
 }
 
-std::vector<int64_t> Shape(const Tensor& tensor) { return tensor.sizes().vec(); }
-
-bool Has(const ModelLayout& layout, const std::string& name, const Tensor& value) {
-  for (const UnitInfo& unit : layout.units) {
-    const int param = unit.Find(name);
-    if (param >= 0) return unit.params[param].shape == Shape(value);
-  }
-  return false;
-}
-
-// Appends the adapter's factors to the units of their modules; returns their values by name.
-std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& adapter) {
-  std::map<std::string, Tensor> values = adapter.Values(layout.tied_head());
-  for (const LoraPair& pair : adapter.pairs) {
-    if (layout.IsOtherPart(pair.module)) continue;  // a vision tower's do not act on text
-    bool found = false;
-    for (UnitInfo& unit : layout.units) {
-      const int weight = unit.Find(pair.module + ".weight");
-      if (weight < 0 || unit.params[weight].role != ParamRole::kLinear) continue;
-      const std::vector<int64_t>& shape = unit.params[weight].shape;
-      if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
-      unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
-      unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
-      if (pair.magnitude.defined()) {
-        unit.params.push_back(
-            {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
-      }
-      found = true;
-      break;
-    }
-    if (!found) {
-      throw UserError("the adapter changes " + pair.module +
-                          ", which the model does not have as a linear layer of that shape",
-                      "bad_adapter", "give the base model that the adapter was trained on");
-    }
-  }
-  for (const auto& [name, value] : values) {
-    if (!layout.IsOtherPart(name) && !Has(layout, name, value)) {
-      throw UserError("the adapter sets " + name + ", which the model does not have in that shape",
-                      "bad_adapter", "give the base model that the adapter was trained on");
-    }
-  }
-  return values;
-}
-
 std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseWeights& base,
                                           const std::map<std::string, Tensor>& replaced,
-                                          at::ScalarType compute, at::Device device) {
+                                          const GeneratorOptions& choices) {
   auto source = std::make_unique<ResidentSource>(layout);
   bool has_nf4 = false;
-  const auto options = at::TensorOptions(device).dtype(compute);
+  const auto options = at::TensorOptions(choices.device).dtype(ComputeTypeOf(choices));
+  const std::unique_ptr<Communicator> alone = MakeLocalCommunicator(choices.device);
   for (int unit = 0; unit < layout.size(); ++unit) {
     source->AllocateMatrices(layout.units[unit], unit, options);
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
@@ -95,6 +52,10 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       const auto found = replaced.find(param.name);
       if (found != replaced.end()) {
         source->Get(unit, index).copy_(found->second.view(param.shape));
+      } else if (choices.quantized != nullptr && param.role == ParamRole::kLinear) {
+        const Tensor weight = base.Read(param, 0, param.numel()).view(param.shape);
+        source->Get(unit, index).copy_(AfterQuantizing(*choices.quantized, weight, *alone));
+        base.Done(param);
       } else {
         base.Copy(param, source->Get(unit, index));
       }
@@ -130,7 +91,7 @@ Generator::Generator(const GeneratorOptions& options)
   DecoderOptions decoder;
   if (!options_.adapter_dir.empty()) {
     const Adapter adapter = ReadAdapter(options_.adapter_dir, config_.prefix);
-    values = AddFactors(layout_, adapter);
+    values = AddAdapter(layout_, adapter);
     decoder.lora.scale = adapter.config.Scale();
     // Tensors of the adapter's that take the place of the base's own.
     for (const auto& [name, value] : values) {
@@ -139,9 +100,8 @@ Generator::Generator(const GeneratorOptions& options)
     }
   }
   if (options_.nf4) KeepAsNf4(layout_, values);
-  source_ = std::make_unique<AdaptedSource>(
-      layout_, LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device),
-      decoder.lora.scale);
+  source_ = std::make_unique<AdaptedSource>(layout_, LoadWeights(layout_, base, values, options_),
+                                            decoder.lora.scale);
   decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, options_.device, decoder);
 }
 

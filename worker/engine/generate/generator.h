@@ -11,6 +11,7 @@
 
 #include "worker/engine/generate/batch_generator.h"
 #include "worker/engine/model/decoder.h"
+#include "worker/engine/weights/quant_format.h"
 
 namespace sft::engine {
 
@@ -22,6 +23,8 @@ struct GeneratorOptions {
   // Undefined type (the default): fp32 on a CPU, bf16 on a GPU.
   at::ScalarType compute = at::ScalarType::Undefined;
   bool nf4 = false;  // hold the linear layers in NF4, as QLoRA trains beside them
+  // The linear layers are what this format leaves of them, expanded; null: as they are.
+  const QuantFormat* quantized = nullptr;
 };
 
 // A model opened to answer prompts. An adapter is applied beside the base, not merged.

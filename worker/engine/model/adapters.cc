@@ -102,6 +102,16 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   for (ParamInfo& magnitude : magnitudes) unit.params.push_back(std::move(magnitude));
 }
 
+std::vector<int64_t> Shape(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+bool Has(const ModelLayout& layout, const std::string& name, const at::Tensor& value) {
+  for (const UnitInfo& unit : layout.units) {
+    const int param = unit.Find(name);
+    if (param >= 0) return unit.params[param].shape == Shape(value);
+  }
+  return false;
+}
+
 // What lora.modules_to_save names is trained like a model of its own.
 void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   if (lora.modules_to_save.empty()) return;
@@ -165,6 +175,101 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
     }
   }
   TrainWholeModules(layout, lora);
+}
+
+std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter& adapter) {
+  std::map<std::string, at::Tensor> values = adapter.Values(layout.tied_head());
+  for (const LoraPair& pair : adapter.pairs) {
+    if (layout.IsOtherPart(pair.module)) continue;  // a vision tower's do not act on text
+    bool found = false;
+    for (UnitInfo& unit : layout.units) {
+      const int weight = unit.Find(pair.module + ".weight");
+      if (weight < 0 || unit.params[weight].role != ParamRole::kLinear) continue;
+      const std::vector<int64_t>& shape = unit.params[weight].shape;
+      if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
+      unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
+      unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      if (pair.magnitude.defined()) {
+        unit.params.push_back(
+            {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
+      }
+      found = true;
+      break;
+    }
+    if (!found) {
+      throw UserError("the adapter changes " + pair.module +
+                          ", which the model does not have as a linear layer of that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+  }
+  for (const auto& [name, value] : values) {
+    if (!layout.IsOtherPart(name) && !Has(layout, name, value)) {
+      throw UserError("the adapter sets " + name + ", which the model does not have in that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+  }
+  return values;
+}
+
+Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec::JobSpec& spec) {
+  const spec::JobSpec::Lora& lora = spec.lora;
+  const auto refuse = [](const std::string& what, const std::string& advice) {
+    throw UserError("job.adapter: " + what, "bad_adapter", advice);
+  };
+  if (adapter.config.use_dora != lora.use_dora) {
+    refuse(std::string("the adapter ") + (lora.use_dora ? "has no" : "has") + " DoRA",
+           std::string("set lora.use_dora = ") + (lora.use_dora ? "false" : "true"));
+  }
+  if (adapter.config.r > lora.r) {
+    const std::string r = std::to_string(adapter.config.r);
+    refuse("the adapter has r = " + r + ", the job lora.r = " + std::to_string(lora.r),
+           "set lora.r = " + r + " or more");
+  }
+  std::map<std::string, LoraPair> old;
+  for (const LoraPair& pair : adapter.pairs) old.emplace(pair.module, pair);
+  std::set<std::string> trained;
+  Adapter fitted{.config = adapter.config};
+  fitted.config.r = lora.r;
+  const double ratio = adapter.config.Scale() / ScalingOf(lora).scale;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.of_base() && param.trainable) trained.insert(param.name);
+      if (param.role != ParamRole::kLoraA) continue;
+      const std::string module(param.module());
+      const ParamInfo& second = unit.params[unit.Find(module + ".lora_B.weight")];
+      LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed),
+                    at::zeros(second.shape)};
+      const auto from = old.find(module);
+      if (from == old.end() && lora.use_dora) {
+        refuse("the adapter has nothing for " + module, "take it out of lora.target_modules");
+      }
+      if (from != old.end()) {
+        const int64_t r = from->second.a.size(0);
+        if (from->second.a.size(1) != pair.a.size(1) || from->second.b.size(0) != pair.b.size(0)) {
+          refuse(module + " has another shape in the adapter than in the model",
+                 "give the base model that the adapter was trained on");
+        }
+        pair.a.narrow(0, 0, r).copy_(from->second.a);
+        pair.b.narrow(1, 0, r).copy_(from->second.b.to(at::kFloat) * ratio);
+        pair.magnitude = from->second.magnitude;
+        old.erase(from);
+      }
+      fitted.pairs.push_back(std::move(pair));
+    }
+  }
+  if (!old.empty()) {
+    refuse("the adapter changes " + old.begin()->first + ", which the job does not train",
+           "add it to lora.target_modules");
+  }
+  for (const NamedTensor& other : adapter.others) {
+    if (!trained.contains(other.name) &&
+        !(layout.tied_head() && other.name.ends_with("lm_head.weight"))) {
+      refuse("the adapter has " + other.name + " of its own, which the job does not train",
+             "set lora.bias or lora.modules_to_save as the adapter has them");
+    }
+    fitted.others.push_back(other);
+  }
+  return fitted;
 }
 
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/spec/job_spec.h"
+#include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/nn/pass.h"
 #include "worker/engine/weights/layout.h"
 
@@ -22,6 +24,17 @@ std::vector<std::string> LinearsOf(const ModelLayout& layout);
 // is not a linear layer of a block, or lora.modules_to_save asks for what cannot be trained whole
 // (plan::CheckWholeModules).
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
+
+// Appends an adapter's factors to the units of their modules; returns the adapter's tensors by the
+// names of the layout's parameters. Throws UserError for an adapter of another model.
+std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter& adapter);
+
+// The adapter as the job's starts from it: factors padded to lora.r (A with its first values, B
+// with zeros) and B scaled, so that the product stays what it was; modules that it does not have
+// start fresh. `layout` is what PrepareLayout made. Throws UserError where something of the adapter
+// would be lost: a module or bias that the job does not train, a larger r, DoRA in one of them
+// alone.
+Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec::JobSpec& spec);
 
 // alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora);

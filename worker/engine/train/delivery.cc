@@ -20,7 +20,7 @@
 #include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/tensor_hash.h"
 #include "worker/engine/model/adapters.h"
-#include "worker/engine/train/stored_tensor.h"
+#include "worker/engine/train/other_parts.h"
 
 namespace sft::engine {
 
@@ -185,45 +185,6 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
   return hasher.Finish();
 }
 
-// The parts of a multimodal model that are not trained: a delivered model has them as they are, but
-// none in FP8.
-std::vector<StoredTensor> OtherParts(const ModelFiles& files, const ModelLayout& layout) {
-  std::vector<StoredTensor> parts;
-  std::set<std::string, std::less<>> beside;
-  for (const std::string& name : files.Names()) {
-    if (!layout.IsOtherPart(name)) continue;
-    const TensorInfo& info = files.Info(name);
-    const bool fp8 = info.dtype == at::kFloat8_e4m3fn && info.shape.size() == 2 &&
-                     files.Contains(name + "_scale_inv");
-    if (fp8 && layout.stored.form == plan::StoredForm::kFp8) {
-      parts.push_back(FindStored(files, {name, info.shape}, name, layout.stored));
-      beside.insert(parts.back().beside.begin(), parts.back().beside.end());
-    } else {
-      parts.push_back({.name = name, .shape = info.shape});
-    }
-  }
-  std::erase_if(parts, [&](const StoredTensor& part) { return beside.contains(part.name); });
-  return parts;
-}
-
-bool IsPlain(const StoredTensor& part) { return part.form == plan::StoredForm::kPlain; }
-
-Tensor WholeOf(const StoredTensor& part, const ModelFiles& files) {
-  if (IsPlain(part)) return files.View(part.name);
-  const auto read = [&](const std::string& name, int64_t first, int64_t count) {
-    return files.ViewRange(name, first, count);
-  };
-  return ReadStored(part, 0, files.Info(part.name).numel(), read).view(part.shape);
-}
-
-TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> shape) {
-  TensorInfo info;
-  info.name = std::move(name);
-  info.dtype = type;
-  info.shape = std::move(shape);
-  return info;
-}
-
 // The constants of a model, which full fine-tuning leaves as they are.
 void WriteConstants(const TrainingModel& model, const ModelFiles& base, ModelWriter& writer) {
   for (const UnitInfo& unit : model.layout().units) {
@@ -241,24 +202,14 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
   std::vector<StoredTensor> others;
   if (writes) {
     base = ModelFiles::Open(options.model_dir);
-    std::vector<TensorInfo> infos;
-    for (const UnitInfo& unit : model.layout().units) {
-      for (const ParamInfo& param : unit.params) {
-        std::vector<int64_t> shape = param.shape;
-        if (param.transposed) std::reverse(shape.begin(), shape.end());
-        infos.push_back(InfoOf(param.name, model.compute_type(), std::move(shape)));
-      }
-    }
     others = OtherParts(*base, model.layout());
-    for (const StoredTensor& part : others) {
-      infos.push_back(IsPlain(part) ? base->Info(part.name)
-                                    : InfoOf(part.name, model.compute_type(), part.shape));
-    }
     ModelWriterOptions writer_options;
     writer_options.target = options.target;
     writer_options.source = options.model_dir;
     writer_options.chat_template = spec.data.chat_template;
-    writer = std::make_unique<ModelWriter>(std::move(writer_options), std::move(infos));
+    writer = std::make_unique<ModelWriter>(
+        std::move(writer_options),
+        TensorsToWrite(model.layout(), *base, others, model.compute_type()));
   }
   TensorHasher hasher;
   ForEachTrained(model, model.compute_type(), [&](const ParamInfo& param, const Tensor& weight) {
@@ -266,7 +217,7 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
     if (writer) writer->Write(param.name, param.transposed ? weight.t().contiguous() : weight);
   });
   if (writer) {
-    for (const StoredTensor& part : others) writer->Write(part.name, WholeOf(part, *base));
+    for (const StoredTensor& part : others) writer->Write(part.name, ReadPart(part, *base));
     WriteConstants(model, *base, *writer);
     writer->Commit();
   }

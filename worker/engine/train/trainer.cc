@@ -17,6 +17,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/model/adapters.h"
 #include "worker/engine/model/describe.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/delivery.h"
@@ -82,7 +83,23 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
                 options_.spec.hyperparameters.warmup_ratio, plan_.total_steps()),
       flops_(model_.config(), model_.layout()),
       probe_(MakeProbe(*options_.train)) {
-  if (loader_) Resume();
+  if (loader_) {
+    Resume();
+  } else if (!options_.adapter_dir.empty()) {
+    StartFromAdapter();
+  }
+}
+
+void Trainer::StartFromAdapter() {
+  const Adapter given = ReadAdapter(options_.adapter_dir, model_.layout().prefix);
+  const Adapter fitted = FitAdapter(given, model_.layout(), options_.spec);
+  model_.LoadAdapter(fitted);
+  if (comm_.rank() != 0) return;
+  double square = 0;
+  for (const LoraPair& pair : fitted.pairs) square += pair.b.square().sum().item<double>();
+  observer_.OnMessage(fmt::format(
+      "starts from the adapter of {} of {} modules, r {} of {}, |B| {:.4g}", given.pairs.size(),
+      fitted.pairs.size(), given.config.r, fitted.config.r, std::sqrt(square)));
 }
 
 void Trainer::Resume() {

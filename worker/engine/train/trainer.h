@@ -30,9 +30,10 @@ struct TrainerOptions {
   std::filesystem::path model_dir;
   std::string model_name;  // the base as the job named it, for the adapter's configuration
   std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> validation;     // null: none
-  std::shared_ptr<AnswerJudge> judge;            // of answers to validation rows; null: loss alone
-  std::filesystem::path output_dir;              // the artifact is written here
+  std::shared_ptr<const Dataset> validation;  // null: none
+  std::shared_ptr<AnswerJudge> judge;         // of answers to validation rows; null: loss alone
+  std::filesystem::path output_dir;           // the artifact is written here
+  std::filesystem::path adapter_dir;  // its values are the first ones of the job's; empty: fresh
   std::optional<plan::ExecutionPlan> execution;  // empty: plan::Unplanned
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
@@ -95,6 +96,7 @@ class Trainer {
   bool KeepIfBest(int64_t step, double metric);
   void SaveAfter(const Step& step, const std::optional<double>& metric, bool best);
   void Resume();
+  void StartFromAdapter();
   void DeliverResult();
 
   TrainerOptions options_;

@@ -227,7 +227,9 @@ void TrainingModel::SetTrained(const std::function<Tensor(const ParamInfo& param
   for (int unit = 0; unit < layout_.size(); ++unit) {
     const std::vector<ParamInfo>& params = layout_.units[unit].params;
     for (size_t i = 0; i < params.size(); ++i) {
-      if (params[i].trainable) store_->Set(unit, static_cast<int>(i), read(params[i]));
+      if (!params[i].trainable) continue;
+      const Tensor value = read(params[i]);
+      if (value.defined()) store_->Set(unit, static_cast<int>(i), value);
     }
   }
   source_->Invalidate();
@@ -237,6 +239,7 @@ void TrainingModel::LoadAdapter(const Adapter& adapter) {
   const std::map<std::string, Tensor> values = adapter.Values(layout_.tied_head());
   SetTrained([&](const ParamInfo& info) {
     const auto found = values.find(info.name);
+    if (found == values.end() && info.of_base()) return Tensor();
     if (found == values.end() || found->second.sizes() != at::IntArrayRef(info.shape)) {
       throw UserError("the adapter holds no " + info.name + " of the shape that the job asks for",
                       "bad_adapter", "use an adapter with the job's r and target_modules");

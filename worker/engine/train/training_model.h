@@ -48,9 +48,10 @@ class TrainingModel {
   TrainingModel& operator=(const TrainingModel&) = delete;
 
   // Replaces the trained weights: `read` gives each as a whole, of any float type and device, in
-  // the order of the layout.
+  // the order of the layout, or an undefined tensor to leave it as it is.
   void SetTrained(const std::function<at::Tensor(const ParamInfo& param)>& read);
-  // Replaces the adapters' values. Throws UserError when a factor is missing or has another shape.
+  // Replaces the adapters' values; weights of the base that the adapter does not have stay. Throws
+  // UserError when a factor is missing or has another shape.
   void LoadAdapter(const Adapter& adapter);
 
   void BeginStep();

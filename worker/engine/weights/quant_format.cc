@@ -209,6 +209,15 @@ int64_t QuantFormat::Bytes(int64_t elements) const {
   return bytes;
 }
 
+at::Tensor AfterQuantizing(const QuantFormat& format, const Tensor& weight, Communicator& comm) {
+  const int64_t count = weight.numel();
+  const QuantizedPart part =
+      format.Quantize(weight.reshape({-1}), weight.size(1), {&count, 1}, comm);
+  Tensor left = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+  format.Dequantize(left, part.planes, part.constants);
+  return left;
+}
+
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant) {
   return std::make_unique<Nf4Format>(double_quant);
 }

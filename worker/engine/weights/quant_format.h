@@ -61,6 +61,9 @@ class QuantFormat {
   int64_t Bytes(int64_t elements) const;
 };
 
+// What a format leaves of a whole weight [N, K], fp32 or bf16: fp32 [N, K] on the same device.
+at::Tensor AfterQuantizing(const QuantFormat& format, const at::Tensor& weight, Communicator& comm);
+
 // NF4 (kernels/nf4_tables.h), with the absmax kept as fp32 or quantised again.
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
 

@@ -57,8 +57,16 @@ TEST(KindTest, KeysOfTheOtherKindAreRefusedByNameAndLine) {
   const std::string trains =
       Describe(ResolveText(Minimal("[generate]\ntemperature = 1.0\n")).problems);
   EXPECT_THAT(trains, HasSubstr("generate.temperature:7: is for jobs of kind = \"generate\""));
-  EXPECT_THAT(Describe(ResolveText(Minimal(), {Set("job.adapter", "job-a")}).problems),
-              HasSubstr("not supported yet: training that goes on from an adapter"));
+}
+
+TEST(KindTest, TrainingMayStartFromAnAdapterUnlessAllIsTrained) {
+  const Resolution job = ResolveText(Minimal(), {Set("job.adapter", "job-a")});
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_EQ(job.spec.job.adapter, "job-a");
+  EXPECT_THAT(Describe(ResolveText(Minimal("[training]\nmode = \"full_finetune\"\n"),
+                                   {Set("job.adapter", "job-a")})
+                           .problems),
+              HasSubstr("has no adapters: merge it first"));
 }
 
 TEST(KindTest, VariablesForTrainingDoNotEndAJobThatAnswers) {
@@ -86,10 +94,12 @@ TEST(KindTest, WhatCannotBeAnsweredIsRefused) {
   EXPECT_THAT(problems("[generate]\ntop_p = 0\n"), HasSubstr("generate.top_p:8: must be"));
   EXPECT_THAT(problems("[generate]\ntemperature = nan\n"), HasSubstr("generate.temperature:8: "));
   EXPECT_THAT(problems("[generate]\nmax_tokns = 3\n"), HasSubstr("generate.max_tokns:8: unknown"));
-  EXPECT_THAT(Describe(ResolveText("[job]\nkind = \"answer\"\nmodel = \"m\"\ndata = \"d\"\n"
-                                   "[compute]\ngpu_type = \"H100\"\n")
-                           .problems),
-              HasSubstr("job.kind:2: must be \"sft\", \"generate\", \"serve\" or \"evaluate\""));
+  EXPECT_THAT(
+      Describe(ResolveText("[job]\nkind = \"answer\"\nmodel = \"m\"\ndata = \"d\"\n"
+                           "[compute]\ngpu_type = \"H100\"\n")
+                   .problems),
+      HasSubstr(
+          "job.kind:2: must be \"sft\", \"generate\", \"serve\", \"evaluate\" or \"export\""));
 }
 
 TEST(KindTest, AJobThatEvaluatesReadsRowsOfTrainingAndNamesItsMetrics) {
@@ -143,6 +153,48 @@ TEST(KindTest, AJobThatServesHasNoFileOneProcessAndATimeLimit) {
       HasSubstr("job.data:4: a job of kind = \"serve\" has no file of prompts; leave it out"));
   EXPECT_THAT(Describe(serve("", "[lora]\nr = 4\n[scheduling]\ntime_limit = \"1h\"\n").problems),
               HasSubstr("lora.r:7: a job of kind = \"serve\" trains nothing"));
+}
+
+std::string Export(std::string_view rest, std::string_view job = "adapter = \"job-a\"\n") {
+  return "[job]\nkind = \"export\"\nmodel = \"m\"\n" + std::string(job) +
+         "[compute]\ngpu_type = \"H100\"\n" + std::string(rest);
+}
+
+TEST(KindTest, AnExportHasItsOwnKeysAndMayLeaveItsRowsOut) {
+  const Resolution job = ResolveText(
+      Export("[export]\nform = \"gguf\"\ntype = \"q8_0\"\nbase = \"original\"\n"
+             "trained_on = \"nf4_single\"\ncompare_tokens = 100\n[data]\nloss_on = \"all\"\n"));
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_TRUE(job.spec.exports());
+  EXPECT_FALSE(job.spec.generates() || job.spec.trains());
+  const JobSpec::Export& made = job.spec.exporting;
+  EXPECT_EQ(made.form, ExportForm::kGguf);
+  EXPECT_EQ(made.type, ExportType::kQ8);
+  EXPECT_EQ(made.base, ExportBase::kOriginal);
+  EXPECT_EQ(made.trained_on, TrainedOn::kNf4Single);
+  EXPECT_EQ(made.compare_tokens, 100);
+  EXPECT_THAT(NeededFiles(job), IsEmpty());
+  EXPECT_EQ(TextOf(job, "lora.r"), "(absent)");
+  EXPECT_TRUE(ResolveText(Export("[export]\nform = \"gguf\"\n", "")).ok())
+      << "a base alone can be written as GGUF";
+}
+
+TEST(KindTest, WhatCannotBeExportedIsRefused) {
+  const auto problems = [](std::string_view rest, std::string_view job = "adapter = \"job-a\"\n") {
+    return Describe(ResolveText(Export(rest, job)).problems);
+  };
+  EXPECT_THAT(problems("", ""), HasSubstr("job.adapter:0: is missing: a merged model is made of"));
+  EXPECT_THAT(problems("[export]\ntype = \"q8_0\"\n"),
+              HasSubstr("export.type:8: q8_0 is a type of GGUF"));
+  EXPECT_THAT(problems("gpu_count = 2\n"), HasSubstr("a job of kind = \"export\" is one process"));
+  EXPECT_THAT(problems("[lora]\nr = 4\n"),
+              HasSubstr("lora.r:8: a job of kind = \"export\" trains nothing"));
+  EXPECT_THAT(problems("[generate]\nseed = 4\n"),
+              HasSubstr("generate.seed:8: is for jobs of kind = \"generate\""));
+  EXPECT_THAT(Describe(ResolveText(Minimal("[export]\nform = \"gguf\"\n")).problems),
+              HasSubstr("export.form:7: is for jobs of kind = \"export\""));
+  EXPECT_THAT(Describe(ResolveText(Generate("[export]\nform = \"gguf\"\n")).problems),
+              HasSubstr("export.form:8: is for jobs of kind = \"export\""));
 }
 
 }  // namespace

@@ -455,5 +455,32 @@ TEST_F(AnsweringIntakeTest, RowsThatAreNoPromptsAreRefusedAndRowsToLearnFromAreN
                   "job.data: rows.jsonl: line 1: the row has neither \"messages\" nor \"prompt\""));
 }
 
+TEST_F(AnsweringIntakeTest, AnExportTakesTheRowsOfTheJobThatTrainedTheAdapter) {
+  const std::string id = Trained();
+  Succeed(id);
+  const auto request = [&](const std::string& adapter) {
+    v1::SubmitJobRequest made =
+        Request("[job]\nkind = \"export\"\nmodel = \"/models/tiny\"\nadapter = \"" + adapter +
+                "\"\n[compute]\ngpu_type = \"CPU\"\n");
+    made.clear_files();
+    return made;
+  };
+  const auto outcome = intake_.Submit(request(id), "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  EXPECT_EQ(outcome->job.kind(), v1::Job::EXPORT);
+  const std::vector<JobFileRecord> files = Files(outcome->job.name());
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_EQ(files[2].key, "job.data");
+  EXPECT_EQ(files[2].sha256, io::Sha256Hex(kRows));
+  EXPECT_THAT(Problems(request("/models/adapter")),
+              testing::ElementsAre(testing::HasSubstr("job.data: is missing: who trained")));
+  ASSERT_TRUE(
+      store_->Write([](Database& db) { return db.Execute("UPDATE jobs SET state = 5"); }).ok());
+  const std::string exported = outcome->job.name();
+  EXPECT_THAT(Problems(request(exported.substr(exported.rfind('/') + 1))),
+              testing::ElementsAre(testing::HasSubstr("exports what another job has trained")));
+}
+
 }  // namespace
 }  // namespace sft::server

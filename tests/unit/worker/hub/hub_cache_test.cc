@@ -31,7 +31,7 @@ TEST(HubCacheTest, OnlyWhatJobsNeedIsTaken) {
                        "model.safetensors", "pytorch_model.bin", "tokenizer.json", "modeling_x.py",
                        "model.gguf", "onnx/model.onnx", "original/model.safetensors"}),
                 "")),
-            "config.json generation_config.json tokenizer.json model.safetensors ");
+            "config.json generation_config.json tokenizer.json README.md model.safetensors ");
 }
 
 TEST(HubCacheTest, ShardsAreThoseOfTheIndex) {

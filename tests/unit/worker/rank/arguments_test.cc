@@ -57,7 +57,7 @@ TEST(ArgumentsTest, ReadsEachCommand) {
 TEST(ArgumentsTest, SaysWhatIsWrong) {
   EXPECT_THAT(Problem({}), HasSubstr("no command"));
   EXPECT_THAT(Problem({"run"}),
-              HasSubstr("unknown command \"run\": train, prepare, generate or logits"));
+              HasSubstr("unknown command \"run\": train, prepare, generate, export or logits"));
   EXPECT_THAT(Problem({"train", "--rank", "0"}), HasSubstr("needs --launch FILE"));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "-1"}), HasSubstr("not \"-1\""));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "1x"}), HasSubstr("not \"1x\""));

@@ -1,7 +1,12 @@
 #include "worker/engine/model/adapters.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -109,6 +114,65 @@ TEST(InitialFactorTest, IsKaimingUniformInARepeatsAndIsZeroInB) {
   EXPECT_EQ(
       InitialFactor({"x.lora_B.weight", {9, 8}, ParamRole::kLoraB}, 42).abs().sum().item<float>(),
       0.0f);
+}
+
+// An adapter of r 2 for the queries of both layers.
+Adapter SmallAdapter() {
+  Adapter adapter;
+  adapter.config.r = 2;
+  adapter.config.alpha = 2;  // scale 1
+  for (const char* layer : {"0", "1"}) {
+    const std::string module = std::string("model.layers.") + layer + ".self_attn.q_proj";
+    adapter.pairs.push_back({module, at::ones({2, 32}) * 3, at::ones({32, 2}) * 5});
+  }
+  return adapter;
+}
+
+std::string FitRefusal(const Adapter& adapter, const spec::JobSpec& job) {
+  ModelLayout layout = Layout();
+  PrepareLayout(layout, job);
+  try {
+    FitAdapter(adapter, layout, job);
+  } catch (const UserError& error) {
+    return std::string(error.what()) + "; " + error.advice();
+  }
+  return "accepted";
+}
+
+TEST(FitAdapterTest, ALargerRankIsPaddedAndTheProductStays) {
+  spec::JobSpec job = LoraJob({"q_proj", "k_proj"});  // r 4
+  job.lora.alpha = 8;                                 // scale 2
+  ModelLayout layout = Layout();
+  PrepareLayout(layout, job);
+  const Adapter given = SmallAdapter(), fitted = FitAdapter(given, layout, job);
+  EXPECT_EQ(fitted.config.r, 4);
+  ASSERT_EQ(fitted.pairs.size(), 4u) << "the keys start fresh";
+  for (const LoraPair& pair : fitted.pairs) {
+    EXPECT_EQ(pair.a.size(0), 4);
+    EXPECT_TRUE(pair.a.narrow(0, 2, 2).any().item<bool>()) << "what is added can learn";
+    const at::Tensor product = at::matmul(pair.b, pair.a) * 2.0;
+    const bool old = pair.module.ends_with("q_proj");
+    EXPECT_TRUE(at::allclose(product, at::ones_like(product) * (old ? 30.0 : 0.0))) << pair.module;
+  }
+}
+
+TEST(FitAdapterTest, WhatWouldBeLostIsRefusedByName) {
+  EXPECT_EQ(FitRefusal(SmallAdapter(), LoraJob({"q_proj"})), "accepted");
+  spec::JobSpec job = LoraJob({"q_proj"});
+  job.lora.r = 1;
+  EXPECT_NE(FitRefusal(SmallAdapter(), job).find("set lora.r = 2 or more"), std::string::npos);
+  EXPECT_NE(FitRefusal(SmallAdapter(), LoraJob({"k_proj"})).find("layers.0.self_attn.q_proj"),
+            std::string::npos);
+  Adapter biased = SmallAdapter();
+  biased.others.push_back({"model.layers.0.self_attn.q_proj.bias", at::ones({32})});
+  EXPECT_NE(FitRefusal(biased, LoraJob({"q_proj"})).find("set lora.bias"), std::string::npos);
+  Adapter dora = SmallAdapter();
+  dora.config.use_dora = true;
+  EXPECT_NE(FitRefusal(dora, LoraJob({"q_proj"})).find("set lora.use_dora = true"),
+            std::string::npos);
+  Adapter wide = SmallAdapter();
+  wide.pairs[1].a = at::ones({2, 48});
+  EXPECT_NE(FitRefusal(wide, LoraJob({"q_proj"})).find("another shape"), std::string::npos);
 }
 
 TEST(ScalingTest, RankStabilisedLoraDividesByTheRoot) {

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Exports models through sft-rank and holds what llama.cpp and transformers make of the files against each other:
+the probabilities after hundreds of tokens of a long text, and the tokens of mixed texts. A greedy answer would not
+see a wrong rope, cut or special token.
+
+    gguf.py --bin FOLDER [--model build/demo/model] [--only CASE...]
+
+Needs deploy/requirements/parity.txt, and llama.cpp as deploy/bootstrap --parity installs it where there is Node.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LLAMA_CPP = pathlib.Path(os.environ.get("SFT_DEPS_DIR", ROOT / "build/deps")) / "llama_cpp"
+SKIPPED, LIMIT_S = 77, 1800
+POSITIONS = 64  # at which probabilities are compared
+# Mean and largest difference of the logarithm of a probability, over tokens more likely than LEAST, of all models.
+TOLERANCE = {"f32": (1e-3, 1e-2), "bf16": (2e-2, 0.3), "q8_0": (0.2, 2.5)}  # it rounds activations, too
+LEAST = 1e-5
+TEXTS = ["Hello world", " leading space", "tabs\tand\nnewlines\n\n\n", "1234567890 3.14 1,000", "don't I'll WE'RE",
+         "naïve café Übergröße", "東京タワーは高い。", "한국어 텍스트", "مرحبا بالعالم", "🙂🙃 👩‍👩‍👧", "def f(x):\n    return x ** 2\n",
+         "<|im_start|>user\nhi<|im_end|>", "a  b   c    d", "\u00a0nbsp", "x=1;y=2;z=x+y", "ALLCAPS CamelCase snake_case", ""]
+LLAMA3_CUT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+              r"\s+(?!\S)|\s+")
+TINY = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.08}
+# Families with what is theirs: the class of the configuration, more of it, and how text is cut.
+FAMILIES = {
+    "llama3": ("LlamaConfig", {"head_dim": 32, "rope_theta": 50000.0, "tie_word_embeddings": True, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128}}, "llama-bpe"),
+    "llama_biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_scaling": {
+        "rope_type": "linear", "factor": 4.0}}, "smollm"),
+    "mistral": ("MistralConfig", {"sliding_window": None}, "gpt-2"),
+    "qwen2": ("Qwen2Config", {"rope_theta": 1000000.0}, "qwen2"),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_theta": 1000000.0}, "qwen2"),
+}
+
+
+def long_text():
+    """Prose, code, numbers and other scripts."""
+    rows = (ROOT / "deploy/demo/train.jsonl").read_text().splitlines()[:12]
+    code = (ROOT / "tests/e2e/tiny_model.py").read_text()[:1200]
+    return "\n".join([*rows[:6], code, " ".join(TEXTS), *rows[6:]])
+
+
+def byte_tokenizer(cut, folder):
+    """Byte-level BPE learnt from this repository's texts, cut as a family's is."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    split = {"llama-bpe": LLAMA3_CUT, "qwen2": LLAMA3_CUT.replace(r"\p{N}{1,3}", r"\p{N}")}
+    if cut in split:
+        parts = [pre_tokenizers.Split(Regex(split[cut]), "isolated"),
+                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    elif cut == "smollm":
+        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    else:
+        parts = []
+    tokenizer.pre_tokenizer = (pre_tokenizers.Sequence(parts) if parts
+                               else pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<s>", "<|im_end|>", "<|im_start|>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator([long_text()], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|im_end|>",
+        "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"}))
+
+
+def tiny_model(name, folder):
+    kind, more, cut = FAMILIES[name]
+    torch.manual_seed(11)
+    config = getattr(transformers, kind)(**{**TINY, **more})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key.endswith("bias"):
+                value.normal_(0, 0.1)
+            elif "norm" in key:
+                value.normal_(1, 0.1)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    byte_tokenizer(cut, folder)
+    return folder
+
+
+def run(*command, **options):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=LIMIT_S,
+                            check=False, **options)
+    if result.returncode != 0:
+        sys.exit(f"gguf: {command[0]} {command[1]} ended with {result.returncode}:\n"
+                 f"{result.stdout[-1000:]}{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def export(program, model, kind, folder, adapter=None):
+    """The folder that a job of kind "export" delivers."""
+    folder.mkdir(parents=True)
+    launch = folder / "launch.json"
+    launch.write_text(json.dumps({
+        "attempt_uid": "parity", "epoch": 1, "job_id": "parity", "job_json": json.dumps({
+            "job": {"kind": "export", "model": "model", "adapter": str(adapter or "")},
+            "compute": {"gpu_type": "CPU", "variant": "CPU-1x"}, "export": {"form": "gguf", "type": kind}}),
+        "world_size": 1, "first_rank": 0, "local_ranks": 1, "device": "cpu", "threads_per_rank": 2,
+        "model_dir": str(model), "model_name": "org/model", "adapter_dir": str(adapter or ""), "val_file": "",
+        "train_file": str(ROOT / "deploy/demo/train.jsonl") if adapter else "", "cache_dir": str(folder / "cache"),
+        "attempt_dir": str(folder), "output_dir": str(folder / "output")}))
+    run(program, "prepare", "--launch", launch)
+    run(program, "export", "--launch", launch, "--rank", 0)
+    return folder / "output"
+
+
+def compare(name, model, gguf, kind, tokens):
+    positions = sorted({*range(0, tokens, max(1, tokens // POSITIONS)), tokens - 1})
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(model)
+    ids = tokenizer(long_text(), add_special_tokens=False).input_ids[:tokens]
+    if len(ids) < tokens:
+        sys.exit(f"gguf: the text has {len(ids)} tokens only")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        want = reference(torch.tensor([ids])).logits[0, positions].log_softmax(-1)
+    out = gguf.parent / "probabilities"
+    said = json.loads(run("node", ROOT / "tests/parity/gguf.mjs", env={**os.environ, "SFT_LLAMA_CPP": str(LLAMA_CPP)},
+                          input=json.dumps({"model": str(gguf), "tokens": ids, "positions": positions, "texts": TEXTS,
+                                            "out": str(out)})).splitlines()[-1])
+    got = torch.frombuffer(bytearray(out.read_bytes()), dtype=torch.float32).view(len(positions), said["vocab"])
+    compared = want.exp() > LEAST
+    difference = (got[:, :want.shape[1]].clamp_min(1e-30).log() - want).abs()[compared]
+    mean, largest = difference.mean().item(), difference.max().item()
+    print(f"gguf: {name} {kind}: {tokens} tokens, log probabilities differ by {mean:.2g} on average, "
+          f"{largest:.2g} at most, of {difference.numel()}", flush=True)
+    failed = mean > TOLERANCE[kind][0] or largest > TOLERANCE[kind][1]
+    for text, theirs in zip(TEXTS, said["texts"]):
+        ours = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        if ours != theirs:
+            print(f"gguf: {name}: {text!r} is {ours}, llama.cpp has {theirs}")
+            failed = True
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder with sft-rank")
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "build/demo/model")
+    parser.add_argument("--only", nargs="+", default=["model", *FAMILIES], choices=["model", *FAMILIES])
+    args = parser.parse_args()
+    if not (LLAMA_CPP / "node_modules/node-llama-cpp").exists() or shutil.which("node") is None:
+        print(f"gguf: skipped: {LLAMA_CPP} has no node-llama-cpp (deploy/bootstrap --parity, with Node 20 or later)")
+        sys.exit(SKIPPED)
+    transformers.logging.set_verbosity_error()
+    program, failed = args.bin.resolve() / "sft-rank", False
+    for name in args.only:
+        with tempfile.TemporaryDirectory(prefix="sft-gguf-") as temporary:
+            folder = pathlib.Path(temporary)
+            model = args.model.resolve() if name == "model" else tiny_model(name, folder / "model")
+            for kind in ("bf16", "q8_0") if name == "model" else ("f32", "q8_0"):
+                made = export(program, model, kind, folder / kind)
+                failed |= compare(name, model, made / f"model-{kind}.gguf", kind, 1000 if name == "model" else 600)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

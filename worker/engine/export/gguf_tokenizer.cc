@@ -1,0 +1,171 @@
+#include "worker/engine/export/gguf_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "common/base/json.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/data/model_text.h"
+#include "worker/engine/data/tokenizer_files.h"
+
+namespace sft::engine {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Kinds of tokens, as llama.cpp numbers them.
+constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+
+[[noreturn]] void RefuseTokenizer(const std::string& what) {
+  throw UserError("the tokenizer cannot be written as GGUF: " + what, "bad_tokenizer",
+                  "export a merged model and convert it with llama.cpp's convert_hf_to_gguf.py");
+}
+
+// How text is cut before the merges, by the expression that does it.
+struct Cut {
+  const char* name;   // llama.cpp's
+  const char* regex;  // of the tokenizer.json
+};
+// The end that all have.
+#define SFT_CUT_END R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
+#define SFT_CUT_WORDS R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)"
+constexpr Cut kCuts[] = {
+    {"llama-bpe", SFT_CUT_WORDS R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SFT_CUT_END},
+    {"qwen2", SFT_CUT_WORDS R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SFT_CUT_END},
+    {"tekken", R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+               R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+               R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|)" SFT_CUT_END},
+};
+#undef SFT_CUT_END
+#undef SFT_CUT_WORDS
+
+std::string TypeOf(const ordered_json& part) {
+  return part.is_object() ? part.value("type", std::string()) : std::string();
+}
+
+// The parts of a pre-tokenizer in their order.
+std::vector<ordered_json> PartsOf(const ordered_json& pre) {
+  if (TypeOf(pre) != "Sequence") return {pre};
+  const ordered_json parts = pre.value("pretokenizers", ordered_json::array());
+  return {parts.begin(), parts.end()};
+}
+
+// llama.cpp's name for how a tokenizer.json cuts text.
+std::string NameOfCut(const ordered_json& json) {
+  const std::vector<ordered_json> parts = PartsOf(json.value("pre_tokenizer", ordered_json()));
+  if (parts.empty() || TypeOf(parts.back()) != "ByteLevel") {
+    RefuseTokenizer(
+        "it does not work on bytes (byte-level BPE); SentencePiece is not supported yet");
+  }
+  const bool own_regex = parts.back().value("use_regex", true);
+  if (parts.back().value("add_prefix_space", false))
+    RefuseTokenizer("it adds a space to every text");
+  if (parts.size() == 1 && own_regex) return "gpt-2";
+  if (parts.size() == 2 && own_regex && TypeOf(parts[0]) == "Digits" &&
+      parts[0].value("individual_digits", false)) {
+    return "smollm";
+  }
+  if (parts.size() == 2 && !own_regex && TypeOf(parts[0]) == "Split") {
+    const ordered_json pattern = parts[0].value("pattern", ordered_json::object());
+    const std::string regex = pattern.value("Regex", std::string());
+    for (const Cut& cut : kCuts) {
+      if (regex == cut.regex) return cut.name;
+    }
+  }
+  RefuseTokenizer("it cuts text in a way that llama.cpp has no name for that is known here");
+}
+
+std::string MergeText(const ordered_json& merge) {
+  if (merge.is_string()) return merge.get<std::string>();
+  if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) {
+    RefuseTokenizer("a merge is neither text nor a pair");
+  }
+  return merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+}
+
+struct Tokens {
+  std::vector<std::string> texts;
+  std::vector<int32_t> kinds;
+};
+
+Tokens TokensOf(const ordered_json& vocabulary, const Tokenizer& tokenizer, int64_t vocab) {
+  Tokens tokens;
+  for (int64_t id = 0; id < vocab; ++id) tokens.texts.push_back(fmt::format("[PAD{}]", id));
+  tokens.kinds.assign(static_cast<size_t>(vocab), kUnused);
+  const auto set = [&](int64_t id, const std::string& text, int32_t kind) {
+    if (id < 0 || id >= vocab) {
+      RefuseTokenizer(fmt::format("its token {} is none of the model's {}", id, vocab));
+    }
+    tokens.texts[static_cast<size_t>(id)] = text;
+    tokens.kinds[static_cast<size_t>(id)] = kind;
+  };
+  for (const auto& [text, id] : vocabulary.items()) {
+    if (!id.is_number_integer()) RefuseTokenizer("a token has no number");
+    set(id.get<int64_t>(), text, kNormal);
+  }
+  for (const AddedToken& token : tokenizer.added_tokens()) {
+    set(token.id, token.text, token.special ? kControl : kUserDefined);
+  }
+  return tokens;
+}
+
+// Whether a template begins what it writes with the token, as far as its text shows.
+bool WritesBos(const std::string& source, const std::string& bos) {
+  return source.find("bos_token") != std::string::npos ||
+         (!bos.empty() && source.find(bos) != std::string::npos);
+}
+
+}  // namespace
+
+void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
+  const TextFiles files(folder);
+  const TokenizerText text = ReadTokenizer(files);
+  const ordered_json json = ParseOrderedJson(text.json);
+  const ordered_json model = json.value("model", ordered_json::object());
+  if (TypeOf(model) != "BPE") RefuseTokenizer("it is not byte-level BPE");
+  const std::string cut = NameOfCut(json);
+  if (!json.value("normalizer", ordered_json()).is_null() &&
+      TypeOf(json["normalizer"]) != "NFC") {  // llama.cpp leaves out Qwen's NFC, too
+    RefuseTokenizer("it changes text before it is cut (a normalizer)");
+  }
+  const ChatTokenizer chat = ChatTokenizer::Open(folder);
+  const Tokens tokens =
+      TokensOf(model.value("vocab", ordered_json::object()), chat.tokenizer(), vocab);
+  std::vector<std::string> merges;
+  for (const ordered_json& merge : model.value("merges", ordered_json::array())) {
+    merges.push_back(MergeText(merge));
+  }
+  keys.Set("tokenizer.ggml.model", "gpt2");
+  keys.Set("tokenizer.ggml.pre", cut);
+  keys.SetTexts("tokenizer.ggml.tokens", tokens.texts);
+  keys.SetInts("tokenizer.ggml.token_type", tokens.kinds);
+  keys.SetTexts("tokenizer.ggml.merges", merges);
+  const auto id = [&](const char* key, std::optional<int32_t> value) {
+    if (value) keys.SetInt(key, static_cast<uint32_t>(*value));
+  };
+  id("tokenizer.ggml.bos_token_id", chat.bos_id());
+  id("tokenizer.ggml.eos_token_id", chat.eos_id());
+  for (const int32_t stop : chat.stop_ids()) {
+    if (stop == chat.eos_id()) continue;
+    keys.SetInt("tokenizer.ggml.eot_token_id", static_cast<uint32_t>(stop));
+    break;
+  }
+  for (const auto& [name, key] : {std::pair("unk_token", "tokenizer.ggml.unknown_token_id"),
+                                  std::pair("pad_token", "tokenizer.ggml.padding_token_id")}) {
+    const std::string token = SpecialTokenText(files, name);
+    if (!token.empty()) id(key, chat.tokenizer().TokenId(token));
+  }
+  const std::string source = FindTemplate(files, "").source;
+  const std::string bos = SpecialTokenText(files, "bos_token");
+  // A template that writes BOS would have it twice.
+  keys.SetBool("tokenizer.ggml.add_bos_token", chat.adds_bos() && !WritesBos(source, bos));
+  keys.SetBool("tokenizer.ggml.add_space_prefix", false);
+  if (!source.empty()) keys.Set("tokenizer.chat_template", source);
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,67 @@
+#include "worker/engine/train/other_parts.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace sft::engine {
+namespace {
+
+bool IsPlain(const StoredTensor& part) { return part.form == plan::StoredForm::kPlain; }
+
+TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> shape) {
+  TensorInfo info;
+  info.name = std::move(name);
+  info.dtype = type;
+  info.shape = std::move(shape);
+  return info;
+}
+
+}  // namespace
+
+std::vector<StoredTensor> OtherParts(const ModelFiles& files, const ModelLayout& layout) {
+  std::vector<StoredTensor> parts;
+  std::set<std::string, std::less<>> beside;
+  for (const std::string& name : files.Names()) {
+    if (!layout.IsOtherPart(name)) continue;
+    const TensorInfo& info = files.Info(name);
+    const bool fp8 = info.dtype == at::kFloat8_e4m3fn && info.shape.size() == 2 &&
+                     files.Contains(name + "_scale_inv");
+    if (fp8 && layout.stored.form == plan::StoredForm::kFp8) {
+      parts.push_back(FindStored(files, {name, info.shape}, name, layout.stored));
+      beside.insert(parts.back().beside.begin(), parts.back().beside.end());
+    } else {
+      parts.push_back({.name = name, .shape = info.shape});
+    }
+  }
+  std::erase_if(parts, [&](const StoredTensor& part) { return beside.contains(part.name); });
+  return parts;
+}
+
+at::Tensor ReadPart(const StoredTensor& part, const ModelFiles& files) {
+  if (IsPlain(part)) return files.View(part.name);
+  const auto read = [&](const std::string& name, int64_t first, int64_t count) {
+    return files.ViewRange(name, first, count);
+  };
+  return ReadStored(part, 0, files.Info(part.name).numel(), read).view(part.shape);
+}
+
+std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFiles& files,
+                                       const std::vector<StoredTensor>& parts,
+                                       at::ScalarType type) {
+  std::vector<TensorInfo> infos;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      std::vector<int64_t> shape = param.shape;
+      if (param.transposed) std::reverse(shape.begin(), shape.end());
+      infos.push_back(InfoOf(param.name, type, std::move(shape)));
+    }
+  }
+  for (const StoredTensor& part : parts) {
+    infos.push_back(IsPlain(part) ? files.Info(part.name) : InfoOf(part.name, type, part.shape));
+  }
+  return infos;
+}
+
+}  // namespace sft::engine
