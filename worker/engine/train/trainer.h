@@ -18,6 +18,7 @@
 #include "worker/engine/train/checkpoint_saver.h"
 #include "worker/engine/train/flops.h"
 #include "worker/engine/train/observer.h"
+#include "worker/engine/train/preference.h"
 #include "worker/engine/train/self_check.h"
 #include "worker/engine/train/training_model.h"
 
@@ -29,8 +30,9 @@ struct TrainerOptions {
   std::filesystem::path model_dir;
   std::string model_name;  // the base as the job named it, for the adapter's configuration
   std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> validation;     // null: none
-  std::filesystem::path output_dir;              // the artifact is written here
+  std::shared_ptr<const Dataset> validation;  // null: none
+  std::filesystem::path output_dir;           // the artifact is written here
+  std::filesystem::path cache_dir;            // of tokenised rows, for a reference too; empty: none
   std::optional<plan::ExecutionPlan> execution;  // empty: plan::Unplanned
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
@@ -75,9 +77,12 @@ class Trainer {
     std::vector<double> ranks;    // every rank's sum
     std::vector<uint32_t> flags;  // every rank's CheckpointSaver::Flag
     bool stop = false;            // some rank wants to stop
+    std::vector<double> sums;     // over all ranks: of preferences, PreferenceSum
+    double kl = 0;                // PreferenceScale's
     double total() const;
   };
 
+  void PreparePreferences();
   void CheckBeforeTraining();
   void RunStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
@@ -85,6 +90,8 @@ class Trainer {
   [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
   double EpochAfter(const Step& step) const;
+  // What the step's summed loss is divided by.
+  double DivisorOf(const Step& step) const;
   bool EvalDue(const Step& step) const;
   double Evaluate(int64_t steps_taken);
   bool KeepIfBest(int64_t step, double loss);
@@ -101,6 +108,7 @@ class Trainer {
   Stamp stamp_;                             // nothing where no checkpoint is read or written
   std::optional<CheckpointLoader> loader_;  // until the states are restored
   TrainingModel model_;
+  std::optional<PreferenceTraining> preference_;  // of a job that learns from preferences
   BestTracker best_;
   std::vector<at::Tensor> best_weights_;  // of the best step, where they are to be delivered
   CheckpointSaver saver_;
