@@ -19,6 +19,16 @@ void Fields(V& v, PlanCategory& c) {
   v("bytes", c.bytes);
 }
 
+template <typename V>
+void Fields(V& v, PreferenceFigures& p) {
+  v("rewards_chosen", p.rewards_chosen);
+  v("rewards_rejected", p.rewards_rejected);
+  v("rewards_accuracies", p.rewards_accuracies);
+  v("logps_chosen", p.logps_chosen);
+  v("logps_rejected", p.logps_rejected);
+  v("kl", p.kl);
+}
+
 namespace {
 
 // Longest line a reader accepts; a rank writes far less.
@@ -79,6 +89,7 @@ void Fields(V& v, StepEvent& e) {
   v("mfu", e.mfu);
   v("of_limit", e.of_limit);
   v("epoch", e.epoch);
+  v.ListIfAny("preference", e.preference);
 }
 
 template <typename V>
@@ -87,6 +98,7 @@ void Fields(V& v, EvalEvent& e) {
   v("loss", e.loss);
   v("tokens", e.tokens);
   v("seconds", e.seconds);
+  v.ListIfAny("preference", e.preference);
 }
 
 template <typename V>
