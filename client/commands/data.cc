@@ -20,6 +20,7 @@ namespace {
 
 struct DataCheckOptions {
   std::string file, model, columns, roles, chat_template, loss_on = "assistant";
+  std::string loss = "sft";
   std::string gpu_type;
   std::string name;  // of a folder
   const std::string& shown() const { return name.empty() ? file : name; }
@@ -38,8 +39,8 @@ ExitCode FailHere(Connection& connection, ExitCode code, const std::string& mess
 
 // Checks the file alone, as `submit` does.
 ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, bool json) {
-  const absl::StatusOr<data::DatasetCheck> found =
-      data::CheckDataset(options.file, options.file, NamesOfColumns(options));
+  const absl::StatusOr<data::DatasetCheck> found = data::CheckDataset(
+      options.file, options.file, NamesOfColumns(options), data::LearnsOf(options.loss));
   if (!found.ok()) {
     return FailHere(connection, kUsage,
                     fmt::format("{}: {}", options.shown(), Message(found.status())));
@@ -93,7 +94,9 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
                                         "--batch",
                                         std::to_string(options.batch),
                                         "--loss-on",
-                                        options.loss_on};
+                                        options.loss_on,
+                                        "--loss",
+                                        options.loss};
   for (const auto& [flag, value] :
        {std::pair("--columns", &options.columns), std::pair("--roles", &options.roles),
         std::pair("--chat-template", &options.chat_template)}) {
@@ -168,8 +171,13 @@ void AddData(Command& app, Session& session) {
       "Say how long an epoch takes on one of these: H100, H200, A100, L40S, RTX4090, ...");
   check->AddOption("--loss-on", options->loss_on, "As data.loss_on: assistant or all")
       ->ShowDefault();
+  check->AddOption("--loss", options->loss, "As training.loss: sft, dpo, orpo, simpo or kto")
+      ->ShowDefault();
   AddJsonFlag(check, session);
   check->Check([options] {
+    if (options->loss != "sft" && data::LearnsOf(options->loss) == data::Learns::kTexts) {
+      return "--loss must be sft, dpo, orpo, simpo or kto";
+    }
     if (options->loss_on != "assistant" && options->loss_on != "all") {
       return "--loss-on must be assistant or all";
     }

@@ -7,6 +7,7 @@
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/progress.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
@@ -23,7 +24,7 @@ struct MetricOptions {
   std::string tensorboard;  // folder
 };
 
-std::vector<std::string> Row(const v1::Metric& metric) {
+std::vector<std::string> PlainRow(const v1::Metric& metric) {
   if (metric.is_eval()) {
     return {std::to_string(metric.step()),
             "",
@@ -42,6 +43,17 @@ std::vector<std::string> Row(const v1::Metric& metric) {
           std::to_string(metric.tokens()),
           Count(metric.tokens_per_second()),
           Bytes(metric.gpu_memory_bytes())};
+}
+
+std::vector<std::string> Row(const v1::Metric& metric) {
+  std::vector<std::string> row = PlainRow(metric);
+  if (!metric.has_preference()) return row;
+  const v1::Preference& preference = metric.preference();
+  for (const double value : {preference.rewards_chosen(), preference.rewards_rejected(),
+                             MarginOf(preference), preference.rewards_accuracies()}) {
+    row.push_back(fmt::format("{:.4f}", value));
+  }
+  return row;
 }
 
 // The row of a table of metrics, for a job that answers prompts.
@@ -74,9 +86,11 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   request.set_all_attempts(options.all_attempts);
   const bool answers = AnswersPrompts(connection, options.job);
   const std::vector<std::string> of_answers = {"ANSWERS", "OF", "TOKENS", "TOK/S"};
-  const std::vector<std::string> of_steps = {"STEP",      "LOSS",   "VAL.LOSS", "LR",
-                                             "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
-  Table table(answers ? of_answers : of_steps);
+  std::vector<std::string> of_steps = {"STEP",      "LOSS",   "VAL.LOSS", "LR",
+                                       "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
+  const std::vector<std::string> of_preferences = {"CHOSEN", "REJECTED", "MARGIN", "ACCURACY"};
+  std::vector<std::vector<std::string>> rows;
+  bool prefers = false;
   // A broken stream resumes at the point it had reached.
   const auto stream = [&](bool& heard, bool& ended) {
     grpc::ClientContext context;
@@ -90,7 +104,8 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
           connection.console().out << DumpJson(answers ? AnswersJson(metric) : MetricJson(metric))
                                    << std::endl;
         } else {
-          table.Add(answers ? AnswersRow(metric) : Row(metric));
+          prefers = prefers || metric.has_preference();
+          rows.push_back(answers ? AnswersRow(metric) : Row(metric));
         }
       }
       request.set_index(response.next_index());
@@ -104,7 +119,11 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
     return Detached(connection, fmt::format("sftctl metrics {} --follow", options.job));
   }
   if (!status.ok()) return Fail(connection, status);
-  if (!json && !options.follow) connection.console().out << table.Render();
+  if (json || options.follow) return kSucceeded;
+  if (prefers) of_steps.insert(of_steps.end(), of_preferences.begin(), of_preferences.end());
+  Table table(answers ? of_answers : of_steps);
+  for (std::vector<std::string>& row : rows) table.Add(std::move(row));
+  connection.console().out << table.Render();
   return kSucceeded;
 }
 

@@ -171,9 +171,11 @@ class Submission {
       connection_.console().err << fmt::format("  {} of them cannot be used, the first at {}\n",
                                                found.odd_rows, OneLine(found.first_odd));
     }
+    const std::string loss = ValueOf(resolution_, "training.loss");
     connection_.console().err << fmt::format(
-        "  `sftctl data check {} --model DIR` shows tokens and what is learnt\n",
-        OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))));
+        "  `sftctl data check {} --model DIR{}` shows tokens and what is learnt\n",
+        OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))),
+        Learns() == data::Learns::kTexts ? "" : " --loss " + loss);
   }
 
   data::RowNames NamesOfColumns() const {
@@ -185,12 +187,14 @@ class Submission {
   std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
     if (ValueOf(resolution_, "job.kind") == spec::kGenerateKind) return CheckPrompts(file);
     const absl::StatusOr<data::DatasetCheck> found =
-        data::CheckDataset(file.path, file.shown(), NamesOfColumns());
+        data::CheckDataset(file.path, file.shown(), NamesOfColumns(), Learns());
     if (!found.ok()) return std::string(Message(found.status()));
     ShowRows(file, *found);
     const int64_t taken = needed.key() == "job.data" ? RowsTaken() : 0;
     return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
   }
+
+  data::Learns Learns() const { return data::LearnsOf(ValueOf(resolution_, "training.loss")); }
 
   int64_t RowsTaken() const {
     int64_t taken = 0;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "client/output/format.h"
+#include "client/output/progress.h"
 #include "common/base/json.h"
 
 namespace sft::client {
@@ -15,6 +16,20 @@ Json Number(double value) {
   return value;
 }
 
+namespace {
+
+Json PreferenceJson(const v1::Preference& preference) {
+  return {{"rewards/chosen", Number(preference.rewards_chosen())},
+          {"rewards/rejected", Number(preference.rewards_rejected())},
+          {"rewards/margins", Number(MarginOf(preference))},
+          {"rewards/accuracies", Number(preference.rewards_accuracies())},
+          {"logps/chosen", Number(preference.logps_chosen())},
+          {"logps/rejected", Number(preference.logps_rejected())},
+          {"kl", Number(preference.kl())}};
+}
+
+}  // namespace
+
 Json ProgressJson(const v1::Progress& progress) {
   Json json = {{"step", progress.step()},
                {"total_steps", progress.total_steps()},
@@ -26,6 +41,7 @@ Json ProgressJson(const v1::Progress& progress) {
   if (!progress.phase().empty()) json["phase"] = progress.phase();
   if (progress.mfu() > 0) json["mfu"] = progress.mfu();
   if (progress.of_limit() > 0) json["of_limit"] = progress.of_limit();
+  if (progress.has_preference()) json.update(PreferenceJson(progress.preference()));
   json["trainable_parameters"] = progress.trainable_parameters();
   json["total_parameters"] = progress.total_parameters();
   return json;
@@ -138,7 +154,9 @@ Json JobJson(const v1::Job& job) {
   return json;
 }
 
-Json MetricJson(const v1::Metric& metric) {
+namespace {
+
+Json PlainMetricJson(const v1::Metric& metric) {
   if (metric.is_eval()) {
     return {{"type", "validation"},
             {"step", metric.step()},
@@ -161,6 +179,14 @@ Json MetricJson(const v1::Metric& metric) {
           {"seconds", Number(metric.step_seconds())},
           {"time", Utc(metric.time())},
           {"attempt", metric.attempt()}};
+}
+
+}  // namespace
+
+Json MetricJson(const v1::Metric& metric) {
+  Json json = PlainMetricJson(metric);
+  if (metric.has_preference()) json.update(PreferenceJson(metric.preference()));
+  return json;
 }
 
 Json EventJson(const v1::JobEvent& event) {

@@ -10,10 +10,21 @@
 
 namespace sft::client {
 
+double MarginOf(const v1::Preference& preference) {
+  return preference.rewards_chosen() - preference.rewards_rejected();
+}
+
+// Of a job that learns from preferences, behind its loss.
+std::string PreferenceText(const v1::Preference& preference) {
+  return fmt::format("  margin {:.4f}  accuracy {:.0f}%", MarginOf(preference),
+                     100 * preference.rewards_accuracies());
+}
+
 std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width) {
   const bool answers = CountsAnswers(kind);
   std::string tail = fmt::format(" {}/{}", progress.step(), progress.total_steps());
   tail += answers ? " answers" : fmt::format("  loss {:.4f}", progress.loss());
+  if (progress.has_preference()) tail += PreferenceText(progress.preference());
   if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
   tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));
   if (progress.mfu() > 0) tail += fmt::format("  MFU {:.1f}%", 100 * progress.mfu());
@@ -59,7 +70,8 @@ void ProgressView::OnJob(const v1::Job& job) {
 void ProgressView::OnMetric(const v1::Metric& metric) {
   if (console_.terminal) return;
   if (metric.is_eval()) {
-    PrintLine(fmt::format("step {}  val.loss {:.4f}", metric.step(), metric.val_loss()));
+    PrintLine(fmt::format("step {}  val.loss {:.4f}{}", metric.step(), metric.val_loss(),
+                          metric.has_preference() ? PreferenceText(metric.preference()) : ""));
     return;
   }
   if (CountsAnswers(kind_)) {
@@ -68,8 +80,9 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
     return;
   }
   std::string line =
-      fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.3f}  lr {:.2e}  {} tok/s", metric.step(),
+      fmt::format("step {}/{}  loss {:.4f}{}  grad_norm {:.3f}  lr {:.2e}  {} tok/s", metric.step(),
                   metric.total_steps() > 0 ? metric.total_steps() : total_steps_, metric.loss(),
+                  metric.has_preference() ? PreferenceText(metric.preference()) : "",
                   metric.grad_norm(), metric.lr(), Count(metric.tokens_per_second()));
   if (metric.mfu() > 0) line += fmt::format("  MFU {:.1f}%", 100 * metric.mfu());
   if (metric.of_limit() > 0) line += fmt::format("  {:.0f}% of limit", 100 * metric.of_limit());

@@ -31,6 +31,9 @@ class ProgressView {
 // "place 3 in line, start 2026-..., end 2026-..."; empty if nothing is known.
 std::string OutlookText(const v1::Outlook& outlook);
 
+// How much larger the reward of chosen answers is.
+double MarginOf(const v1::Preference& preference);
+
 // "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`; of a
 // job that answers prompts "12/40 answers  850 tok/s  eta 1m20s".
 std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width);

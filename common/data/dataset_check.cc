@@ -20,10 +20,10 @@ std::string Shown(std::string_view row) {
 }  // namespace
 
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_view name,
-                                          const RowNames& names) {
+                                          const RowNames& names, Learns learns) {
   DatasetCheck found;
   const TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
-    const RowShape shape = ShapeOf(row, names);
+    const RowShape shape = ShapeOf(row, names, learns);
     if (!shape.is_json)
       return Refuse(found.kind.container, line, fmt::format("not JSON: {}", Shown(row)));
     if (!shape.kind.empty()) {
@@ -44,10 +44,11 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_v
   return found;
 }
 
-absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name) {
+absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name,
+                                         Learns learns) {
   SFT_ASSIGN_OR_RETURN(const bool is_table, IsTableFile(path));
   if (is_table) return DatasetCheck{.kind = {Container::kTable, false}};
-  return CheckDataset(path, name);
+  return CheckDataset(path, name, {}, learns);
 }
 
 int ProtocolOf(const DatasetCheck& found) {

@@ -30,12 +30,14 @@ struct DatasetCheck {
 // is what its owner calls it. Whether a row has an answer to learn from depends on the job and is
 // checked when the row is prepared.
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_view name = "",
-                                          const RowNames& names = {});
+                                          const RowNames& names = {},
+                                          Learns learns = Learns::kTexts);
 
 // The same in a process that many depend on: Parquet and Arrow files, whose readers have much more
 // that a hostile file could use, are not opened. Their rows are 0: not counted. Who submits and who
 // prepares reads them.
-absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name);
+absl::StatusOr<DatasetCheck> CheckUpload(const std::string& path, std::string_view name,
+                                         Learns learns = Learns::kTexts);
 
 // The least wire protocol whose workers read the file: those of the first release know JSON Lines
 // of messages, prompts with completions, and texts.

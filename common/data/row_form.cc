@@ -83,7 +83,7 @@ constexpr int kLists = 3;
 // times as large in memory as in the file.
 class ShapeReader : public nlohmann::json_sax<json> {
  public:
-  explicit ShapeReader(const RowNames& names) : names_(names) {}
+  ShapeReader(const RowNames& names, Learns learns) : names_(names), learns_(learns) {}
   RowShape Read(std::string_view row);
 
   bool null() override { return Value(Kind::kNull); }
@@ -118,13 +118,14 @@ class ShapeReader : public nlohmann::json_sax<json> {
   void EndEntry(bool is_object);
   bool Has(Column column) const { return columns_[column] > Kind::kNull; }
   bool Is(Column column, Kind kind) const { return columns_[column] == kind; }
-  // The form of a row that is not for supervised fine-tuning; kUnknown for any other.
-  Form NotForTuning() const;
+  // The form of a row of preferences; kUnknown for any other.
+  Form OfPreferences() const;
   Form FormOfRow() const;
   const List& Messages() const;
   std::string Problem(Form form) const;
 
   const RowNames& names_;
+  const Learns learns_;
   int64_t depth_ = 0;  // open containers
   bool too_deep_ = false;
   Kind* next_ = nullptr;  // result of the key that was read last; null if it is irrelevant
@@ -211,22 +212,26 @@ const ShapeReader::List& ShapeReader::Messages() const {
   return lists_[0];
 }
 
-Form ShapeReader::NotForTuning() const {
+Form ShapeReader::OfPreferences() const {
   if (Has(kChosenColumn) && Has(kRejectedColumn)) return Form::kPreference;
   if (Has(kPreferredColumn) && Has(kNotPreferredColumn)) return Form::kPreference;
   const bool tagged = Is(kKtoTagColumn, Kind::kBoolean) || Is(kLabelColumn, Kind::kBoolean);
   if (tagged && Has(kPromptColumn) && Has(kCompletionColumn)) return Form::kUnpaired;
   if (Is(kKtoTagColumn, Kind::kBoolean)) return Form::kUnpaired;
+  if (learns_ == Learns::kMarked && tagged && Has(kMessagesColumn)) return Form::kUnpaired;
   return Form::kUnknown;
 }
 
 Form ShapeReader::FormOfRow() const {
+  if (learns_ != Learns::kTexts) {
+    if (const Form form = OfPreferences(); form != Form::kUnknown) return form;
+  }
   // Sets of pairs often repeat the chosen conversation as messages: it can be learnt from.
   if (Has(kMessagesColumn) && lists_[0].share_gpt == 0 && !Is(kKtoTagColumn, Kind::kBoolean)) {
     return lists_[0].chat == lists_[0].count || lists_[0].first_bad > 0 ? Form::kMessages
                                                                         : Form::kMixed;
   }
-  if (const Form form = NotForTuning(); form != Form::kUnknown) return form;
+  if (const Form form = OfPreferences(); form != Form::kUnknown) return form;
   if (Has(kMessagesColumn) || Has(kConversationsColumn) || Has(kConversationColumn)) {
     const List& list = Messages();
     return list.share_gpt == list.count ? Form::kShareGpt
@@ -251,7 +256,7 @@ Form ShapeReader::FormOfRow() const {
 }
 
 std::string ShapeReader::Problem(Form form) const {
-  if (const std::string_view refusal = FormRefusal(form); !refusal.empty()) {
+  if (const std::string_view refusal = FormRefusal(form, learns_); !refusal.empty()) {
     return std::string(refusal);
   }
   const auto all_text = [this](std::initializer_list<Column> columns) {
@@ -291,6 +296,18 @@ std::string ShapeReader::Problem(Form form) const {
       return "question and answer must be text";
     case Form::kText:
       return Is(kTextColumn, Kind::kText) ? "" : "\"text\" must be text";
+    case Form::kPreference: {
+      const bool ours = Has(kChosenColumn) && Has(kRejectedColumn);
+      const Column good = ours ? kChosenColumn : kPreferredColumn,
+                   bad = ours ? kRejectedColumn : kNotPreferredColumn;
+      const Kind kind = columns_[good];
+      const bool answers = kind == Kind::kText || kind == Kind::kList || kind == Kind::kObject;
+      if (answers && columns_[bad] == kind) return "";
+      return fmt::format("\"{}\" and \"{}\" must both be text, or both messages",
+                         kColumnNames[good], kColumnNames[bad]);
+    }
+    case Form::kUnpaired:
+      return "";
     default:
       return "none of the row forms: \"messages\", \"conversations\", \"prompt\" with "
              "\"completion\", \"instruction\" with \"output\", \"question\" with \"answer\", or "
@@ -313,6 +330,12 @@ RowShape ShapeReader::Read(std::string_view row) {
 }
 
 }  // namespace
+
+Learns LearnsOf(std::string_view loss) {
+  if (loss == "kto") return Learns::kMarked;
+  const bool pairs = loss == "dpo" || loss == "orpo" || loss == "simpo";
+  return pairs ? Learns::kPairs : Learns::kTexts;
+}
 
 std::string_view FormName(Form form) {
   switch (form) {
@@ -346,14 +369,37 @@ std::string_view FormName(Form form) {
   return "unknown";
 }
 
-std::string_view FormRefusal(Form form) {
+namespace {
+
+// The same where the job's loss compares answers.
+std::string_view RefusalOfPreferences(Form form, Learns learns) {
+  if (form == Form::kPreference || (form == Form::kUnpaired && learns == Learns::kMarked)) {
+    return "";
+  }
+  if (form == Form::kUnpaired) {
+    return "an answer with a mark for good or bad, which this job's loss cannot use: it compares "
+           "a \"chosen\" with a \"rejected\" answer; training.loss = \"kto\" learns from "
+           "marks";
+  }
+  return learns == Learns::kPairs
+             ? "no preference pair: this job's loss needs \"prompt\", \"chosen\" and "
+               "\"rejected\"; training.loss = \"sft\" learns from other rows"
+             : "no marked answer: training.loss = \"kto\" needs \"prompt\", \"completion\" and "
+               "\"label\" (true or false), or \"chosen\" and \"rejected\"";
+}
+
+}  // namespace
+
+std::string_view FormRefusal(Form form, Learns learns) {
+  if (learns != Learns::kTexts) return RefusalOfPreferences(form, learns);
   switch (form) {
     case Form::kPreference:
       return "a preference pair (a chosen and a rejected answer), which supervised fine-tuning "
-             "cannot use; keep the chosen answer alone, as \"completion\" or in \"messages\"";
+             "cannot use; set training.loss = \"dpo\" (or \"orpo\", \"simpo\"), or keep the chosen "
+             "answer alone, as \"completion\" or in \"messages\"";
     case Form::kUnpaired:
       return "an answer with a mark for good or bad (KTO), which supervised fine-tuning cannot "
-             "use; keep the good ones and leave the mark out";
+             "use; set training.loss = \"kto\", or keep the good ones and leave the mark out";
     case Form::kSegments:
       return "\"segments\" with labels, which are not read; write the row as \"prompt\" and "
              "\"completion\", or as \"messages\"";
@@ -405,8 +451,8 @@ RowNames NamesOf(const std::vector<std::string>& columns, const std::vector<std:
   return names;
 }
 
-RowShape ShapeOf(std::string_view row, const RowNames& names) {
-  return ShapeReader(names).Read(row);
+RowShape ShapeOf(std::string_view row, const RowNames& names, Learns learns) {
+  return ShapeReader(names, learns).Read(row);
 }
 
 }  // namespace sft::data

@@ -27,10 +27,15 @@ enum class Form : uint8_t {
   kPromptOnly = 12,
 };
 inline constexpr int kForms = 13;
+// What a job learns from: texts and conversations, pairs of answers, or answers marked good or bad
+// (which a pair is two of).
+enum class Learns : uint8_t { kTexts, kPairs, kMarked };
+// By the job's training.loss ("sft", "dpo", ...).
+Learns LearnsOf(std::string_view loss);
 // "ShareGPT", "prompt + completion", ... as messages show it.
 std::string_view FormName(Form form);
 // Why a job cannot learn from rows of the form; empty if it can.
-std::string_view FormRefusal(Form form);
+std::string_view FormRefusal(Form form, Learns learns = Learns::kTexts);
 using FormCounts = std::array<int64_t, kForms>;
 // "3 ShareGPT, 1 text"; empty when all are 0.
 std::string FormsText(const FormCounts& counts);
@@ -57,7 +62,8 @@ struct RowShape {
   std::string problem;  // the fault in the form of an object; empty if there is none
 };
 
-// Takes little memory whatever the row holds.
-RowShape ShapeOf(std::string_view row, const RowNames& names = {});
+// Takes little memory whatever the row holds. A row with a pair and with the chosen answer as
+// messages is what the job learns from.
+RowShape ShapeOf(std::string_view row, const RowNames& names = {}, Learns learns = Learns::kTexts);
 
 }  // namespace sft::data

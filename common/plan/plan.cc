@@ -295,17 +295,20 @@ int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened
   return std::max<int64_t>(bytes, 0);
 }
 
+int64_t RowTokensOf(const spec::JobSpec& job) {
+  return int64_t{job.hyperparameters.sequence_length} * (job.pairs() ? 2 : 1);
+}
+
 int64_t GpuBytes(const spec::JobSpec& job, int64_t allocator_bytes) {
   return allocator_bytes + BesideAllocator(job, /*opened=*/false);
 }
 
 absl::StatusOr<int64_t> LeastBytes(const ModelShape& shape, const spec::JobSpec& job) {
-  return LeastBytesOf(shape, job, job.hyperparameters.sequence_length);
+  return LeastBytesOf(shape, job, RowTokensOf(job));
 }
 
 absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
-  const int64_t row_tokens =
-      input.row_tokens > 0 ? input.row_tokens : input.job.hyperparameters.sequence_length;
+  const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
   SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
   Search search(problem, input.gpu, input.memory_bytes);

@@ -23,7 +23,7 @@ struct PlanInput {
   GpuRates gpu;
   // The most that a rank's allocator may hold: AllocatorBytes, or less.
   int64_t memory_bytes = 0;
-  // Tokens of the longest row; 0 means sequence_length.
+  // Tokens of the longest row; 0 means RowTokensOf.
   int64_t row_tokens = 0;
   // The most that a rank may take of its node's memory; 0: not known, and not checked.
   int64_t host_bytes = 0;
@@ -37,6 +37,9 @@ int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened
 // The other way round: the memory of a GPU on which a rank's allocator may take so much. The job
 // has no compute.memory_budget_gb.
 int64_t GpuBytes(const spec::JobSpec& job, int64_t allocator_bytes);
+
+// The most tokens that a row of the job has: of a preference pair, both answers with their prompts.
+int64_t RowTokensOf(const spec::JobSpec& job);
 
 // The least that a rank's allocator needs for the job, with one row a micro-batch and everything
 // recomputed. InvalidArgument as MakePlan.

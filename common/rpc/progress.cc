@@ -20,6 +20,7 @@ void Advance(const v1::Metric& point, v1::Progress& progress) {
   progress.set_gpu_memory_bytes(point.gpu_memory_bytes());
   progress.set_mfu(point.mfu());
   progress.set_of_limit(point.of_limit());
+  if (point.has_preference()) *progress.mutable_preference() = point.preference();
   const int64_t left = std::max<int64_t>(0, point.total_steps() - point.step());
   progress.set_eta_seconds(point.step_seconds() * static_cast<double>(left));
 }

@@ -114,6 +114,7 @@ void ApplyDeepspeed(Draft* draft);                                          // d
 void ResolveKind(Draft* draft);                                             // kind.cc
 void ResolveDialect(Draft* draft);                                          // dialect.cc
 void ResolveMethod(Draft* draft);                                           // method.cc
+void ResolvePreference(Draft* draft);                                       // preference.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void CheckNodesOfKind(Draft* draft);                                        // kind.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc

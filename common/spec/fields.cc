@@ -97,8 +97,8 @@ std::string_view LeafOf(std::string_view dotted) {
 const std::vector<const Field*>& Fields() {
   static const std::vector<const Field*> fields = [] {
     std::vector<const Field*> all;
-    for (const auto& part : {JobFields(), TrainingFields(), AdapterFields(), GenerateFields(),
-                             ExportFields(), ForeignFields()}) {
+    for (const auto& part : {JobFields(), TrainingFields(), PreferenceFields(), AdapterFields(),
+                             GenerateFields(), ExportFields(), ForeignFields()}) {
       for (const Field& field : part) all.push_back(&field);
     }
     return all;

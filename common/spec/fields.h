@@ -145,6 +145,7 @@ std::string_view LeafOf(std::string_view dotted);
 // The parts of the table that Fields() joins.
 std::span<const Field> JobFields();
 std::span<const Field> TrainingFields();
+std::span<const Field> PreferenceFields();
 std::span<const Field> AdapterFields();
 std::span<const Field> GenerateFields();
 std::span<const Field> ExportFields();

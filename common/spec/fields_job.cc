@@ -314,7 +314,9 @@ constexpr Field kJobTable[] = {
     {.key = "data.loss_on",
      .type = Type::kChoice,
      .def = "assistant",
-     .doc = "Which tokens carry loss: the assistant's turns with their end token, or all.",
+     .doc = "Which tokens carry loss: the assistant's turns with their end token, or all. With "
+            "training.loss = \"orpo\" the default is all: the cross entropy that it adds is of "
+            "prompt and answer.",
      .choices = "assistant|all"},
     {.key = "data.chat_template",
      .def = "",

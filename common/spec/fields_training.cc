@@ -30,6 +30,17 @@ constexpr Field kTrainingTable[] = {
      .doc = "Every run of the job on the same kind and number of GPUs gives the same bits. false: "
             "attention's backward on a GPU sums in any order, which is a little faster.",
      .since = 2},
+    {.key = "training.loss",
+     .type = Type::kChoice,
+     .def = "sft",
+     .doc =
+         "What is minimised. sft: cross entropy of the answers. On rows of a chosen and a rejected "
+         "answer: dpo, which compares with the model before training; orpo and simpo, which need "
+         "no reference. On answers marked good or bad: kto, with a reference. docs/preferences.md "
+         "has the formulas.",
+     .choices = "sft|dpo|orpo|simpo|kto",
+     .aliases = "rl",
+     .since = 2},
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
@@ -194,7 +205,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.learning_rate",
      .type = Type::kFloat,
      .def = "2e-5",
-     .doc = "Peak learning rate.",
+     .doc = "Peak learning rate. With a training.loss over preferences the default is 5e-6, with "
+            "full_finetune 1e-6.",
      .min = 0,
      .max = 10,
      .above_min = true},

@@ -14,6 +14,10 @@ namespace sft::spec {
 
 enum class Mode { kLora, kFullFinetune };
 enum class Matmul { kBf16, kFp8 };
+// What is minimised: cross entropy, or one of the losses over preferred and rejected answers.
+enum class Loss { kSft, kDpo, kOrpo, kSimPo, kKto };
+// How DPO turns a pair's margin into its loss.
+enum class DpoLoss { kSigmoid, kRobust, kHinge, kIpo, kSigmoidNorm };
 // kAuto is replaced when a job is submitted; a rank that still sees it uses kAdamW.
 enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit, kAuto };
 enum class MasterWeights { kAuto, kFp32, kBf16 };
@@ -110,6 +114,16 @@ struct JobSpec {
     bool use_qlora = false;
     Matmul matmul = Matmul::kBf16;  // kFp8 requires 4-bit weights
     bool deterministic = true;
+    Loss loss = Loss::kSft;
+    // Of the losses over preferences; worker/engine/train/preference.h has the formulas.
+    struct Preference {
+      double beta = 0.1;
+      DpoLoss dpo_loss = DpoLoss::kSigmoid;
+      double label_smoothing = 0.0;  // kRobust
+      double sft_weight = 0.0;       // adds this times the cross entropy of the chosen answers
+      double simpo_gamma = 0.5;
+      double kto_desirable_weight = 1.0, kto_undesirable_weight = 1.0;
+    } preference;
     struct Validation {
       bool enabled = false;
       EvalStrategy strategy = EvalStrategy::kSteps;
@@ -255,6 +269,10 @@ struct JobSpec {
   bool exports() const { return job.kind == kExportKind; }
   bool trains() const { return !generates() && !exports(); }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
+  // Trains on preferred and rejected answers; of these, in pairs, and against a reference.
+  bool prefers() const { return training.loss != Loss::kSft; }
+  bool pairs() const { return prefers() && training.loss != Loss::kKto; }
+  bool has_reference() const { return training.loss == Loss::kDpo || training.loss == Loss::kKto; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
 };
 

@@ -192,7 +192,7 @@ void CheckNames(Draft* draft, std::string_view key, std::string_view names) {
 void CheckData(Draft* draft) {
   CheckNames(draft, "data.columns",
              "messages conversations prompt completion instruction input output system history "
-             "question answer tools text");
+             "question answer tools text chosen rejected label");
   CheckNames(draft, "data.roles", "system developer user assistant tool");
   if (draft->Faulty({"data.val_split"})) return;
   const absl::StatusOr<HoldOut> held = ParseHoldOut(draft->String("data.val_split"));
@@ -398,6 +398,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveKind(&draft);
     ResolveDialect(&draft);
     ResolveMethod(&draft);
+    ResolvePreference(&draft);
     ResolveTopology(options, &draft);
     CheckNodesOfKind(&draft);
     ResolveBatch(&draft);

@@ -22,6 +22,11 @@ struct EnumNames;
 
 SFT_SPEC_ENUM(Mode, {"lora", Mode::kLora}, {"full_finetune", Mode::kFullFinetune});
 SFT_SPEC_ENUM(Matmul, {"bf16", Matmul::kBf16}, {"fp8", Matmul::kFp8});
+SFT_SPEC_ENUM(Loss, {"sft", Loss::kSft}, {"dpo", Loss::kDpo}, {"orpo", Loss::kOrpo},
+              {"simpo", Loss::kSimPo}, {"kto", Loss::kKto});
+SFT_SPEC_ENUM(DpoLoss, {"sigmoid", DpoLoss::kSigmoid}, {"robust", DpoLoss::kRobust},
+              {"hinge", DpoLoss::kHinge}, {"ipo", DpoLoss::kIpo},
+              {"sigmoid_norm", DpoLoss::kSigmoidNorm});
 SFT_SPEC_ENUM(Optimizer, {"adamw", Optimizer::kAdamW}, {"adamw_bf16", Optimizer::kAdamWBf16},
               {"adamw_8bit", Optimizer::kAdamW8bit}, {"auto", Optimizer::kAuto});
 SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeights::kFp32},
@@ -150,6 +155,15 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);
   visit("training.deterministic", s.training.deterministic);
+  visit("training.loss", s.training.loss);
+  auto& preference = s.training.preference;
+  visit("training.preference.beta", preference.beta);
+  visit("training.preference.dpo_loss", preference.dpo_loss);
+  visit("training.preference.label_smoothing", preference.label_smoothing);
+  visit("training.preference.sft_weight", preference.sft_weight);
+  visit("training.preference.simpo_gamma", preference.simpo_gamma);
+  visit("training.preference.kto_desirable_weight", preference.kto_desirable_weight);
+  visit("training.preference.kto_undesirable_weight", preference.kto_undesirable_weight);
   auto& v = s.training.validation;
   visit("training.validation.enabled", v.enabled);
   visit("training.validation.evaluation_strategy", v.strategy);

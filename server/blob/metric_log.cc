@@ -4,34 +4,13 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <tuple>
 #include <utility>
 
 namespace sft::server {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "records are little-endian");
-static_assert(sizeof(MetricPoint) == MetricLog::kRecordBytes - 8);
 static_assert(SegmentFile::kSegmentBytes % MetricLog::kRecordBytes == 0);
-
-constexpr char kHeader[8] = {'S', 'F', 'T', 'M', 1, 0, 0, 0};
-
-std::string Encode(const MetricPoint& point) {
-  std::string bytes(kHeader, sizeof(kHeader));
-  bytes.append(reinterpret_cast<const char*>(&point), sizeof(point));
-  return bytes;
-}
-
-absl::StatusOr<MetricPoint> Decode(std::string_view record, const std::string& job_id) {
-  if (std::memcmp(record.data(), kHeader, sizeof(kHeader)) != 0) {
-    return DataLoss(fmt::format("a stored metric of {} cannot be read", job_id));
-  }
-  MetricPoint point;
-  std::memcpy(&point, record.data() + sizeof(kHeader), sizeof(point));
-  return point;
-}
 
 // Points processed at a time when a curve is thinned.
 constexpr int64_t kThinBatch = 4096;
@@ -52,7 +31,7 @@ absl::Status CutUnreadable(SegmentFile& file, const std::string& job_id) {
     SFT_ASSIGN_OR_RETURN(const std::string record,
                          file.Read(file.size() - MetricLog::kRecordBytes, MetricLog::kRecordBytes));
     const bool whole = static_cast<int64_t>(record.size()) == MetricLog::kRecordBytes;
-    if (whole && Decode(record, job_id).ok()) break;
+    if (whole && DecodeMetric(record, job_id).ok()) break;
     SFT_RETURN_IF_ERROR(file.TruncateTail(file.size() - MetricLog::kRecordBytes));
   }
   if (file.size() < before) {
@@ -96,7 +75,7 @@ absl::StatusOr<std::optional<MetricPoint>> MetricLog::LastOf(const SegmentFile& 
   if (file.size() == 0) return std::optional<MetricPoint>();
   SFT_ASSIGN_OR_RETURN(const std::string record,
                        file.Read(file.size() - kRecordBytes, kRecordBytes));
-  SFT_ASSIGN_OR_RETURN(const MetricPoint point, Decode(record, job_id));
+  SFT_ASSIGN_OR_RETURN(const MetricPoint point, DecodeMetric(record, job_id));
   return std::optional<MetricPoint>(point);
 }
 
@@ -116,7 +95,7 @@ absl::Status MetricLog::Append(const std::string& job_id, const std::vector<Metr
   for (const MetricPoint& point : points) {
     if (Order(point) <= last) continue;
     last = Order(point);
-    bytes += Encode(point);
+    bytes += EncodeMetric(point);
   }
   if (bytes.empty()) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(file->Append(file->size(), bytes).status());
@@ -132,7 +111,7 @@ absl::StatusOr<std::vector<MetricPoint>> MetricLog::ReadPoints(const SegmentFile
                        file.Read(index * kRecordBytes, max * kRecordBytes));
   for (size_t at = 0; at + kRecordBytes <= bytes.size(); at += kRecordBytes) {
     SFT_ASSIGN_OR_RETURN(points.emplace_back(),
-                         Decode(std::string_view(bytes).substr(at, kRecordBytes), job_id));
+                         DecodeMetric(std::string_view(bytes).substr(at, kRecordBytes), job_id));
   }
   return points;
 }
@@ -230,7 +209,7 @@ absl::Status MetricLog::Thin(const std::string& job_id, int64_t max_points) {
       const bool last = index + static_cast<int64_t>(i) + 1 == count;
       const bool spread = point.is_eval == 0 && step_number++ % every == 0;
       const bool wanted = (first || spread || point.is_eval != 0) && !IsSuperseded(point, starts);
-      if (wanted || last) kept += Encode(point);
+      if (wanted || last) kept += EncodeMetric(point);
     }
   }
   // The new curve fits into the first segment, which is replaced atomically; the old others are

@@ -9,6 +9,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "server/blob/segment_file.h"
+#include "server/state/records.h"
 
 namespace sft::server {
 
@@ -24,13 +25,16 @@ struct MetricPoint {
   int64_t time_us = 0;
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, val_loss = 0;
   double step_seconds = 0, epoch = 0;
+  std::optional<PreferenceFigures> preference;
 };
 
 // Training curves of jobs: one file per job of fixed-size records, at offset index × 128.
 // Thread-safe.
 //
-//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
-//   little-endian; 128 bytes in all. of_limit was zeros once.
+//   record: "SFTM" as little-endian uint32, a version as uint32, then little-endian the bytes of
+//   version 1  PlainRecord, the members of MetricPoint; of_limit was zeros once
+//   version 2  PreferenceRecord (metric_log_record.cc): with preferences, some members narrower
+//   128 bytes in all.
 class MetricLog {
  public:
   static constexpr int64_t kRecordBytes = 128;
@@ -87,6 +91,10 @@ class MetricLog {
   Mutex mutex_;
   std::list<Entry> open_ SFT_GUARDED_BY(mutex_);
 };
+
+// The record of a point, kRecordBytes long, and back; DATA_LOSS for what is none.
+std::string EncodeMetric(const MetricPoint& point);
+absl::StatusOr<MetricPoint> DecodeMetric(std::string_view record, const std::string& job_id);
 
 // True when a later attempt ran the point's step again, as its first step was this one or an
 // earlier one: the curve then shows the later attempt's point.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "common/base/duration.h"
 #include "common/io/file.h"
@@ -46,6 +47,21 @@ std::string PointRecord(const MetricPoint& point) {
                {"train/gpu_memory_gb", f(static_cast<double>(point.gpu_memory_bytes) / 1e9)},
                {"train/mfu", f(point.mfu)},
                {"train/epoch", f(point.epoch)}};
+  }
+  if (point.preference) {
+    const PreferenceFigures& figures = *point.preference;
+    const bool eval = point.is_eval != 0;
+    for (const auto& [train, validation, value] :
+         {std::tuple("train/rewards/chosen", "eval/rewards/chosen", figures.rewards_chosen),
+          {"train/rewards/rejected", "eval/rewards/rejected", figures.rewards_rejected},
+          {"train/rewards/margins", "eval/rewards/margins",
+           figures.rewards_chosen - figures.rewards_rejected},
+          {"train/rewards/accuracies", "eval/rewards/accuracies", figures.rewards_accuracies},
+          {"train/logps/chosen", "eval/logps/chosen", figures.logps_chosen},
+          {"train/logps/rejected", "eval/logps/rejected", figures.logps_rejected},
+          {"train/kl", "eval/kl", figures.kl}}) {
+      scalars.emplace_back(eval ? validation : train, value);
+    }
   }
   return tf_events::Record(tf_events::Summary(Seconds(point), point.step, scalars));
 }

@@ -5,6 +5,7 @@
 
 #include "common/spec/visit.h"
 #include "server/state/names.h"
+#include "server/store/progress.h"
 
 namespace sft::server {
 
@@ -58,6 +59,7 @@ v1::Metric ToProto(const MetricPoint& point) {
   metric.set_tokens_per_second(point.tokens_per_second);
   metric.set_mfu(point.mfu);
   metric.set_of_limit(point.of_limit);
+  if (point.preference) *metric.mutable_preference() = ToProto(*point.preference);
   metric.set_val_loss(point.val_loss);
   metric.set_step_seconds(point.step_seconds);
   metric.set_epoch(point.epoch);
@@ -79,6 +81,7 @@ MetricPoint FromProto(const v1::Metric& metric, int attempt) {
   point.tokens_per_second = metric.tokens_per_second();
   point.mfu = metric.mfu();
   point.of_limit = static_cast<float>(metric.of_limit());
+  if (metric.has_preference()) point.preference = FromProto(metric.preference());
   point.val_loss = metric.val_loss();
   point.step_seconds = metric.step_seconds();
   point.epoch = metric.epoch();

@@ -91,15 +91,23 @@ absl::Status Metric(const v1::Metric& metric) {
   SFT_RETURN_IF_ERROR(Number("gpu_memory_bytes", metric.gpu_memory_bytes(), 0, kMaxBytes));
   SFT_RETURN_IF_ERROR(Number("time.seconds", metric.time().seconds(), 0, kLastSecond));
   SFT_RETURN_IF_ERROR(Number("time.nanos", metric.time().nanos(), 0, 999'999'999));
-  for (const auto& [field, value] : {std::pair("loss", metric.loss()),
-                                     {"lr", metric.lr()},
-                                     {"grad_norm", metric.grad_norm()},
-                                     {"tokens_per_second", metric.tokens_per_second()},
-                                     {"mfu", metric.mfu()},
-                                     {"of_limit", metric.of_limit()},
-                                     {"val_loss", metric.val_loss()},
-                                     {"step_seconds", metric.step_seconds()},
-                                     {"epoch", metric.epoch()}}) {
+  const v1::Preference& preference = metric.preference();
+  for (const auto& [field, value] :
+       {std::pair("loss", metric.loss()),
+        {"lr", metric.lr()},
+        {"grad_norm", metric.grad_norm()},
+        {"tokens_per_second", metric.tokens_per_second()},
+        {"mfu", metric.mfu()},
+        {"of_limit", metric.of_limit()},
+        {"val_loss", metric.val_loss()},
+        {"step_seconds", metric.step_seconds()},
+        {"epoch", metric.epoch()},
+        {"preference.rewards_chosen", preference.rewards_chosen()},
+        {"preference.rewards_rejected", preference.rewards_rejected()},
+        {"preference.rewards_accuracies", preference.rewards_accuracies()},
+        {"preference.logps_chosen", preference.logps_chosen()},
+        {"preference.logps_rejected", preference.logps_rejected()},
+        {"preference.kl", preference.kl()}}) {
     SFT_RETURN_IF_ERROR(Real(field, value));
   }
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "server/jobs/dataset_verdict.h"
 
 #include "common/data/dataset_check.h"
+#include "common/spec/visit.h"
 #include "server/store/files.h"
 
 namespace sft::server {
@@ -22,6 +23,21 @@ absl::StatusOr<DatasetRecord> WithVerdict(Store& store, BlobStore& blobs, Datase
     return store::PutDataset(db, dataset);
   }));
   return dataset;
+}
+
+absl::StatusOr<std::string> ProblemOfRows(BlobStore& blobs, const DatasetRecord& dataset,
+                                          const spec::JobSpec& spec, int64_t taken) {
+  // The upload was looked at under the columns' own names.
+  if (!spec.data.columns.empty()) return std::string();
+  data::DatasetCheck found{dataset.rows, dataset.odd_rows, dataset.first_odd_row,
+                           dataset.first_odd};
+  if (spec.prefers()) {
+    SFT_ASSIGN_OR_RETURN(const std::string path, blobs.PathOf(dataset.sha256));
+    SFT_ASSIGN_OR_RETURN(found,
+                         data::CheckUpload(path, dataset.display_name,
+                                           data::LearnsOf(spec::EnumName(spec.training.loss))));
+  }
+  return data::RowsProblem(found, spec.data.on_bad_rows == spec::BadRows::kSkip, taken);
 }
 
 }  // namespace sft::server

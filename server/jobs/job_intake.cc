@@ -350,11 +350,8 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
       if (!checked.ok()) return checked.status();
       dataset = *std::move(checked);
       need(key, dataset->protocol);
-      if (data.columns.empty()) {  // the upload was looked at under the columns' own names
-        problem = data::RowsProblem(
-            {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
-            data.on_bad_rows == spec::BadRows::kSkip, trains ? (*parts)[part].max_examples : 0);
-      }
+      SFT_ASSIGN_OR_RETURN(problem, ProblemOfRows(blobs_, *dataset, resolution.spec,
+                                                  trains ? (*parts)[part].max_examples : 0));
     }
     if (!problem.empty()) {
       AddProblem(resolution, key, fmt::format("{}: {}", sent->client_path(), problem));

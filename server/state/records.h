@@ -84,6 +84,12 @@ struct JobRecord {
   int64_t ended_us = 0;
 };
 
+// Figures of a step or a validation of preferences; job.proto says what they are.
+struct PreferenceFigures {
+  float rewards_chosen = 0, rewards_rejected = 0, rewards_accuracies = 0;
+  float logps_chosen = 0, logps_rejected = 0, kl = 0;
+};
+
 // How far an attempt has come, as its rank 0 says.
 struct Progress {
   int64_t step = 0;
@@ -99,6 +105,7 @@ struct Progress {
   int64_t trainable_parameters = 0;
   int64_t total_parameters = 0;
   double of_limit = 0;  // speed as part of what the GPU's measured rates allow; 0: not known
+  std::optional<PreferenceFigures> preference;
 };
 
 // One try of a job.

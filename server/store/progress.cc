@@ -2,6 +2,26 @@
 
 namespace sft::server {
 
+v1::Preference ToProto(const PreferenceFigures& figures) {
+  v1::Preference proto;
+  proto.set_rewards_chosen(figures.rewards_chosen);
+  proto.set_rewards_rejected(figures.rewards_rejected);
+  proto.set_rewards_accuracies(figures.rewards_accuracies);
+  proto.set_logps_chosen(figures.logps_chosen);
+  proto.set_logps_rejected(figures.logps_rejected);
+  proto.set_kl(figures.kl);
+  return proto;
+}
+
+PreferenceFigures FromProto(const v1::Preference& proto) {
+  return {.rewards_chosen = static_cast<float>(proto.rewards_chosen()),
+          .rewards_rejected = static_cast<float>(proto.rewards_rejected()),
+          .rewards_accuracies = static_cast<float>(proto.rewards_accuracies()),
+          .logps_chosen = static_cast<float>(proto.logps_chosen()),
+          .logps_rejected = static_cast<float>(proto.logps_rejected()),
+          .kl = static_cast<float>(proto.kl())};
+}
+
 v1::Progress ToProto(const Progress& progress) {
   v1::Progress proto;
   proto.set_step(progress.step);
@@ -17,6 +37,7 @@ v1::Progress ToProto(const Progress& progress) {
   proto.set_trainable_parameters(progress.trainable_parameters);
   proto.set_total_parameters(progress.total_parameters);
   proto.set_of_limit(progress.of_limit);
+  if (progress.preference) *proto.mutable_preference() = ToProto(*progress.preference);
   return proto;
 }
 
@@ -35,6 +56,7 @@ Progress FromProto(const v1::Progress& proto) {
   progress.trainable_parameters = proto.trainable_parameters();
   progress.total_parameters = proto.total_parameters();
   progress.of_limit = proto.of_limit();
+  if (proto.has_preference()) progress.preference = FromProto(proto.preference());
   return progress;
 }
 

@@ -7,6 +7,8 @@
 
 namespace sft::server {
 
+v1::Preference ToProto(const PreferenceFigures& figures);
+PreferenceFigures FromProto(const v1::Preference& proto);
 v1::Progress ToProto(const Progress& progress);
 Progress FromProto(const v1::Progress& proto);
 

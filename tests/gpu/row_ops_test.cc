@@ -261,6 +261,13 @@ TEST_P(RowsTest, CrossEntropyAndItsGradientEqualTheReference) {
     const double expected = ops::CrossEntropy(logits.reference, targets, true).item<double>();
     EXPECT_NEAR(loss, expected, 2e-6 * expected + 1e-6) << type;
     EXPECT_LT(RelativeError(logits.gpu, logits.reference), tolerance) << type;
+    // Row by row, with the same gradient.
+    at::Tensor single = before.clone();
+    const at::Tensor losses = ops::RowCrossEntropy(single, ToGpu(targets), true);
+    EXPECT_EQ(losses.scalar_type(), at::kDouble);
+    EXPECT_TRUE(SameBits(single, logits.gpu)) << type;
+    EXPECT_NEAR(losses.sum().item<double>(), loss, 2e-6 * loss + 1e-6) << type;
+    EXPECT_EQ(losses.slice(0, 1, rows, 3).abs().sum().item<double>(), 0.0) << type;
     // Rows that start on 16 bytes whatever the vocabulary, and ragged ones.
     for (const int64_t gap : {(8 - vocabulary % 8) % 8, int64_t{3}}) {
       Strided apart(before, gap);

@@ -24,6 +24,7 @@ import families
 import generation
 import int8_goldens
 import nf4_goldens
+import preferences
 import schedules
 import series
 import stored
@@ -31,7 +32,7 @@ import variants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
-PARTS = ["families", "generation", "variants", "stored", "nf4", "int8", "schedules", "series"]
+PARTS = ["families", "generation", "variants", "stored", "nf4", "int8", "schedules", "series", "preferences"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps). Norms of gradients
 # part first: between two machines full fine-tuning's losses were 7.2e-5 apart at step 14 and its norms,
@@ -137,6 +138,8 @@ def main():
         generation.make(out / "generation", GOLDENS)
     if "variants" in parts:
         variants.make(out / "variants", GOLDENS)
+    if "preferences" in parts:
+        preferences.make(out / "preferences", GOLDENS)
     if "stored" in parts:
         stored.make(out / "stored")
     if "series" in parts:

@@ -25,6 +25,16 @@ void Fields(V& v, EvalMetric& e) {
   v("value", e.value);
 }
 
+template <typename V>
+void Fields(V& v, PreferenceFigures& p) {
+  v("rewards_chosen", p.rewards_chosen);
+  v("rewards_rejected", p.rewards_rejected);
+  v("rewards_accuracies", p.rewards_accuracies);
+  v("logps_chosen", p.logps_chosen);
+  v("logps_rejected", p.logps_rejected);
+  v("kl", p.kl);
+}
+
 namespace {
 
 // Longest line a reader accepts; a rank writes far less.
@@ -85,6 +95,7 @@ void Fields(V& v, StepEvent& e) {
   v("mfu", e.mfu);
   v("of_limit", e.of_limit);
   v("epoch", e.epoch);
+  v.ListIfAny("preference", e.preference);
 }
 
 template <typename V>
@@ -95,6 +106,7 @@ void Fields(V& v, EvalEvent& e) {
   v("seconds", e.seconds);
   v.List("metrics", e.metrics);
   v("answered_rows", e.answered_rows);
+  v.ListIfAny("preference", e.preference);
 }
 
 template <typename V>

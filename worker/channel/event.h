@@ -67,6 +67,14 @@ struct PlanEvent {
   double predicted_tokens_per_second = 0, measured_tokens_per_second = 0;
 };
 
+// Means over the rows of a step or a validation of preferences (training.loss); NaN where no row
+// gives a value.
+struct PreferenceFigures {
+  double rewards_chosen = 0, rewards_rejected = 0, rewards_accuracies = 0;
+  double logps_chosen = 0, logps_rejected = 0;
+  double kl = 0;
+};
+
 // An optimizer step was made.
 struct StepEvent {
   int64_t step = 0, total_steps = 0;
@@ -78,6 +86,7 @@ struct StepEvent {
   double mfu = 0;                // 0: not known
   double of_limit = 0;           // fraction of what the device's measured rates allow; 0: not known
   double epoch = 0;              // position in the data, 0 .. n_epochs
+  std::vector<PreferenceFigures> preference;  // one, or none for a job that has no preferences
 };
 
 // Answers to prompts that there are so far, of all ranks. Sent by rank 0 of a job that answers.
@@ -102,6 +111,7 @@ struct EvalEvent {
   double seconds = 0;
   std::vector<EvalMetric> metrics;  // of answers to validation rows, where some were given
   int64_t answered_rows = 0;
+  std::vector<PreferenceFigures> preference;  // as of a step
 };
 
 // Consistency of the replicas at the end: sha256 over the trained weights of this rank; for

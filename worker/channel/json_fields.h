@@ -27,7 +27,8 @@ class FieldWriter {
   void operator()(std::string_view key, const std::vector<std::string>& value);
   void operator()(std::string_view key, const std::map<std::string, std::string>& value);
   template <std::integral T>
-  requires(!std::same_as<T, bool>) void operator()(std::string_view key, T value) {
+    requires(!std::same_as<T, bool>)
+  void operator()(std::string_view key, T value) {
     Raw(key, std::to_string(value));
   }
   template <typename Record>
@@ -46,6 +47,11 @@ class FieldWriter {
       text += inner.Take();
     }
     Raw(key, text + "]");
+  }
+  // Most lines have none of it.
+  template <typename Record>
+  void ListIfAny(std::string_view key, std::vector<Record>& records) {
+    if (!records.empty()) List(key, records);
   }
   // Returns the whole object; the writer is empty afterwards.
   std::string Take();
@@ -68,7 +74,8 @@ class FieldReader {
   void operator()(const char* key, std::vector<std::string>& value);
   void operator()(const char* key, std::map<std::string, std::string>& value);
   template <std::integral T>
-  requires(!std::same_as<T, bool>) void operator()(const char* key, T& value) {
+    requires(!std::same_as<T, bool>)
+  void operator()(const char* key, T& value) {
     const nlohmann::json* member = Find(key);
     if (member == nullptr) return;
     if (member->is_number_unsigned()) {
@@ -106,6 +113,10 @@ class FieldReader {
       Fields(inner, records.emplace_back());
       Adopt(key, inner.status());
     }
+  }
+  template <typename Record>
+  void ListIfAny(const char* key, std::vector<Record>& records) {
+    List(key, records);
   }
   // Sets an error unless the member exists.
   void Require(const char* key);

@@ -16,6 +16,7 @@
 #include "common/plan/gpu.h"
 #include "common/plan/model_config.h"
 #include "common/plan/plan.h"
+#include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/data_report.h"
 #include "worker/engine/data/files.h"
@@ -252,7 +253,7 @@ std::string HelpText() {
 
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
            [--roles OURS=THEIRS,...] [--chat-template TEXT] [--loss-on assistant|all]
-           [--gpu-type TYPE] [--name TEXT] [--color] [--json]
+           [--loss sft|dpo|orpo|simpo|kto] [--gpu-type TYPE] [--name TEXT] [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
 long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
@@ -273,7 +274,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
       {"--columns", &columns},          {"--roles", &roles},
       {"--sequence-length", &length},   {"--batch", &batch},
       {"--loss-on", &loss_on},          {"--name", &options.name},
-      {"--gpu-type", &options.gpu_type}};
+      {"--gpu-type", &options.gpu_type}, {"--loss", &options.loss}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -304,6 +305,10 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   if (loss_on != "assistant" && loss_on != "all") {
     return InvalidArgument(fmt::format("--loss-on takes assistant or all, not \"{}\"", loss_on));
   }
+  if (spec::Loss loss = spec::Loss::kSft; !spec::ParseEnum(options.loss, &loss)) {
+    return InvalidArgument(
+        fmt::format("--loss takes sft, dpo, orpo, simpo or kto, not \"{}\"", options.loss));
+  }
   if (!options.gpu_type.empty() && plan::FindGpu(options.gpu_type) == nullptr) {
     std::string known;
     for (const plan::GpuRates& gpu : plan::KnownGpus()) known += fmt::format(" {}", gpu.type);
@@ -328,6 +333,7 @@ Found Preview(const Options& options) {
   prepare.cache_dir = folder.path();
   prepare.sequence_length = kAnyLength;
   prepare.on_bad_rows = spec::BadRows::kSkip;
+  prepare.learns = data::LearnsOf(options.loss);
   prepare.names = data::NamesOf(options.columns, options.roles);
   prepare.loss_on = options.loss_on_all ? spec::LossOn::kAll : spec::LossOn::kAssistant;
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);

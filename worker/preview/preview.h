@@ -21,6 +21,7 @@ struct Options {
   int64_t sequence_length = 2048;
   int64_t batch = 8;
   bool loss_on_all = false;  // data.loss_on
+  std::string loss = "sft";  // training.loss
   bool color = false;
   bool json = false;
 };

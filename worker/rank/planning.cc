@@ -23,9 +23,14 @@ T Unwrap(absl::StatusOr<T> value) {
   throw engine::UserError(message, "bad_model");
 }
 
-int64_t LongestRow(const engine::Dataset& rows) {
+// `together`: documents of a row; two of a pair.
+int64_t LongestRow(const engine::Dataset& rows, int64_t together) {
   int64_t longest = 1;
-  for (int64_t row = 0; row < rows.size(); ++row) longest = std::max(longest, rows.Length(row));
+  for (int64_t row = 0; row < rows.size(); row += together) {
+    int64_t tokens = 0;
+    for (int64_t i = row; i < std::min(row + together, rows.size()); ++i) tokens += rows.Length(i);
+    longest = std::max(longest, tokens);
+  }
   return longest;
 }
 
@@ -83,15 +88,14 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
   result.rates_known = known != nullptr && known->measured;
   input.memory_bytes = plan::AllocatorBytes(spec, *std::min_element(free.begin(), free.end()),
                                             /*opened=*/true);
-  input.row_tokens = spec.data.packing ? 0 : LongestRow(rows);
+  input.row_tokens = spec.data.packing ? 0 : LongestRow(rows, spec.pairs() ? 2 : 1);
   result.memory_bytes = input.memory_bytes;
   if (spec.parallelism.offload_optimizer || spec.parallelism.offload_param) {
     input.host_bytes = HostBytes(launch, comm);
   }
   result.plan = Unwrap(plan::MakePlan(input));
   result.shape = input.shape;
-  result.row_tokens =
-      input.row_tokens > 0 ? input.row_tokens : spec.hyperparameters.sequence_length;
+  result.row_tokens = input.row_tokens > 0 ? input.row_tokens : plan::RowTokensOf(spec);
   result.description = plan::Describe(result.plan, spec, input.shape.layers);
   device.cuda->devices->LimitMemory(device.torch.index(), result.memory_bytes);
   return result;

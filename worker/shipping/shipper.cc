@@ -103,8 +103,25 @@ struct BodyToProto {
 
 }  // namespace
 
+namespace {
+
+void SetPreference(const std::vector<channel::PreferenceFigures>& figures, v1::Metric& metric) {
+  if (figures.empty()) return;
+  const channel::PreferenceFigures& own = figures.front();
+  v1::Preference& preference = *metric.mutable_preference();
+  preference.set_rewards_chosen(own.rewards_chosen);
+  preference.set_rewards_rejected(own.rewards_rejected);
+  preference.set_rewards_accuracies(own.rewards_accuracies);
+  preference.set_logps_chosen(own.logps_chosen);
+  preference.set_logps_rejected(own.logps_rejected);
+  preference.set_kl(own.kl);
+}
+
+}  // namespace
+
 v1::Metric MetricOf(const channel::StepEvent& step) {
   v1::Metric metric;
+  SetPreference(step.preference, metric);
   metric.set_step(step.step);
   metric.set_total_steps(step.total_steps);
   metric.set_loss(step.loss);
@@ -122,6 +139,7 @@ v1::Metric MetricOf(const channel::StepEvent& step) {
 
 v1::Metric MetricOf(const channel::EvalEvent& eval) {
   v1::Metric metric;
+  SetPreference(eval.preference, metric);
   metric.set_step(eval.step);
   metric.set_val_loss(eval.loss);
   metric.set_tokens(eval.tokens);

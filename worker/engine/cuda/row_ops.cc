@@ -232,7 +232,10 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
       });
 }
 
-Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
+namespace {
+
+// Of each row, fp32.
+Tensor LossOfRows(Tensor& logits, const Tensor& targets, bool backward) {
   TORCH_CHECK(logits.dim() == 2 && targets.numel() == logits.size(0), "CrossEntropy: logits ",
               logits.sizes(), " for ", targets.numel(), " targets");
   CheckRows(logits, logits.size(0), logits.size(1), logits, "CrossEntropy: logits");
@@ -240,13 +243,23 @@ Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
               "CrossEntropy: targets must be contiguous int64 on the GPU");
   const ElementType type = TypeOf(logits, "CrossEntropy");
   const auto floats = logits.options().dtype(at::kFloat);
-  if (logits.numel() == 0) return at::zeros({}, floats);
+  if (logits.numel() == 0) return at::zeros({logits.size(0)}, floats);
   Tensor losses = at::empty({logits.size(0)}, floats);
   const LaunchScope scope(logits);
   C10_CUDA_CHECK(LaunchCrossEntropy(type, logits.size(0), logits.size(1), Write(logits),
                                     targets.const_data_ptr<int64_t>(), backward,
                                     losses.mutable_data_ptr<float>(), scope.stream()));
-  return losses.sum(at::kDouble).to(at::kFloat);
+  return losses;
+}
+
+}  // namespace
+
+Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
+  return LossOfRows(logits, targets, backward).sum(at::kDouble).to(at::kFloat);
+}
+
+Tensor RowCrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
+  return LossOfRows(logits, targets, backward).to(at::kDouble);
 }
 
 }  // namespace sft::engine::cuda

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "common/base/ids.h"
 #include "common/base/json.h"
@@ -80,7 +80,10 @@ DatasetStats StatsFromJson(const nlohmann::json& json) {
   json.at("tokens").get_to(stats.tokens);
   json.at("loss_tokens").get_to(stats.loss_tokens);
   json.at("longest").get_to(stats.longest);
-  for (size_t i = 0; i < kRowProblems; ++i) json.at("skipped").at(i).get_to(stats.skipped[i]);
+  const auto& skipped = json.at("skipped");  // files of before have fewer
+  for (size_t i = 0; i < std::min<size_t>(kRowProblems, skipped.size()); ++i) {
+    skipped.at(i).get_to(stats.skipped[i]);
+  }
   for (const auto& row : json.at("skipped_rows")) {
     stats.skipped_rows.push_back({.line = row.at("line").get<int64_t>(),
                                   .problem = static_cast<RowProblem>(row.at("problem").get<int>()),
@@ -132,7 +135,8 @@ void CacheContents::Add(std::span<const int32_t> document, std::span<const uint8
   loss.insert(loss.end(), document_loss.begin(), document_loss.end());
   offsets.push_back(tokens.size());
   lines.push_back(static_cast<uint64_t>(line));
-  loss_counts.push_back(std::accumulate(document_loss.begin(), document_loss.end(), 0U));
+  loss_counts.push_back(static_cast<uint32_t>(
+      std::ranges::count_if(document_loss, [](uint8_t mark) { return mark != 0; })));
   const auto size = static_cast<int64_t>(document.size());
   ++stats.documents;
   stats.tokens += size;

@@ -20,7 +20,7 @@ namespace sft::engine {
 //   lines    u64[d]       line of the row in the data file, from 1
 //   counts   u32[d]       tokens of the document that carry loss
 //   tokens   i32[t]
-//   loss     u8[t]        1: the token is to be predicted
+//   loss     u8[t]        LossMark; 0: the token is not to be predicted
 //   stats    s bytes of JSON
 struct CacheView {
   std::span<const uint64_t> offsets;

@@ -34,6 +34,8 @@ const char* RowProblemName(RowProblem problem) {
       return "chat template";
     case RowProblem::kTooLong:
       return "too long";
+    case RowProblem::kSameAnswers:
+      return "two equal answers";
   }
   return "unknown";
 }

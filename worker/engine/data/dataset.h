@@ -27,8 +27,9 @@ enum class RowProblem : uint8_t {
   kControlToken = 3,  // content spells a control token of the model
   kTemplate = 4,      // the chat template refuses it, or its turns cannot be told apart
   kTooLong = 5,       // more tokens than sequence_length, or a line that is too long to be read
+  kSameAnswers = 6,   // a preference pair of two equal answers; always left out
 };
-inline constexpr int kRowProblems = 6;
+inline constexpr int kRowProblems = 7;
 // "not JSON", "too long", ... as shown in messages.
 const char* RowProblemName(RowProblem problem);
 
@@ -74,6 +75,7 @@ struct PrepareOptions {
   spec::BadRows on_bad_rows = spec::BadRows::kError;
   spec::LongRows on_long_rows = spec::LongRows::kError;
   int split_overlap = 64;
+  data::Learns learns = data::Learns::kTexts;
   spec::HoldOut hold_out;      // a part of the rows that is left to the other side
   bool held_out_side = false;  // the rows of that part alone
   uint64_t seed = 42;          // which rows they are
@@ -97,7 +99,15 @@ struct PrepareOptions {
                                       std::filesystem::path cache_dir, size_t part = 0);
 };
 
-// One tokenised row. `loss[i]` is 1 when token i is to be predicted; loss[0] is always 0.
+// Bits of Document::loss.
+enum LossMark : uint8_t {
+  kPredicted = 1,     // the token is to be predicted
+  kBesideAnswer = 2,  // of a preference row: not part of the answer that is compared
+  kOfBadAnswer = 4,   // of a preference row: of a rejected answer
+};
+
+// One tokenised row. `loss[i]` is not 0 when token i is to be predicted; loss[0] is always 0. A
+// preference pair is two documents, the chosen answer first.
 struct Document {
   std::span<const int32_t> tokens;
   std::span<const uint8_t> loss;

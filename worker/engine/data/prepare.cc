@@ -24,6 +24,7 @@
 #include "worker/engine/data/encode_row.h"
 #include "worker/engine/data/files.h"
 #include "worker/engine/data/long_rows.h"
+#include "worker/engine/data/preference_row.h"
 #include "worker/engine/data/row.h"
 #include "worker/engine/data/row_source.h"
 #include "worker/engine/data/runaway.h"
@@ -174,6 +175,10 @@ class ParallelEncoder {
         throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
                                                          line.text.size(), data::kMaxRowBytes));
       }
+      if (options_.learns != data::Learns::kTexts) {
+        EncodePreference(line, outcome);
+        return outcome;
+      }
       data::Form form = data::Form::kUnknown;
       const Row row = [&] {
         try {
@@ -188,10 +193,7 @@ class ParallelEncoder {
       if (encoded.tokens.size() <= static_cast<size_t>(options_.sequence_length)) {
         outcome.documents.push_back(std::move(encoded));
       } else {
-        FittedRow fitted = FitLongRow(
-            encoder_, row, std::move(encoded),
-            {options_.on_long_rows, options_.sequence_length,
-             std::min(options_.split_overlap, std::max(options_.sequence_length / 2, 1))});
+        FittedRow fitted = FitLongRow(encoder_, row, std::move(encoded), Rule());
         outcome.documents = std::move(fitted.documents);
         outcome.cut = true;
         outcome.cut_tokens = fitted.cut_tokens;
@@ -203,6 +205,29 @@ class ParallelEncoder {
       outcome.skipped = SkippedRow{line.number, error.problem(), error.what()};
     }
     return outcome;
+  }
+
+  LongRowRule Rule() const {
+    return {options_.on_long_rows, options_.sequence_length,
+            std::min(options_.split_overlap, std::max(options_.sequence_length / 2, 1))};
+  }
+
+  // Throws RowError.
+  void EncodePreference(const Line& line, Outcome& outcome) const {
+    data::Form form = data::Form::kUnknown;
+    std::vector<MarkedAnswer> answers;
+    try {
+      answers = ParsePreference(line.text, options_.names, options_.learns, &form);
+    } catch (const RowError& error) {
+      if (error.problem() != RowProblem::kNotJson) outcome.form = form;
+      throw;
+    }
+    outcome.form = form;
+    EncodedAnswers encoded =
+        EncodeAnswers(encoder_, answers, options_.loss_on == spec::LossOn::kAll, Rule());
+    outcome.documents = std::move(encoded.documents);
+    outcome.cut = encoded.cut_tokens > 0;
+    outcome.cut_tokens = encoded.cut_tokens;
   }
 
   const RowEncoder& encoder_;
@@ -227,7 +252,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
   bool only_long = true;
   std::string list;
   for (const Outcome& outcome : outcomes) {
-    if (!outcome.skipped) continue;
+    if (!outcome.skipped || outcome.skipped->problem == RowProblem::kSameAnswers) continue;
     const bool too_long = outcome.skipped->problem == RowProblem::kTooLong;
     // A long row that the job's rule can make nothing of is a bad one.
     const bool by_length = too_long && Refuses(options.on_long_rows);
@@ -300,6 +325,9 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
         fmt::format(" held {} {} {} {} {} {}", options.held_out_side, options.hold_out.share,
                     options.hold_out.rows, options.seed, options.group_by.size(), options.group_by);
   }
+  if (options.learns != data::Learns::kTexts) {
+    text += fmt::format(" learns {}", static_cast<int>(options.learns));
+  }
   if (options.dedup != spec::Dedup::kOff) {
     text += fmt::format(" dedup {}{}", spec::EnumName(options.dedup), EarlierText(options));
   }
@@ -337,6 +365,7 @@ PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
   options.on_bad_rows = spec.data.on_bad_rows;
   options.on_long_rows = spec.data.on_long_rows;
   options.split_overlap = spec.data.split_overlap;
+  options.learns = data::LearnsOf(spec::EnumName(spec.training.loss));
   options.names = data::NamesOf(spec.data.columns, spec.data.roles);
   return options;
 }
@@ -400,7 +429,8 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   std::optional<RowEncoder> encoder;
   {
     const RowWatch::Thread watched(watch);  // it tries the template
-    encoder.emplace(tokenizer, options.loss_on,
+    const bool texts = options.learns == data::Learns::kTexts;
+    encoder.emplace(tokenizer, texts ? options.loss_on : spec::LossOn::kAssistant,
                     Refuses(options.on_long_rows) ? options.sequence_length : 0);
   }
   std::vector<Outcome> outcomes =

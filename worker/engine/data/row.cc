@@ -239,6 +239,8 @@ void Rename(Json& object, const data::RowNames& names) {
   for (auto& [name, value] : values) object[name] = std::move(value);
 }
 
+}  // namespace
+
 Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
   switch (form) {
     case data::Form::kMessages:
@@ -273,12 +275,10 @@ Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
       "\"instruction\" with \"output\", no \"question\" with \"answer\" and no \"text\"");
 }
 
-}  // namespace
-
-Row ParseRow(std::string_view line, const data::RowNames& names, data::Form* form) {
+Json ReadRow(std::string_view line, const data::RowNames& names, data::Learns learns,
+             data::Form* form) {
   Json object = ParseObject(line);
-  const data::Form found = data::ShapeOf(line, names).form;
-  if (form != nullptr) *form = found;
+  *form = data::ShapeOf(line, names, learns).form;
   Rename(object, names);
   for (const auto& [capitals, name] :
        {std::pair("INSTRUCTION", "instruction"), std::pair("RESPONSE", "response")}) {
@@ -286,6 +286,13 @@ Row ParseRow(std::string_view line, const data::RowNames& names, data::Form* for
     if (column != object.end()) object[name] = Json(*column);
   }
   RefuseMedia(object);
+  return object;
+}
+
+Row ParseRow(std::string_view line, const data::RowNames& names, data::Form* form) {
+  data::Form own = data::Form::kUnknown;
+  data::Form& found = form != nullptr ? *form : own;
+  const Json object = ReadRow(line, names, data::Learns::kTexts, &found);
   return RowOf(found, object, names);
 }
 

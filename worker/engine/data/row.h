@@ -50,6 +50,12 @@ using Row = std::variant<ConversationRow, CompletionRow, TextRow>;
 // The role that a file's name of it stands for: human is user, gpt is assistant, ...
 std::string RoleOf(const std::string& theirs, const data::RowNames& names);
 
+// A row's JSON with its columns under the names that the forms have for them. Throws RowError.
+nlohmann::ordered_json ReadRow(std::string_view line, const data::RowNames& names,
+                               data::Learns learns, data::Form* form);
+// What such a row is in that form. Throws RowError.
+Row RowOf(data::Form form, const nlohmann::ordered_json& object, const data::RowNames& names);
+
 // A row of a data file, as JSON; `form` (may be null) is set to what it was taken for. Throws
 // RowError.
 Row ParseRow(std::string_view line, const data::RowNames& names = {}, data::Form* form = nullptr);

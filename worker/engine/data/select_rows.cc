@@ -17,6 +17,7 @@
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/files.h"
+#include "worker/engine/data/preference_row.h"
 #include "worker/engine/data/row.h"
 
 namespace sft::engine {
@@ -92,6 +93,20 @@ std::string ColumnOf(const Line& line, const PrepareOptions& options) {
   return DumpJson(*found);
 }
 
+RowKeys KeysOfPreference(const Line& line, const PrepareOptions& options) {
+  data::Form form = data::Form::kUnknown;
+  const std::vector<MarkedAnswer> answers =
+      ParsePreference(line.text, options.names, options.learns, &form);
+  std::string whole;
+  for (const MarkedAnswer& answer : answers) {
+    whole += (answer.good ? "good " : "bad ") + std::visit(WholeOf(), answer.row);
+  }
+  const Row& first = answers.front().row;
+  const bool by_prompt = options.dedup == spec::Dedup::kPrompt;
+  return {.group = KeyOf(std::visit(QuestionOf(), first)),
+          .repeat = KeyOf(by_prompt ? std::visit(PromptOf(), first) : whole)};
+}
+
 RowKeys KeysOf(const Line& line, const PrepareOptions& options) {
   RowKeys keys;
   // A row that cannot be read stands for itself; whoever encodes it says what is wrong.
@@ -99,6 +114,12 @@ RowKeys KeysOf(const Line& line, const PrepareOptions& options) {
   const bool by_column = !options.group_by.empty();
   if (by_column && options.hold_out.on()) keys.group = KeyOf(ColumnOf(line, options));
   try {
+    if (options.learns != data::Learns::kTexts) {
+      const RowKeys own = KeysOfPreference(line, options);
+      keys.repeat = own.repeat;
+      if (!by_column) keys.group = own.group;
+      return keys;
+    }
     const Row row = ParseRow(line.text, options.names);
     if (!by_column) keys.group = KeyOf(std::visit(QuestionOf(), row));
     keys.repeat = KeyOf(options.dedup == spec::Dedup::kPrompt ? std::visit(PromptOf(), row)

@@ -102,6 +102,7 @@ StepPlanOptions StepPlanOptions::FromSpec(const spec::JobSpec& spec) {
   options.shuffle = spec.data.shuffle;
   options.packing = spec.data.packing;
   options.sequence_length = spec.hyperparameters.sequence_length;
+  options.pairs = spec.pairs();
   return options;
 }
 
@@ -141,8 +142,11 @@ void StepPlan::AddSamples(int64_t begin, int64_t end) {
     bins = PackFirstFitDecreasing(lengths, options_.sequence_length);
   }
   if (!options_.packing) {
+    const int64_t of_sample = options_.pairs ? 2 : 1;
+    if ((end - begin) % of_sample != 0) throw InternalError("a preference row without its pair");
     for (int64_t i = begin; i < end; ++i) {
       sample_documents_.push_back(static_cast<uint32_t>(i));
+      if ((i - begin + 1) % of_sample != 0) continue;
       sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
     }
   }
@@ -178,8 +182,9 @@ StepPlan StepPlan::ForValidation(std::shared_ptr<const Dataset> dataset, StepPla
   options.n_epochs = 1;
   options.max_steps = 0;
   const int64_t at_once = int64_t{options.per_device_batch} * options.world_size;
+  const int64_t samples = dataset->size() / (options.pairs ? 2 : 1);
   options.gradient_accumulation_steps =
-      static_cast<int>(std::max<int64_t>(1, CeilDiv(dataset->size(), at_once)));
+      static_cast<int>(std::max<int64_t>(1, CeilDiv(samples, at_once)));
   return StepPlan(std::move(dataset), options);
 }
 
@@ -198,6 +203,7 @@ Step StepPlan::GetStep(int64_t index) const {
   for (const uint32_t document : Documents(step, 0, step.samples)) {
     step.tokens += dataset_->Length(document);
     step.loss_tokens += dataset_->LossTokens(document);
+    if (options_.pairs && document % 2 == 0) step.chosen_tokens += dataset_->LossTokens(document);
   }
   return step;
 }
@@ -234,7 +240,10 @@ void MicroBatch::Append(const Document& document) {
     positions.push_back(i);
     // Position i predicts token i + 1 of its own document; the last one predicts nothing.
     const bool labelled = i + 1 < length && document.loss[static_cast<size_t>(i) + 1] != 0;
-    if (labelled) loss_rows.push_back(static_cast<int32_t>(targets.size()));
+    if (labelled) {
+      loss_rows.push_back(static_cast<int32_t>(targets.size()));
+      marks.push_back(document.loss[static_cast<size_t>(i) + 1]);
+    }
     targets.push_back(labelled ? document.tokens[static_cast<size_t>(i) + 1] : kIgnore);
   }
   cu_seqlens.push_back(cu_seqlens.back() + length);
@@ -243,9 +252,8 @@ void MicroBatch::Append(const Document& document) {
 
 MicroBatch StepPlan::GetMicroBatch(const Step& step, int micro, int rank) const {
   MicroBatch batch;
-  for (const uint32_t index : MicroBatchDocuments(step, micro, rank)) {
-    batch.Append(dataset_->Get(index));
-  }
+  batch.rows = MicroBatchDocuments(step, micro, rank);
+  for (const uint32_t index : batch.rows) batch.Append(dataset_->Get(index));
   const int64_t first = FirstSample(step, micro, rank);
   for (int64_t sample = first; sample < first + options_.per_device_batch; ++sample) {
     int64_t tokens = 0;

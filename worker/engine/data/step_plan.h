@@ -22,6 +22,8 @@ struct MicroBatch {
   std::vector<int32_t> cu_seqlens = {
       0};                          // [d + 1] document j is [cu_seqlens[j], cu_seqlens[j + 1])
   std::vector<int32_t> loss_rows;  // [loss_tokens()] the i with targets[i] != kIgnore, ascending
+  std::vector<uint8_t> marks;      // [loss_tokens()] LossMark of the targets
+  std::vector<uint32_t> rows;      // numbers of its documents in the data set, where it is of one
   int32_t max_seqlen = 0;
   int32_t longest_row = 0;  // tokens of the largest sample: of a document, or of those packed
 
@@ -48,20 +50,22 @@ struct StepPlanOptions {
   // otherwise a sample is one document.
   bool packing = false;
   int sequence_length = 2048;
+  bool pairs = false;  // a sample is two documents, the chosen answer and the rejected one
 
   static StepPlanOptions FromSpec(const spec::JobSpec& spec);
 };
 
 // One optimizer step over samples [first_sample, first_sample + samples) of its epoch's order.
 struct Step {
-  int64_t index = 0;         // from 0
-  int64_t epoch = 0;         // from 0
-  int64_t first_sample = 0;  // in the epoch's order
-  int64_t samples = 0;       // fewer than a global batch at the end of an epoch
-  int64_t position = 0;      // samples consumed before this step since the start of the run
-  int micro_batches = 0;     // of every rank; an idle rank's are empty
-  int64_t tokens = 0;        // over all ranks
-  int64_t loss_tokens = 0;   // over all ranks: what the summed loss is divided by
+  int64_t index = 0;          // from 0
+  int64_t epoch = 0;          // from 0
+  int64_t first_sample = 0;   // in the epoch's order
+  int64_t samples = 0;        // fewer than a global batch at the end of an epoch
+  int64_t position = 0;       // samples consumed before this step since the start of the run
+  int micro_batches = 0;      // of every rank; an idle rank's are empty
+  int64_t tokens = 0;         // over all ranks
+  int64_t loss_tokens = 0;    // over all ranks: what the summed loss is divided by
+  int64_t chosen_tokens = 0;  // of pairs: those of chosen answers among them
 };
 
 // Order of the training rows over steps, micro-batches and ranks, drawn from a seed before the run.

@@ -214,14 +214,20 @@ Tensor Decoder::Logits(const DeviceBatch& batch, const Tensor& tokens) {
   return Head(tokens.defined() ? at::index_select(x, 0, tokens) : x);
 }
 
-Tensor Decoder::Loss(const DeviceBatch& batch) {
+Tensor Decoder::RunHead(const DeviceBatch& batch, HeadPass pass) {
   const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
   AcquiredUnit head(source_, layout_, layout_.head_unit());
   AcquiredUnit embedding(source_, layout_,
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
   const Tensor normed = FinalNorm(rows, head.weights()).normed;
-  return head_loss_.Forward(normed, HeadWeight(head.weights(), embedding.weights()), batch.targets);
+  return (head_loss_.*pass)(normed, HeadWeight(head.weights(), embedding.weights()), batch.targets);
+}
+
+Tensor Decoder::Loss(const DeviceBatch& batch) { return RunHead(batch, &HeadLoss::Forward); }
+
+Tensor Decoder::RowLosses(const DeviceBatch& batch) {
+  return RunHead(batch, &HeadLoss::ForwardRows);
 }
 
 HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& batch,
@@ -234,9 +240,12 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   Tensor dweight =
       config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, head_weight_);
   UnitGradients gradients(sink, unit);
-  HeadLoss::Gradients result = head_loss_.ForwardBackward(
-      normed, HeadWeight(head.weights(), embedding.weights()), batch.targets, dweight,
-      layout_.first_trainable() < unit || final_norm_.trained(gradients));
+  const Tensor& weight = HeadWeight(head.weights(), embedding.weights());
+  const bool need_dx = layout_.first_trainable() < unit || final_norm_.trained(gradients);
+  HeadLoss::Gradients result =
+      batch.objective ? head_loss_.ForwardBackwardRows(normed, weight, batch.targets, dweight,
+                                                       need_dx, batch.objective)
+                      : head_loss_.ForwardBackward(normed, weight, batch.targets, dweight, need_dx);
   if (result.dx.defined()) {
     Activation drows = result.dx;
     final_norm_.Backward(drows, result.dx, rows, statistics, Tensor(),

@@ -34,7 +34,8 @@ class Decoder {
   Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
           at::Device device, const DecoderOptions& options);
 
-  // Sum of the cross entropies over the batch's targets (fp64 scalar on the device); adds the
+  // Sum of the cross entropies over the batch's targets (fp64 scalar on the device), or what the
+  // batch's objective makes of them; adds the
   // unnormalised gradients to `sink` and finishes every trained unit. `dropout` draws masks and
   // noise, null: there are none.
   at::Tensor ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
@@ -46,8 +47,9 @@ class Decoder {
   void RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink& sink);
   const BlockGraphs* graphs() const { return graphs_.get(); }  // null: not recorded
 
-  // The same sum, forward only, without dropout.
+  // The same sum, forward only, without dropout; and the cross entropy of each target, fp64 [N].
   at::Tensor Loss(const DeviceBatch& batch);
+  at::Tensor RowLosses(const DeviceBatch& batch);
 
   // Logits of every token [T, V], or of those whose numbers `tokens` holds, without dropout.
   at::Tensor Logits(const DeviceBatch& batch, const at::Tensor& tokens = {});
@@ -83,6 +85,9 @@ class Decoder {
                      const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
   at::Tensor ForwardBlocks(at::Tensor x, const BlockContext& context, const DropoutKey* dropout,
                            std::vector<DecoderBlock::Saved>* saved);
+  using HeadPass = at::Tensor (HeadLoss::*)(const at::Tensor& x, const at::Tensor& weight,
+                                            const at::Tensor& targets) const;
+  at::Tensor RunHead(const DeviceBatch& batch, HeadPass pass);
   // Loss, and the gradient of the last block's output: in `dx`, or where that is undefined in rows
   // that are made.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/nn/row_objective.h"
 
 namespace sft::engine {
 
@@ -18,6 +19,7 @@ struct DeviceBatch {
   int64_t longest_row = 0;       // MicroBatch's
   at::Tensor loss_rows;          // int64 [N], ascending
   at::Tensor targets;            // int64 [N]
+  RowObjective objective;        // empty: the sum of the cross entropies
 
   int64_t size() const { return tokens.size(0); }
   ops::Documents documents() const { return {cu_seqlens, lengths}; }

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "common/base/round.h"
@@ -68,11 +69,23 @@ Tensor HeadLoss::Forward(const Tensor& x, const Tensor& weight, const Tensor& ta
   return loss;
 }
 
-HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& weight,
-                                              const Tensor& targets, Tensor dweight,
-                                              bool need_dx) const {
-  Gradients result{at::zeros({}, x.options().dtype(at::kDouble)), {}};
-  if (need_dx) result.dx = at::empty_like(x);
+Tensor HeadLoss::ForwardRows(const Tensor& x, const Tensor& weight, const Tensor& targets) const {
+  Tensor losses = at::zeros({x.size(0)}, x.options().dtype(at::kDouble));
+  for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
+    const int64_t rows = std::min(chunk_rows, x.size(0) - first);
+    Tensor logits = Logits(x.narrow(0, first, rows), weight, scale);
+    if (cap > 0.0) Cap(logits, cap);
+    losses.narrow(0, first, rows)
+        .copy_(ops::RowCrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/false));
+  }
+  return losses;
+}
+
+template <typename Loss>
+Tensor HeadLoss::Run(const Tensor& x, const Tensor& weight, const Tensor& targets, Tensor dweight,
+                     bool need_dx, const Tensor& factors, const Loss& loss) const {
+  Tensor result;
+  if (need_dx) result = at::empty_like(x);
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
     const Tensor x_chunk = x.narrow(0, first, rows);
@@ -82,22 +95,62 @@ HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& wei
       Cap(logits, cap);
       slope = SlopeOfCap(logits, cap);
     }
-    result.loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/true));
+    loss(first, logits, targets.narrow(0, first, rows));
     if (slope.defined()) logits.mul_(slope);
     slope = Tensor();
+    Tensor weighted = x_chunk;
+    if (dweight.defined() && factors.defined()) {
+      weighted = (x_chunk * factors.narrow(0, first, rows).unsqueeze(1)).to(x.scalar_type());
+    }
     double keep = 0.0;  // of dx, what the parts before have added
     for (const Part& part : PartsOf(weight.size(0))) {
       const Tensor dlogits = logits.narrow(1, part.first, part.count);
       if (dweight.defined()) {
         Tensor to = dweight.narrow(0, part.first, part.count);
-        ops::Gemm(to, dlogits.t(), x_chunk, scale, 1.0);
+        ops::Gemm(to, dlogits.t(), weighted, scale, 1.0);
       }
       if (!need_dx) continue;
-      Tensor dx = result.dx.narrow(0, first, rows);
+      Tensor dx = result.narrow(0, first, rows);
       ops::Gemm(dx, dlogits, weight.narrow(0, part.first, part.count), scale, keep);
       keep = 1.0;
     }
   }
+  return result;
+}
+
+HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& weight,
+                                              const Tensor& targets, Tensor dweight,
+                                              bool need_dx) const {
+  Gradients result{at::zeros({}, x.options().dtype(at::kDouble)), {}};
+  result.dx = Run(x, weight, targets, std::move(dweight), need_dx, {},
+                  [&result](int64_t, Tensor& logits, const Tensor& own) {
+                    result.loss.add_(ops::CrossEntropy(logits, own, /*backward=*/true));
+                  });
+  return result;
+}
+
+HeadLoss::Gradients HeadLoss::ForwardBackwardRows(const Tensor& x, const Tensor& weight,
+                                                  const Tensor& targets, Tensor dweight,
+                                                  bool need_dx,
+                                                  const RowObjective& objective) const {
+  RowObjectiveResult made;
+  Tensor losses,
+      factors;  // the factors in fp32: in bf16 a sequence's would be off by half a percent
+  if (dweight.defined()) {
+    made = objective(ForwardRows(x, weight, targets));
+    factors = made.weights.to(at::kFloat);
+  } else {
+    losses = at::zeros({x.size(0)}, x.options().dtype(at::kDouble));
+  }
+  Gradients result;
+  result.dx = Run(x, weight, targets, dweight, need_dx, factors,
+                  [&losses](int64_t first, Tensor& logits, const Tensor& own) {
+                    const Tensor rows = ops::RowCrossEntropy(logits, own, /*backward=*/true);
+                    if (losses.defined()) losses.narrow(0, first, rows.size(0)).copy_(rows);
+                  });
+  if (losses.defined()) made = objective(losses);
+  result.loss = made.sums;
+  if (result.dx.defined()) result.dx.mul_(made.weights.to(at::kFloat).unsqueeze(1));
   return result;
 }
 

@@ -56,6 +56,17 @@ enum class TrainPhase {
   kDelivery,
 };
 
+// What a step or a validation of preferences says beside its loss: means over its rows. Values that
+// no row gives are not finite.
+struct PreferenceReport {
+  // Of an answer beta times the difference of its log-probability from the reference's; without a
+  // reference beta times its mean log-probability. That both fall is normal: margins matter.
+  double rewards_chosen = 0, rewards_rejected = 0, rewards_margins = 0;
+  double rewards_accuracies = 0;  // share of pairs whose chosen answer has the larger reward
+  double logps_chosen = 0, logps_rejected = 0;  // log-probabilities of whole answers
+  double kl = 0;                                // KTO's z; 0 for the other losses
+};
+
 // One optimizer step.
 struct StepReport {
   int64_t step = 0;  // from 1
@@ -70,6 +81,7 @@ struct StepReport {
   int64_t memory_bytes = 0;  // this rank's peak: the allocator's on a GPU, resident set on a CPU
   double mfu = 0;            // 0 where the device's peak is not known
   double of_limit = 0;       // speed as part of what the measured rates allow; 0: not measured
+  std::optional<PreferenceReport> preference;  // of a job that learns from preferences
 };
 
 // One pass over the validation rows.
@@ -81,6 +93,7 @@ struct EvalReport {
   std::vector<ValidationMetric> metrics;  // of answers; empty where none were given
   int64_t answered_rows = 0;
   std::string note;  // what of the answers was cut short, on this rank; empty: nothing
+  std::optional<PreferenceReport> preference;
 };
 
 // Proof that the ranks hold one model, and that it is the one delivered.
@@ -118,6 +131,8 @@ class TrainObserver {
   virtual void OnCheckpoint(const CheckpointReport&) {}  // on the first rank of each node only
   // For the log: what people should know and no program needs.
   virtual void OnMessage(std::string_view) {}
+  // The same for the job's owner, who may want to change something. On rank 0 only.
+  virtual void OnWarning(std::string_view) {}
   // Asked between steps. The run ends when any rank says so.
   virtual bool StopRequested() { return false; }
   // Asked between steps: whether a checkpoint is wanted that was not when this was asked before.

@@ -45,7 +45,8 @@ std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
 }
 
 Stamp StampOf(const TrainerOptions& options, const StepPlan& plan, at::Device device) {
-  if (options.checkpoints.dir.empty() && options.resume.dir.empty()) return {};
+  const bool asked = !options.checkpoints.dir.empty() || !options.resume.dir.empty();
+  if (!asked && !options.spec.prefers()) return {};
   return MakeStamp({.spec = options.spec,
                     .model_dir = options.model_dir,
                     .train = *options.train,
@@ -83,11 +84,10 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
                 options_.spec.hyperparameters.warmup_ratio, plan_.total_steps()),
       flops_(model_.config(), model_.layout()),
       probe_(MakeProbe(*options_.train)) {
-  if (loader_) {
-    Resume();
-  } else if (!options_.adapter_dir.empty()) {
-    StartFromAdapter();
-  }
+  // The reference of preferences is the model as it is before training.
+  if (!options_.adapter_dir.empty() && (!loader_ || options_.spec.prefers())) StartFromAdapter();
+  if (options_.spec.prefers()) PreparePreferences();
+  if (loader_) Resume();
 }
 
 void Trainer::StartFromAdapter() {
@@ -100,6 +100,22 @@ void Trainer::StartFromAdapter() {
   observer_.OnMessage(fmt::format(
       "starts from the adapter of {} of {} modules, r {} of {}, |B| {:.4g}", given.pairs.size(),
       fitted.pairs.size(), given.config.r, fitted.config.r, std::sqrt(square)));
+}
+
+// Before a checkpoint is restored: the reference is the model as it is before training.
+void Trainer::PreparePreferences() {
+  const at::NoGradGuard no_grad;
+  ops::SetDeterministic(options_.spec.training.deterministic);
+  preference_.emplace(
+      PreferenceTraining::Options{.spec = options_.spec,
+                                  .train = options_.train,
+                                  .validation = validation_ ? options_.validation : nullptr,
+                                  .adapter_dir = options_.adapter_dir,
+                                  .cache_dir = options_.cache_dir,
+                                  .writes_cache = comm_.rank() == options_.checkpoints.first_rank,
+                                  .stamp = stamp_,
+                                  .total_steps = plan_.total_steps()},
+      model_, comm_, observer_);
 }
 
 void Trainer::Resume() {
@@ -197,7 +213,7 @@ void Trainer::RunStep(const Step& step) {
   observer_.OnPhase(TrainPhase::kOwnWorkDone, step.index + 1);
   ExchangeLoss(loss);
   if (!std::isfinite(loss.total())) FailNotFinite(step, loss, "loss");
-  const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, step.loss_tokens));
+  const double scale = 1.0 / DivisorOf(step);
   const double norm = model_.ReduceGradients(scale);
   if (!std::isfinite(norm)) FailNotFinite(step, loss, "gradient norm");
   const double lr = schedule_.At(step.index + 1);
@@ -214,11 +230,16 @@ void Trainer::RunStep(const Step& step) {
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   model_.BeginStep();
   std::vector<Tensor> sums;
+  StepLoss loss;
+  PreferenceScale scale;
+  if (preference_) scale = preference_->ScaleOf(plan_, step);
+  loss.kl = scale.kl;
   step_flops_ = {};
   for (int micro = 0; micro < step.micro_batches; ++micro) {
     const MicroBatch batch = plan_.GetMicroBatch(step, micro, comm_.rank());
-    sums.push_back(
-        model_.ForwardBackward(batch, step.index, micro, micro + 1 == step.micro_batches));
+    sums.push_back(model_.ForwardBackward(
+        batch, step.index, micro, micro + 1 == step.micro_batches,
+        preference_ ? preference_->ObjectiveOf(batch, scale) : RowObjective()));
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < batch.documents(); ++i) {
       lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
@@ -227,8 +248,13 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   }
   // The only wait for the device before the update.
   const Tensor host = at::stack(sums).cpu();
-  StepLoss loss;
-  loss.micro.assign(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
+  const int64_t columns = host.numel() / step.micro_batches;
+  loss.sums.assign(preference_ ? static_cast<size_t>(columns) : 0, 0.0);
+  const double* values = host.const_data_ptr<double>();
+  for (int micro = 0; micro < step.micro_batches; ++micro, values += columns) {
+    loss.micro.push_back(values[0]);
+    for (size_t i = 0; i < loss.sums.size(); ++i) loss.sums[i] += values[i];
+  }
   return loss;
 }
 
@@ -239,15 +265,20 @@ void Trainer::ExchangeLoss(StepLoss& loss) {
   const bool stop = observer_.StopRequested();
   uint32_t flags = saver_.OwnFlags(observer_.CheckpointRequested());
   if (stop) flags |= CheckpointSaver::kStop;
-  const Tensor part = at::tensor({own, static_cast<double>(flags)}, at::kDouble).to(comm_.device());
-  Tensor all = at::empty({2 * comm_.world()}, part.options());
+  std::vector<double> mine = {own, static_cast<double>(flags)};
+  mine.insert(mine.end(), loss.sums.begin(), loss.sums.end());
+  const auto width = static_cast<int64_t>(mine.size());
+  const Tensor part = at::tensor(mine, at::kDouble).to(comm_.device());
+  Tensor all = at::empty({width * comm_.world()}, part.options());
   comm_.AllGather(all, part);
   const Tensor host = all.cpu();
-  const double* values = host.const_data_ptr<double>();
+  std::ranges::fill(loss.sums, 0.0);
   for (int rank = 0; rank < comm_.world(); ++rank) {
-    loss.ranks.push_back(values[2 * rank]);
-    loss.flags.push_back(static_cast<uint32_t>(values[2 * rank + 1]));
+    const double* values = host.const_data_ptr<double>() + rank * width;
+    loss.ranks.push_back(values[0]);
+    loss.flags.push_back(static_cast<uint32_t>(values[1]));
     loss.stop = loss.stop || (loss.flags.back() & CheckpointSaver::kStop) != 0;
+    for (size_t i = 0; i < loss.sums.size(); ++i) loss.sums[i] += values[2 + i];
   }
 }
 
@@ -270,8 +301,7 @@ void Trainer::FailNotFinite(const Step& step, const StepLoss& loss, const std::s
     where = fmt::format("on rank {} in the rows of line {}{}", blamed, fmt::join(lines, ", "),
                         cut ? ", ..." : "");
   } else if (what == "gradient norm") {
-    where = fmt::format("with a finite loss of {}",
-                        loss.total() / static_cast<double>(step.loss_tokens));
+    where = fmt::format("with a finite loss of {}", loss.total() / DivisorOf(step));
   }
   throw UserError(fmt::format("the {} of step {} is not finite ({})", what, step.index + 1, where),
                   "nan_loss",
@@ -285,9 +315,10 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   StepReport report;
   report.step = step.index + 1;
   report.total_steps = plan_.total_steps();
+  if (preference_) report.preference = preference_->ReportOf(report.step, loss.sums, loss.kl);
   const bool last = report.step == report.total_steps || loss.stop;
   if (report.step % options_.spec.hyperparameters.logging_steps != 0 && !last) return;
-  report.loss = loss.total() / static_cast<double>(std::max<int64_t>(1, step.loss_tokens));
+  report.loss = loss.total() / DivisorOf(step);
   report.grad_norm = grad_norm;
   report.lr = lr;
   report.epoch = EpochAfter(step);
@@ -300,6 +331,10 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   }
   report.memory_bytes = PeakMemoryBytes(comm_.device());
   observer_.OnStep(report);
+}
+
+double Trainer::DivisorOf(const Step& step) const {
+  return static_cast<double>(std::max<int64_t>(1, preference_ ? step.samples : step.loss_tokens));
 }
 
 double Trainer::EpochAfter(const Step& step) const {
@@ -336,8 +371,12 @@ bool Trainer::AnswersDue(int64_t steps_taken) const {
 std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
   observer_.OnPhase(TrainPhase::kValidation, steps_taken);
   const MonoTime start = clock_.Mono();
-  const ValidationResult result = Validate(model_, *validation_, comm_);
-  EvalReport report{steps_taken, result.loss, result.tokens};
+  const ValidationResult result =
+      preference_ ? preference_->Validate(*validation_) : Validate(model_, *validation_, comm_);
+  EvalReport report{.step = steps_taken,
+                    .loss = result.loss,
+                    .tokens = result.tokens,
+                    .preference = result.preference};
   if (AnswersDue(steps_taken)) {
     const AnswerJudge::Verdict verdict = options_.judge->Judge(model_, comm_, [&] {
       observer_.OnPhase(TrainPhase::kValidation, steps_taken);

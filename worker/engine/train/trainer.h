@@ -19,6 +19,7 @@
 #include "worker/engine/train/checkpoint_saver.h"
 #include "worker/engine/train/flops.h"
 #include "worker/engine/train/observer.h"
+#include "worker/engine/train/preference.h"
 #include "worker/engine/train/self_check.h"
 #include "worker/engine/train/training_model.h"
 
@@ -34,6 +35,7 @@ struct TrainerOptions {
   std::shared_ptr<AnswerJudge> judge;         // of answers to validation rows; null: loss alone
   std::filesystem::path output_dir;           // the artifact is written here
   std::filesystem::path adapter_dir;  // its values are the first ones of the job's; empty: fresh
+  std::filesystem::path cache_dir;    // of tokenised rows, for a reference too; empty: none
   std::optional<plan::ExecutionPlan> execution;  // empty: plan::Unplanned
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
@@ -78,9 +80,12 @@ class Trainer {
     std::vector<double> ranks;    // every rank's sum
     std::vector<uint32_t> flags;  // every rank's CheckpointSaver::Flag
     bool stop = false;            // some rank wants to stop
+    std::vector<double> sums;     // over all ranks: of preferences, PreferenceSum
+    double kl = 0;                // PreferenceScale's
     double total() const;
   };
 
+  void PreparePreferences();
   void CheckBeforeTraining();
   void RunStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
@@ -88,6 +93,8 @@ class Trainer {
   [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
   double EpochAfter(const Step& step) const;
+  // What the step's summed loss is divided by.
+  double DivisorOf(const Step& step) const;
   bool EvalDue(const Step& step) const;
   // Whether the validation after so many steps has rows answered.
   bool AnswersDue(int64_t steps_taken) const;
@@ -108,6 +115,7 @@ class Trainer {
   Stamp stamp_;                             // nothing where no checkpoint is read or written
   std::optional<CheckpointLoader> loader_;  // until the states are restored
   TrainingModel model_;
+  std::optional<PreferenceTraining> preference_;  // of a job that learns from preferences
   BestTracker best_;
   std::vector<at::Tensor> best_weights_;  // of the best step, where they are to be delivered
   CheckpointSaver saver_;

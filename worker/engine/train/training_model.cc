@@ -289,12 +289,14 @@ void TrainingModel::BeginStep() {
   sink_->BeginStep();
 }
 
-Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last) {
+Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last,
+                                      const RowObjective& objective) {
   sink_->BeginMicroBatch(last);
   const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
   const bool recorded = decoder_->graphs() != nullptr;
-  const DeviceBatch on_device =
+  DeviceBatch on_device =
       recorded ? ToDevice(WithPadding(batch), comm_.device()) : ToDevice(batch, comm_.device());
+  on_device.objective = objective;
   Tensor loss = decoder_->ForwardBackward(on_device, draws() ? &key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
   if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
@@ -334,6 +336,10 @@ void TrainingModel::WeightsChanged() {
 
 Tensor TrainingModel::Loss(const MicroBatch& batch) {
   return decoder_->Loss(ToDevice(batch, comm_.device()));
+}
+
+Tensor TrainingModel::RowLosses(const MicroBatch& batch) {
+  return decoder_->RowLosses(ToDevice(batch, comm_.device()));
 }
 
 Tensor TrainingModel::Logits(const MicroBatch& batch, const std::vector<int64_t>& tokens) {

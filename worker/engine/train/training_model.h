@@ -55,9 +55,10 @@ class TrainingModel {
   void LoadAdapter(const Adapter& adapter);
 
   void BeginStep();
-  // Sum of the cross entropies over the batch's targets, fp64 scalar on the device. `step` and
-  // `micro` choose the dropout masks; `last`: of this step.
-  at::Tensor ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last);
+  // Sum of the cross entropies over the batch's targets, fp64 scalar on the device, or the sums of
+  // `objective`. `step` and `micro` choose the dropout masks; `last`: of this step.
+  at::Tensor ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last,
+                             const RowObjective& objective = {});
   // Sums the gradients over the ranks; returns the norm of `scale` times them.
   double ReduceGradients(double scale);
   // One optimizer step with gradients times `scale`. With the optimizer on the host a unit's update
@@ -66,6 +67,8 @@ class TrainingModel {
 
   // As ForwardBackward, without gradients and dropout.
   at::Tensor Loss(const MicroBatch& batch);
+  // The cross entropy of each target, fp64 [loss_tokens] on the device; empty for an empty batch.
+  at::Tensor RowLosses(const MicroBatch& batch);
   // Logits of every token [T, V], or of those that `tokens` numbers.
   at::Tensor Logits(const MicroBatch& batch, const std::vector<int64_t>& tokens = {});
 
@@ -100,6 +103,8 @@ class TrainingModel {
   void MakeOptimizers();
   void WeightsChanged();
   bool drops() const {
+    // The log-probabilities that are compared with a reference's are without masks, as its own.
+    if (spec_.prefers()) return false;
     return (!spec_.full_finetune() && spec_.lora.dropout > 0.0) ||
            config_.embedding_dropout + config_.residual_dropout + config_.attention_dropout > 0.0;
   }

@@ -72,6 +72,33 @@ TEST(RowFormTest, FormsThatTuningCannotUseAreNamed) {
   EXPECT_EQ(ShapeOf(R"({"prompt":"a","completion":"b","label":3})").form, Form::kCompletion);
 }
 
+TEST(RowFormTest, AJobThatComparesAnswersReadsPairsAndMarks) {
+  const char* const pair = R"({"prompt":"a","chosen":"b","rejected":"c"})";
+  const char* const repeated =
+      R"({"chosen":[],"rejected":[],"messages":[{"role":"user","content":"a"}]})";
+  const char* const marked = R"({"prompt":"a","completion":"b","label":false})";
+  const char* const conversation =
+      R"({"messages":[{"role":"user","content":"a"}],"label":true})";
+  const std::tuple<const char*, Learns, Form, const char*> cases[] = {
+      {pair, Learns::kPairs, Form::kPreference, ""},
+      {pair, Learns::kMarked, Form::kPreference, ""},
+      {repeated, Learns::kPairs, Form::kPreference, ""},
+      {marked, Learns::kMarked, Form::kUnpaired, ""},
+      {conversation, Learns::kMarked, Form::kUnpaired, ""},
+      {marked, Learns::kPairs, Form::kUnpaired, "training.loss = \"kto\""},
+      {R"({"text":"a"})", Learns::kPairs, Form::kText, "no preference pair"},
+      {R"({"text":"a"})", Learns::kMarked, Form::kText, "no marked answer"},
+      {R"({"chosen":"a","rejected":[]})", Learns::kPairs, Form::kPreference, "both be text"},
+      {R"({"chosen":1,"rejected":2})", Learns::kPairs, Form::kPreference, "both be text"},
+  };
+  for (const auto& [row, learns, form, problem] : cases) {
+    const RowShape shape = ShapeOf(row, {}, learns);
+    EXPECT_EQ(FormName(shape.form), FormName(form)) << row;
+    EXPECT_EQ(shape.problem.empty(), *problem == '\0') << row << ": " << shape.problem;
+    EXPECT_NE(shape.problem.find(problem), std::string::npos) << row << ": " << shape.problem;
+  }
+}
+
 TEST(RowFormTest, NamedColumnsStandForOthersAndHideTheirs) {
   const RowNames names{.columns = {{"ask", "prompt"}, {"reply", "completion"}}, .roles = {}};
   EXPECT_EQ(ShapeOf(R"({"ask":"a","reply":"b"})", names).form, Form::kCompletion);

@@ -264,6 +264,43 @@ TEST_F(LogsTest, MetricsAreReadByIndex) {
   EXPECT_TRUE(metrics.Read("job", 4, 10)->empty());
 }
 
+TEST_F(LogsTest, PreferencesComeBackFromRecordsOfTheSameSize) {
+  MetricPoint step = Point(2, 7);
+  step.preference = {.rewards_chosen = 0.5f, .rewards_rejected = -0.25f,
+                     .rewards_accuracies = 0.75f, .logps_chosen = -31.5f,
+                     .logps_rejected = -40.0f, .kl = 0.125f};
+  step.lr = 5e-6;
+  step.tokens = 1'000'000;
+  step.epoch = 1.25;
+  step.grad_norm = 0.5;
+  MetricPoint eval = step;
+  eval.is_eval = 1;
+  eval.val_loss = 0.6875;
+  MetricLog log(dir_ + "/metrics");
+  ASSERT_TRUE(log.Append("job-a", {Point(1, 1), step, eval}).ok());
+  const auto points = log.Read("job-a", 0, 10);
+  ASSERT_TRUE(points.ok());
+  ASSERT_EQ(points->size(), 3u);
+  EXPECT_FALSE((*points)[0].preference);
+  for (const MetricPoint& point : {(*points)[1], (*points)[2]}) {
+    ASSERT_TRUE(point.preference);
+    EXPECT_EQ(point.attempt, 2);
+    EXPECT_EQ(point.step, 7);
+    EXPECT_EQ(point.lr, 5e-6);
+    EXPECT_EQ(point.tokens, 1'000'000);
+    EXPECT_EQ(point.epoch, 1.25);
+    EXPECT_EQ(point.grad_norm, 0.5);
+    EXPECT_EQ(point.preference->rewards_chosen, 0.5f);
+    EXPECT_EQ(point.preference->rewards_rejected, -0.25f);
+    EXPECT_EQ(point.preference->rewards_accuracies, 0.75f);
+    EXPECT_EQ(point.preference->logps_chosen, -31.5f);
+    EXPECT_EQ(point.preference->logps_rejected, -40.0f);
+    EXPECT_EQ(point.preference->kl, 0.125f);
+  }
+  EXPECT_EQ((*points)[1].loss, step.loss);
+  EXPECT_EQ((*points)[2].val_loss, 0.6875);
+}
+
 TEST_F(LogsTest, PointsSentTwiceAreStoredOnce) {
   MetricLog metrics(dir_);
   ASSERT_TRUE(metrics.Append("job", {Point(1, 1), Point(1, 2)}).ok());

@@ -33,6 +33,13 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   step.mfu = 0.41;
   step.of_limit = 0.87;
   step.epoch = 1.5;
+  EXPECT_TRUE(RoundTrip(step).preference.empty());
+  step.preference = {{.rewards_chosen = 0.1,
+                      .rewards_rejected = -0.2,
+                      .rewards_accuracies = 0.75,
+                      .logps_chosen = -30.5,
+                      .logps_rejected = -40.25,
+                      .kl = 0.5}};
   const StepEvent back = RoundTrip(step);
   EXPECT_EQ(back.step, 7);
   EXPECT_EQ(back.total_steps, 3'000'000'000);
@@ -46,6 +53,13 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   EXPECT_EQ(back.mfu, 0.41);
   EXPECT_EQ(back.of_limit, 0.87);
   EXPECT_EQ(back.epoch, 1.5);
+  ASSERT_EQ(back.preference.size(), 1u);
+  EXPECT_EQ(back.preference[0].rewards_chosen, 0.1);
+  EXPECT_EQ(back.preference[0].rewards_rejected, -0.2);
+  EXPECT_EQ(back.preference[0].rewards_accuracies, 0.75);
+  EXPECT_EQ(back.preference[0].logps_chosen, -30.5);
+  EXPECT_EQ(back.preference[0].logps_rejected, -40.25);
+  EXPECT_EQ(back.preference[0].kl, 0.5);
 }
 
 TEST(EventTest, FloatingPointIsTheShortestTextThatReadsBackEqual) {

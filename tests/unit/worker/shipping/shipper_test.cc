@@ -259,14 +259,21 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   EXPECT_EQ(metric.time().seconds(), 1700000000);
   EXPECT_EQ(metric.time().nanos(), 500'000'000);
   EXPECT_FALSE(metric.is_eval());
+  EXPECT_FALSE(metric.has_preference());
 }
 
 TEST(RankEventTest, AValidationPointIsMarked) {
-  const v1::RankEvent event =
-      ToRankEvent(0, {1, channel::EvalEvent{.step = 4, .loss = 1.5}}, "line");
+  const v1::RankEvent event = ToRankEvent(
+      0,
+      {1, channel::EvalEvent{.step = 4,
+                             .loss = 1.5,
+                             .preference = {{.rewards_chosen = 0.5, .rewards_rejected = 0.25}}}},
+      "line");
   EXPECT_TRUE(event.metric().is_eval());
   EXPECT_EQ(event.metric().val_loss(), 1.5);
   EXPECT_EQ(event.metric().step(), 4);
+  EXPECT_EQ(event.metric().preference().rewards_chosen(), 0.5);
+  EXPECT_EQ(event.metric().preference().rewards_rejected(), 0.25);
 }
 
 TEST(RankEventTest, PreparationIsAPhaseForPeople) {

@@ -27,6 +27,7 @@ class RecordingObserver : public TrainObserver {
     messages += std::string(message) + "\n";
     if (on_message) on_message(message);
   }
+  void OnWarning(std::string_view message) override { warnings.emplace_back(message); }
   void OnConsistency(const ConsistencyReport& report) override { consistency = report; }
   void OnArtifact(const ArtifactReport& report) override { artifacts.push_back(report); }
   bool StopRequested() override { return Running() == stop_after; }
@@ -49,6 +50,7 @@ class RecordingObserver : public TrainObserver {
   std::vector<EvalReport> evals;
   std::vector<CheckpointReport> checkpoints;
   std::string messages;
+  std::vector<std::string> warnings;
   ConsistencyReport consistency;
   std::vector<ArtifactReport> artifacts;
 

@@ -1,0 +1,136 @@
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstring>
+
+#include "server/blob/metric_log.h"
+
+// The records of MetricLog.
+
+namespace sft::server {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "records are little-endian");
+
+constexpr char kMetricMagic[4] = {'S', 'F', 'T', 'M'};
+constexpr int64_t kHeaderBytes = 8;
+enum RecordVersion : uint32_t { kPlain = 1, kWithPreference = 2 };
+
+struct PlainRecord {
+  int64_t attempt = 0, step = 0;
+  int32_t is_eval = 0;
+  float of_limit = 0;
+  int64_t total_steps = 0, tokens = 0, gpu_memory_bytes = 0, time_us = 0;
+  double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, val_loss = 0;
+  double step_seconds = 0, epoch = 0;
+};
+static_assert(sizeof(PlainRecord) == MetricLog::kRecordBytes - kHeaderBytes);
+
+struct PreferenceRecord {
+  int64_t step = 0;
+  int32_t attempt = 0, is_eval = 0;
+  int64_t total_steps = 0, tokens = 0, gpu_memory_bytes = 0, time_us = 0;
+  double loss = 0;  // val_loss of a validation, which has no other
+  double lr = 0, epoch = 0;
+  float of_limit = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, step_seconds = 0;
+  PreferenceFigures figures;
+  uint32_t unused = 0;
+};
+static_assert(sizeof(PreferenceRecord) == MetricLog::kRecordBytes - kHeaderBytes);
+
+template <typename Record>
+std::string BytesOf(RecordVersion version, const Record& record) {
+  std::string bytes(kMetricMagic, sizeof(kMetricMagic));
+  bytes.append(reinterpret_cast<const char*>(&version), sizeof(version));
+  bytes.append(reinterpret_cast<const char*>(&record), sizeof(record));
+  return bytes;
+}
+
+template <typename Record>
+Record RecordOf(std::string_view bytes) {
+  Record record;
+  std::memcpy(&record, bytes.data() + kHeaderBytes, sizeof(record));
+  return record;
+}
+
+// Members that both have and that are of one type.
+template <typename From, typename To>
+void CopyShared(const From& from, To& to) {
+  to.step = from.step;
+  to.is_eval = from.is_eval;
+  to.total_steps = from.total_steps;
+  to.tokens = from.tokens;
+  to.gpu_memory_bytes = from.gpu_memory_bytes;
+  to.time_us = from.time_us;
+  to.lr = from.lr;
+  to.epoch = from.epoch;
+  to.of_limit = from.of_limit;
+}
+
+MetricPoint PointOf(const PlainRecord& record) {
+  MetricPoint point;
+  CopyShared(record, point);
+  point.attempt = record.attempt;
+  point.loss = record.loss;
+  point.grad_norm = record.grad_norm;
+  point.tokens_per_second = record.tokens_per_second;
+  point.mfu = record.mfu;
+  point.val_loss = record.val_loss;
+  point.step_seconds = record.step_seconds;
+  return point;
+}
+
+MetricPoint PointOf(const PreferenceRecord& record) {
+  MetricPoint point;
+  CopyShared(record, point);
+  point.attempt = record.attempt;
+  (record.is_eval != 0 ? point.val_loss : point.loss) = record.loss;
+  point.grad_norm = record.grad_norm;
+  point.tokens_per_second = record.tokens_per_second;
+  point.mfu = record.mfu;
+  point.step_seconds = record.step_seconds;
+  point.preference = record.figures;
+  return point;
+}
+
+std::string EncodePlain(const MetricPoint& point) {
+  PlainRecord record;
+  CopyShared(point, record);
+  record.attempt = point.attempt;
+  record.loss = point.loss;
+  record.grad_norm = point.grad_norm;
+  record.tokens_per_second = point.tokens_per_second;
+  record.mfu = point.mfu;
+  record.val_loss = point.val_loss;
+  record.step_seconds = point.step_seconds;
+  return BytesOf(kPlain, record);
+}
+
+}  // namespace
+
+std::string EncodeMetric(const MetricPoint& point) {
+  if (!point.preference) return EncodePlain(point);
+  PreferenceRecord record;
+  CopyShared(point, record);
+  record.attempt = static_cast<int32_t>(point.attempt);
+  record.loss = point.is_eval != 0 ? point.val_loss : point.loss;
+  record.grad_norm = static_cast<float>(point.grad_norm);
+  record.tokens_per_second = static_cast<float>(point.tokens_per_second);
+  record.mfu = static_cast<float>(point.mfu);
+  record.step_seconds = static_cast<float>(point.step_seconds);
+  record.figures = *point.preference;
+  return BytesOf(kWithPreference, record);
+}
+
+absl::StatusOr<MetricPoint> DecodeMetric(std::string_view record, const std::string& job_id) {
+  uint32_t version = 0;
+  if (record.size() == MetricLog::kRecordBytes &&
+      std::memcmp(record.data(), kMetricMagic, sizeof(kMetricMagic)) == 0) {
+    std::memcpy(&version, record.data() + sizeof(kMetricMagic), sizeof(version));
+  }
+  if (version == kPlain) return PointOf(RecordOf<PlainRecord>(record));
+  if (version == kWithPreference) return PointOf(RecordOf<PreferenceRecord>(record));
+  return DataLoss(fmt::format("a stored metric of {} cannot be read", job_id));
+}
+
+}  // namespace sft::server
