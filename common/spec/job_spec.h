@@ -245,6 +245,7 @@ struct JobSpec {
     std::vector<std::string> stop;
     uint64_t seed = 0;
     int batch = 32;
+    bool nf4 = false;  // the base's linear layers are held in NF4
   } generate;
 
   // How answers are graded (common/grade/metric.h).

@@ -127,6 +127,7 @@ void VisitGenerate(Generate& g, Visit&& visit) {
   visit("generate.stop", g.stop);
   visit("generate.seed", g.seed);
   visit("generate.batch", g.batch);
+  visit("generate.nf4", g.nf4);
 }
 
 template <typename Export, typename Visit>

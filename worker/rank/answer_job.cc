@@ -50,6 +50,7 @@ AnswerOptions OptionsFor(const Launch& launch) {
           .stop = g.stop,
           .most_requests = g.batch,
           .samples = g.num_samples,
+          .nf4 = g.nf4,
           .memory_budget_gb = launch.spec.compute.memory_budget_gb,
           .processes = launch.file.local_ranks};
 }

@@ -158,8 +158,7 @@ void EvaluationTask::Load(const std::string& adapter, const std::vector<size_t>&
   }
   batch_.reset();
   generator_.reset();  // before the next is loaded
-  generator_ = std::make_unique<engine::Generator>(engine::GeneratorOptions{
-      .model_dir = options_.model, .adapter_dir = adapter, .device = device_->torch});
+  generator_ = std::make_unique<engine::Generator>(ModelOf(options_, adapter, *device_));
   base_first_ = sides.size() == 2 && !generator_->optional_adapters();
   if (base_first_) return Load("", {0});
   base_first_ = sides.size() == 1 && sides[0] == 0 && !options_.adapter.empty();

@@ -84,6 +84,14 @@ std::string FinishReason(const engine::GenerationAnswer& made) {
   }
 }
 
+engine::GeneratorOptions ModelOf(const AnswerOptions& options, const std::string& adapter,
+                                 const Device& device) {
+  return {.model_dir = options.model,
+          .adapter_dir = adapter,
+          .device = device.torch,
+          .nf4 = options.nf4};
+}
+
 void CheckOptions(const AnswerOptions& options) {
   engine::CheckSampling(options.sampling);
   if (std::ranges::find(options.stop, "") != options.stop.end()) {
@@ -157,8 +165,7 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
     prompt_tokens_.push_back(requests.back().prompt.size());
     longest = std::max(longest, static_cast<int64_t>(prompt_tokens_.back()));
   }
-  generator_.emplace(engine::GeneratorOptions{
-      .model_dir = options.model, .adapter_dir = options.adapter, .device = device.torch});
+  generator_.emplace(ModelOf(options, options.adapter, device));
   const int64_t at_once = std::min<int64_t>(options.most_requests, last - first);
   const CacheRoom room = CacheRoomOf(options, *generator_, device);
   batch_ = generator_->MakeBatch(
@@ -227,6 +234,7 @@ std::string RunOf(const AnswerOptions& options, const Prompts& prompts, int rank
                     {"seed", sampling.seed},
                     {"stop", options.stop},
                     {"processes", ranks}};
+  if (options.nf4) run["nf4"] = true;
   return DumpJson(run, 2) + "\n";
 }
 

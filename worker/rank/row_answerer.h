@@ -26,6 +26,7 @@ struct AnswerOptions {
   std::vector<std::string> stop;
   int most_requests = 32;       // answered at once
   int samples = 1;              // answers to each prompt
+  bool nf4 = false;             // the base's linear layers are held in NF4
   double memory_budget_gb = 0;  // of the GPU; 0: all of it
   int processes = 1;            // that share this node's memory
 };
@@ -34,6 +35,10 @@ struct AnswerOptions {
 // quarter of the process's share of the node's memory.
 CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& generator,
                       const Device& device);
+
+// The model that answers: `adapter` in place of the options' own, or empty for the base alone.
+engine::GeneratorOptions ModelOf(const AnswerOptions& options, const std::string& adapter,
+                                 const Device& device);
 
 // Throws UserError for a number that is out of its range: before anything is loaded.
 void CheckOptions(const AnswerOptions& options);

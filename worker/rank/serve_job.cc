@@ -83,8 +83,7 @@ void ServeJob::Load() {
   options_ = OptionsFor(context_.launch);
   CheckOptions(options_);
   tokenizer_.emplace(OpenTokenizer(options_));
-  generator_.emplace(engine::GeneratorOptions{
-      .model_dir = options_.model, .adapter_dir = options_.adapter, .device = device.torch});
+  generator_.emplace(ModelOf(options_, options_.adapter, device));
   MakeBatch(device);
   const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
   fmt::print("serves on {}, ready after {:.1f} s\n", device.Name(), seconds);

@@ -74,7 +74,7 @@ void KeepAsNf4(ModelLayout& layout, const std::map<std::string, Tensor>& values)
   for (const auto& [name, value] : values) {
     if (name.ends_with(".lora_magnitude_vector")) {
       throw UserError("an adapter with DoRA needs the base's weights as they are, not in NF4",
-                      "bad_adapter", "answer without NF4");
+                      "bad_adapter", "leave generate.nf4 out");
     }
     replaced.insert(name);
   }

@@ -27,8 +27,7 @@ std::string KeyOfReference(const PreferenceTraining::Options& options, std::stri
     for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
       const std::string path = options.adapter_dir / name;
       const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
-      if (!hash.ok())
-        throw InfrastructureError(fmt::format("{}: {}", path, std::string_view(hash.status().message())));
+      if (!hash.ok()) throw InfrastructureError(std::string(Message(hash.status())));
       text += " " + hash->sha256;
     }
   }
