@@ -108,16 +108,17 @@ TEST_F(GenerationOpsTest, ProductsWithNf4EqualThoseWithItsValuesAndDoNotSeeTheir
   }
 }
 
-// What attention to pages is run on: two requests of 20 pages each, pages in any order.
+// What attention to pages is run on: two requests of as many pages each, pages in any order.
 struct Paged {
   at::Tensor k, v, tables;
   int64_t kv_heads = 0, size = 0;
 
-  Paged(int64_t heads, int64_t head_size, at::ScalarType type) : kv_heads(heads), size(head_size) {
-    constexpr int64_t kPage = 16, kPages = 40;
-    k = Normal({kPages, kPage, heads, head_size}, 1).to(type);
-    v = Normal({kPages, kPage, heads, head_size}, 2).to(type);
-    tables = at::arange(kPages, at::kInt).flip(0).view({2, kPages / 2}).contiguous();
+  Paged(int64_t heads, int64_t head_size, at::ScalarType type, int64_t pages = 40)
+      : kv_heads(heads), size(head_size) {
+    constexpr int64_t kPage = 16;
+    k = Normal({pages, kPage, heads, head_size}, 1).to(type);
+    v = Normal({pages, kPage, heads, head_size}, 2).to(type);
+    tables = at::arange(pages, at::kInt).flip(0).view({2, pages / 2}).contiguous();
   }
   at::Tensor Reference(const at::Tensor& q, const at::Tensor& places, int64_t window) const {
     at::Tensor out = at::empty(q.sizes(), at::kFloat);
@@ -184,6 +185,26 @@ TEST_F(GenerationOpsTest, PiecesOfAPromptGiveTheBitsOfTheWhole) {
           EXPECT_TRUE(SameBits(part, whole.narrow(0, first, count)))
               << size << ", from " << first << ", group " << group << ", window " << window;
         }
+      }
+    }
+  }
+}
+
+// Where small chunks of keys end and large ones begin.
+TEST_F(GenerationOpsTest, PagedAttentionOfLongRequestsEqualsTheReference) {
+  const at::Tensor places =
+      PlacesOf({0, 127, 0, 128, 1, 1022, 0, 1023, 0, 1024, 1, 1279, 1, 1280, 0, 2047});
+  for (const int64_t size : {64, 128}) {
+    const Paged paged(2, size, at::kBFloat16, 256);
+    const at::Tensor q = Normal({places.size(0), 8, size}, 3).to(at::kBFloat16);
+    for (const int64_t window : {0, 300, 1100}) {
+      const at::Tensor out = paged.OnGpu(q, places, window, false);
+      EXPECT_LT(RelativeError(out, paged.Reference(q, places, window)), 5e-3)
+          << size << ", window " << window;
+      for (const int64_t token : {3, 4, 7}) {
+        const at::Tensor alone = paged.OnGpu(
+            q.narrow(0, token, 1), places.narrow(0, token, 1).contiguous(), window, false);
+        EXPECT_TRUE(SameBits(alone, out.narrow(0, token, 1))) << token;
       }
     }
   }

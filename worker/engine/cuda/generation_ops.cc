@@ -83,9 +83,14 @@ bool IsSmallProduct(const Tensor& out, const Tensor& a, const Tensor& weight, in
          HasRowProduct(a.size(1)) && IsAligned(a) && IsAligned(weight);
 }
 
-// The rows of a weight with zeros behind them up to whole tiles of NF4.
+// Outputs of whole tiles of NF4.
+int64_t InTiles(int64_t outputs) {
+  return (outputs + kNf4TileOutputs - 1) / kNf4TileOutputs * kNf4TileOutputs;
+}
+
+// The rows of a weight with zeros behind them up to whole tiles.
 Tensor WholeTiles(const Tensor& rows) {
-  const int64_t count = (rows.size(0) + kNf4TileOutputs - 1) / kNf4TileOutputs * kNf4TileOutputs;
+  const int64_t count = InTiles(rows.size(0));
   return count == rows.size(0) ? rows : WithZeros(rows, count);
 }
 
@@ -125,9 +130,9 @@ ops::Nf4Codes Nf4Prepack(const Tensor& codes, const Tensor& absmax) {
 
 void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
                    const Tensor& addend, int64_t tile) {
-  CheckNf4Rows(out, a, codes, absmax);
-  if (out.numel() == 0) return;
   const bool tiles = HasNf4RowProduct(a.size(1));
+  CheckNf4Rows(out, a, codes, absmax, tiles ? InTiles(out.size(1)) : out.size(1));
+  if (out.numel() == 0) return;
   if (tiles && tile <= kMostProductRows && a.scalar_type() == at::kBFloat16 &&
       out.scalar_type() == at::kBFloat16 && IsAligned(a)) {
     const LaunchScope scope(a);

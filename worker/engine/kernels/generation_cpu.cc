@@ -234,7 +234,7 @@ ops::Nf4Codes Nf4Prepack(const Tensor& codes, const Tensor& absmax) { return {co
 
 void Nf4RowProduct(Tensor& out, const Tensor& a, const Tensor& codes, const Tensor& absmax,
                    const Tensor& addend, int64_t tile) {
-  CheckNf4Rows(out, a, codes, absmax);
+  CheckNf4Rows(out, a, codes, absmax, out.size(1));
   Tensor weight = at::empty({codes.size(0), a.size(1)}, a.options());
   Nf4Dequantize(weight, codes.view({-1}), absmax.view({-1}));
   RowProduct(out, a, weight, addend, 1.0, tile);

@@ -120,16 +120,15 @@ inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
   CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);
 }
 
-// Checks the arguments of Nf4RowProduct. The order of a device may add rows up to a multiple of 16.
+// Checks the arguments of Nf4RowProduct, whose codes have `rows` rows.
 inline void CheckNf4Rows(const at::Tensor& out, const at::Tensor& a, const at::Tensor& codes,
-                         const at::Tensor& absmax) {
+                         const at::Tensor& absmax, int64_t rows) {
   TORCH_CHECK(a.dim() == 2 && out.dim() == 2 && a.size(1) % 64 == 0 && codes.is_contiguous() &&
                   absmax.is_contiguous() && codes.dim() == 2 && absmax.dim() == 2 &&
-                  (codes.size(0) == out.size(1) || codes.size(0) == (out.size(1) + 15) / 16 * 16) &&
-                  codes.size(0) == absmax.size(0) && codes.size(1) * 2 == a.size(1) &&
-                  absmax.size(1) * 64 == a.size(1) && codes.scalar_type() == at::kByte &&
-                  absmax.scalar_type() == at::kFloat && codes.device() == a.device() &&
-                  absmax.device() == a.device(),
+                  codes.size(0) == rows && codes.size(0) == absmax.size(0) &&
+                  codes.size(1) * 2 == a.size(1) && absmax.size(1) * 64 == a.size(1) &&
+                  codes.scalar_type() == at::kByte && absmax.scalar_type() == at::kFloat &&
+                  codes.device() == a.device() && absmax.device() == a.device(),
               "Nf4RowProduct: codes ", codes.sizes(), " and absmax ", absmax.sizes(), " for rows ",
               a.sizes(), " and results ", out.sizes());
 }

@@ -24,6 +24,7 @@ __device__ __forceinline__ void LetNextStart() {
 // What a launch asks of the current device; asked once for each thread.
 struct DeviceFacts {
   int device = -1, major = 0, multiprocessors = 1;
+  int block_shared_bytes = 0;  // the most that a block may ask for
 };
 inline const DeviceFacts& CurrentDevice() {
   thread_local DeviceFacts facts;
@@ -32,6 +33,8 @@ inline const DeviceFacts& CurrentDevice() {
     facts.device = current;
     cudaDeviceGetAttribute(&facts.major, cudaDevAttrComputeCapabilityMajor, current);
     cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, current);
+    cudaDeviceGetAttribute(&facts.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                           current);
   }
   return facts;
 }

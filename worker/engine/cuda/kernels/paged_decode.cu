@@ -197,9 +197,13 @@ int64_t ChunksOf(const PagedShape& shape) {
 }  // namespace
 
 int64_t PagedDecodeScratch(const PagedShape& shape) {
-  if (shape.heads > kRows * shape.kv_heads || !paged::WithHeadSize(shape.size, [](auto) {})) {
-    return 0;
-  }
+  if (shape.heads > kRows * shape.kv_heads) return 0;
+  // GPUs other than those of data centres have less shared memory than large heads take.
+  int bytes = 0;
+  const bool has = paged::WithHeadSize(
+      shape.size, [&](auto size) { bytes = DecodeSharedBytes<decltype(size)::value>(); });
+  constexpr int kStatic = 2 * kWarps * kRows * 4;
+  if (!has || bytes + kStatic > CurrentDevice().block_shared_bytes) return 0;
   return shape.tokens * shape.heads * ChunksOf(shape) * (shape.size + 2);
 }
 
