@@ -218,7 +218,8 @@ Form ShapeReader::OfPreferences() const {
   const bool tagged = Is(kKtoTagColumn, Kind::kBoolean) || Is(kLabelColumn, Kind::kBoolean);
   if (tagged && Has(kPromptColumn) && Has(kCompletionColumn)) return Form::kUnpaired;
   if (Is(kKtoTagColumn, Kind::kBoolean)) return Form::kUnpaired;
-  if (learns_ == Learns::kMarked && tagged && Has(kMessagesColumn)) return Form::kUnpaired;
+  // Elsewhere a label may be a class of the text.
+  if (learns_ == Learns::kMarked && tagged) return Form::kUnpaired;
   return Form::kUnknown;
 }
 
@@ -385,7 +386,8 @@ std::string_view RefusalOfPreferences(Form form, Learns learns) {
              ? "no preference pair: this job's loss needs \"prompt\", \"chosen\" and "
                "\"rejected\"; training.loss = \"sft\" learns from other rows"
              : "no marked answer: training.loss = \"kto\" needs \"prompt\", \"completion\" and "
-               "\"label\" (true or false), or \"chosen\" and \"rejected\"";
+               "\"label\" (true or false), \"messages\" with \"label\", or \"chosen\" and "
+               "\"rejected\"";
 }
 
 }  // namespace

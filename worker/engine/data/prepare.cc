@@ -35,6 +35,8 @@ namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
 constexpr int kEncodingVersion = 3;
+// The same for rows of preferences alone.
+constexpr int kPreferenceVersion = 2;
 // Rows a thread takes at once.
 constexpr size_t kBlockRows = 64;
 
@@ -270,14 +272,18 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     list += fmt::format("\n  and {} more", refused - DatasetStats::kReportedRows);
   }
   const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
+  // Answers that are compared are never cut.
+  const std::string_view cuts =
+      options.learns == data::Learns::kTexts
+          ? "cut them (data.on_long_rows = \"truncate_right\", \"split\", ...)"
+          : "cut their prompts (data.on_long_rows = \"truncate_left\")";
   throw UserError(
       fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused, outcomes.size(),
                   list),
       "bad_rows",
-      fmt::format("correct these rows, or leave them out with {} = \"skip\"{}", key,
-                  only_long ? ", cut them (data.on_long_rows = \"truncate_right\", "
-                              "\"split\", ...), or raise hyperparameters.sequence_length"
-                            : ""));
+      fmt::format(
+          "correct these rows, or leave them out with {} = \"skip\"{}", key,
+          only_long ? fmt::format(", {}, or raise hyperparameters.sequence_length", cuts) : ""));
 }
 
 CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines) {
@@ -326,7 +332,7 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
                     options.hold_out.rows, options.seed, options.group_by.size(), options.group_by);
   }
   if (options.learns != data::Learns::kTexts) {
-    text += fmt::format(" learns {}", static_cast<int>(options.learns));
+    text += fmt::format(" learns {} {}", static_cast<int>(options.learns), kPreferenceVersion);
   }
   if (options.dedup != spec::Dedup::kOff) {
     text += fmt::format(" dedup {}{}", spec::EnumName(options.dedup), EarlierText(options));

@@ -77,17 +77,19 @@ TEST(RowFormTest, AJobThatComparesAnswersReadsPairsAndMarks) {
   const char* const repeated =
       R"({"chosen":[],"rejected":[],"messages":[{"role":"user","content":"a"}]})";
   const char* const marked = R"({"prompt":"a","completion":"b","label":false})";
-  const char* const conversation =
-      R"({"messages":[{"role":"user","content":"a"}],"label":true})";
+  const char* const conversation = R"({"messages":[{"role":"user","content":"a"}],"label":true})";
   const std::tuple<const char*, Learns, Form, const char*> cases[] = {
       {pair, Learns::kPairs, Form::kPreference, ""},
       {pair, Learns::kMarked, Form::kPreference, ""},
       {repeated, Learns::kPairs, Form::kPreference, ""},
       {marked, Learns::kMarked, Form::kUnpaired, ""},
       {conversation, Learns::kMarked, Form::kUnpaired, ""},
+      {R"({"conversations":[{"from":"human","value":"a"}],"label":true})", Learns::kMarked,
+       Form::kUnpaired, ""},
+      {R"({"instruction":"a","output":"b","label":true})", Learns::kMarked, Form::kUnpaired, ""},
       {marked, Learns::kPairs, Form::kUnpaired, "training.loss = \"kto\""},
       {R"({"text":"a"})", Learns::kPairs, Form::kText, "no preference pair"},
-      {R"({"text":"a"})", Learns::kMarked, Form::kText, "no marked answer"},
+      {R"({"text":"a"})", Learns::kMarked, Form::kText, "\"messages\" with \"label\""},
       {R"({"chosen":"a","rejected":[]})", Learns::kPairs, Form::kPreference, "both be text"},
       {R"({"chosen":1,"rejected":2})", Learns::kPairs, Form::kPreference, "both be text"},
   };
