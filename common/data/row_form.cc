@@ -332,7 +332,8 @@ RowShape ShapeReader::Read(std::string_view row) {
 
 }  // namespace
 
-Learns LearnsOf(std::string_view loss) {
+Learns LearnsOf(std::string_view loss, std::string_view kind) {
+  if (kind == "export" || kind == "evaluate") return Learns::kChosen;
   if (loss == "kto") return Learns::kMarked;
   const bool pairs = loss == "dpo" || loss == "orpo" || loss == "simpo";
   return pairs ? Learns::kPairs : Learns::kTexts;
@@ -393,7 +394,9 @@ std::string_view RefusalOfPreferences(Form form, Learns learns) {
 }  // namespace
 
 std::string_view FormRefusal(Form form, Learns learns) {
-  if (learns != Learns::kTexts) return RefusalOfPreferences(form, learns);
+  if (Compares(learns)) return RefusalOfPreferences(form, learns);
+  const bool preferred = form == Form::kPreference || form == Form::kUnpaired;
+  if (learns == Learns::kChosen && preferred) return "";
   switch (form) {
     case Form::kPreference:
       return "a preference pair (a chosen and a rejected answer), which supervised fine-tuning "

@@ -329,6 +329,15 @@ std::vector<MarkedAnswer> ParsePreference(std::string_view line, const data::Row
   return answers;
 }
 
+Row ParseChosen(std::string_view line, const data::RowNames& names, data::Form* form) {
+  const Json object = ReadRow(line, names, data::Learns::kChosen, form);
+  if (*form == data::Form::kPreference) return PairOf(object, names).front().row;
+  if (*form != data::Form::kUnpaired) return RowOf(*form, object, names);
+  MarkedAnswer answer = MarkedOf(object, names);
+  if (!answer.good) throw RowError(RowProblem::kNoAnswer, "its answer is marked as a bad one");
+  return std::move(answer.row);
+}
+
 EncodedAnswers EncodeAnswers(const RowEncoder& encoder, const std::vector<MarkedAnswer>& answers,
                              bool prompt_too, const LongRowRule& rule) {
   EncodedAnswers encoded;

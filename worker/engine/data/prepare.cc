@@ -177,14 +177,16 @@ class ParallelEncoder {
         throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
                                                          line.text.size(), data::kMaxRowBytes));
       }
-      if (options_.learns != data::Learns::kTexts) {
+      if (data::Compares(options_.learns)) {
         EncodePreference(line, outcome);
         return outcome;
       }
       data::Form form = data::Form::kUnknown;
       const Row row = [&] {
         try {
-          return ParseRow(line.text, options_.names, &form);
+          return options_.learns == data::Learns::kChosen
+                     ? ParseChosen(line.text, options_.names, &form)
+                     : ParseRow(line.text, options_.names, &form);
         } catch (const RowError& error) {
           if (error.problem() != RowProblem::kNotJson) outcome.form = form;
           throw;
@@ -274,7 +276,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
   const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
   // Answers that are compared are never cut.
   const std::string_view cuts =
-      options.learns == data::Learns::kTexts
+      !data::Compares(options.learns)
           ? "cut them (data.on_long_rows = \"truncate_right\", \"split\", ...)"
           : "cut their prompts (data.on_long_rows = \"truncate_left\")";
   throw UserError(
@@ -371,7 +373,7 @@ PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
   options.on_bad_rows = spec.data.on_bad_rows;
   options.on_long_rows = spec.data.on_long_rows;
   options.split_overlap = spec.data.split_overlap;
-  options.learns = data::LearnsOf(spec::EnumName(spec.training.loss));
+  options.learns = data::LearnsOf(spec::EnumName(spec.training.loss), spec.job.kind);
   options.names = data::NamesOf(spec.data.columns, spec.data.roles);
   return options;
 }
@@ -435,7 +437,7 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   std::optional<RowEncoder> encoder;
   {
     const RowWatch::Thread watched(watch);  // it tries the template
-    const bool texts = options.learns == data::Learns::kTexts;
+    const bool texts = !data::Compares(options.learns);
     encoder.emplace(tokenizer, texts ? options.loss_on : spec::LossOn::kAssistant,
                     Refuses(options.on_long_rows) ? options.sequence_length : 0);
   }

@@ -101,6 +101,17 @@ TEST(RowFormTest, AJobThatComparesAnswersReadsPairsAndMarks) {
   }
 }
 
+TEST(RowFormTest, ExportsAndEvaluationsReadTheGoodAnswers) {
+  EXPECT_EQ(LearnsOf("sft", "export"), Learns::kChosen);
+  EXPECT_EQ(LearnsOf("sft", "evaluate"), Learns::kChosen);
+  EXPECT_EQ(LearnsOf("dpo", "sft"), Learns::kPairs);
+  for (const char* row : {R"({"prompt":"a","chosen":"b","rejected":"c"})",
+                          R"({"prompt":"a","completion":"b","label":true})", R"({"text":"a"})"}) {
+    EXPECT_EQ(ShapeOf(row, {}, Learns::kChosen).problem, "") << row;
+  }
+  EXPECT_NE(ShapeOf(R"({"prompt":"a"})", {}, Learns::kChosen).problem, "");
+}
+
 TEST(RowFormTest, NamedColumnsStandForOthersAndHideTheirs) {
   const RowNames names{.columns = {{"ask", "prompt"}, {"reply", "completion"}}, .roles = {}};
   EXPECT_EQ(ShapeOf(R"({"ask":"a","reply":"b"})", names).form, Form::kCompletion);

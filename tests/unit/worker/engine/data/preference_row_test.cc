@@ -197,6 +197,19 @@ TEST_F(PreferenceRowTest, AMarkedAnswerMayStandInEveryFormOfARow) {
             std::string::npos);
 }
 
+TEST_F(PreferenceRowTest, AJobThatComparesNothingReadsTheGoodAnswers) {
+  const auto read = [&](std::string_view row) {
+    data::Form form;
+    const EncodedRow encoded = encoder_.Encode(ParseChosen(row, {}, &form));
+    return Text(encoded) + "|" + Marked(encoded, kPredicted);
+  };
+  const std::string expected = read(R"({"prompt":"a","completion":" b"})");
+  EXPECT_EQ(read(R"({"prompt":"a","chosen":" b","rejected":" c"})"), expected);
+  EXPECT_EQ(read(R"({"prompt":"a","completion":" b","label":true})"), expected);
+  EXPECT_THROW(read(R"({"prompt":"a","completion":" b","label":false})"), RowError);
+  EXPECT_THROW(read(R"({"prompt":"a"})"), RowError);
+}
+
 TEST_F(PreferenceRowTest, AlpacasHistoryIsPartOfTheQuestion) {
   const EncodedAnswers encoded =
       Encode(R"({"history":[["early","late"]],"instruction":"a","chosen":"b","rejected":"c"})");
