@@ -259,7 +259,7 @@ std::string Text(const Options& options, const engine::DatasetStats& stats,
     const bool ours = rows.limit == options.sequence_length;
     if (rows.rows == 0 && !ours) continue;
     text += fmt::format("  over {:<7}{} rows ({:.1f} %){}\n", rows.limit, rows.rows,
-                        100 * Share(rows.rows, stats.used),
+                        100 * Share(rows.rows, report.rows),
                         ours ? ", too long for sequence_length (data.on_long_rows)" : "");
   }
   text += EpochText(options, report);

@@ -45,7 +45,8 @@ DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t bat
   const auto sequences = static_cast<int64_t>(PackFirstFitDecreasing(cut, sequence_length).size());
   report.padded_share = ShareOfFilling(tokens, padded);
   report.packed_share = ShareOfFilling(tokens, sequences * sequence_length);
-  report.steps = Batches(static_cast<int64_t>(lengths.size()), batch);
+  report.rows = static_cast<int64_t>(lengths.size());
+  report.steps = Batches(report.rows, batch);
   report.packed_steps = Batches(sequences, batch);
 
   std::ranges::sort(lengths);

@@ -16,6 +16,7 @@ struct LongerRows {
 
 // What a data set is to a model, before a job: DatasetStats has its rows, forms and problems.
 struct DataReport {
+  int64_t rows = 0;  // that are measured: documents, or pairs of them
   // Tokens of a row; of a pair, of its longer answer with the prompt.
   int64_t shortest = 0, median = 0, p90 = 0, p99 = 0, longest = 0;
   std::vector<LongerRows> longer;  // over 1k, 2k, ... 32k and over sequence_length

@@ -138,6 +138,9 @@ TEST_F(PreviewTest, APairIsOneRowAndBothItsAnswersAreShown) {
   EXPECT_TRUE(ParseJson(Preview(options).text).at("packed_steps").is_null());
   options.loss = "kto";
   EXPECT_EQ(ParseJson(Preview(options).text).at("steps"), 4);
+  options.json = false;
+  options.sequence_length = 2;
+  EXPECT_THAT(Preview(options).text, HasSubstr("32 rows (100.0 %), too long"));
 }
 
 TEST_F(PreviewTest, OrpoLearnsThePromptTooUnlessToldOtherwise) {
