@@ -19,7 +19,7 @@ namespace sft::client {
 namespace {
 
 struct DataCheckOptions {
-  std::string file, model, columns, roles, chat_template, loss_on = "assistant";
+  std::string file, model, columns, roles, chat_template, loss_on;
   std::string loss = "sft";
   std::string gpu_type;
   std::string name;  // of a folder
@@ -93,13 +93,12 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
                                         std::to_string(options.sequence_length),
                                         "--batch",
                                         std::to_string(options.batch),
-                                        "--loss-on",
-                                        options.loss_on,
                                         "--loss",
                                         options.loss};
   for (const auto& [flag, value] :
        {std::pair("--columns", &options.columns), std::pair("--roles", &options.roles),
-        std::pair("--chat-template", &options.chat_template)}) {
+        std::pair("--chat-template", &options.chat_template),
+        std::pair("--loss-on", &options.loss_on)}) {
     if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
   }
   if (!options.gpu_type.empty()) {
@@ -169,8 +168,8 @@ void AddData(Command& app, Session& session) {
   check->AddOption(
       "--gpu-type", options->gpu_type,
       "Say how long an epoch takes on one of these: H100, H200, A100, L40S, RTX4090, ...");
-  check->AddOption("--loss-on", options->loss_on, "As data.loss_on: assistant or all")
-      ->ShowDefault();
+  check->AddOption("--loss-on", options->loss_on,
+                   "As data.loss_on: assistant or all; by default as in a job with that loss");
   check->AddOption("--loss", options->loss, "As training.loss: sft, dpo, orpo, simpo or kto")
       ->ShowDefault();
   AddJsonFlag(check, session);
@@ -178,7 +177,7 @@ void AddData(Command& app, Session& session) {
     if (options->loss != "sft" && data::LearnsOf(options->loss) == data::Learns::kTexts) {
       return "--loss must be sft, dpo, orpo, simpo or kto";
     }
-    if (options->loss_on != "assistant" && options->loss_on != "all") {
+    if (!options->loss_on.empty() && options->loss_on != "assistant" && options->loss_on != "all") {
       return "--loss-on must be assistant or all";
     }
     const bool fits = options->sequence_length >= 1 && options->batch >= 1;

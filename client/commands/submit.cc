@@ -175,7 +175,7 @@ class Submission {
     connection_.console().err << fmt::format(
         "  `sftctl data check {} --model DIR{}` shows tokens and what is learnt\n",
         OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))),
-        Learns() == data::Learns::kTexts ? "" : " --loss " + loss);
+        data::Compares(Learns()) ? " --loss " + loss : "");
   }
 
   data::RowNames NamesOfColumns() const {
@@ -194,7 +194,9 @@ class Submission {
     return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
   }
 
-  data::Learns Learns() const { return data::LearnsOf(ValueOf(resolution_, "training.loss")); }
+  data::Learns Learns() const {
+    return data::LearnsOf(ValueOf(resolution_, "training.loss"), ValueOf(resolution_, "job.kind"));
+  }
 
   int64_t RowsTaken() const {
     int64_t taken = 0;

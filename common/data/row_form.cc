@@ -218,7 +218,8 @@ Form ShapeReader::OfPreferences() const {
   const bool tagged = Is(kKtoTagColumn, Kind::kBoolean) || Is(kLabelColumn, Kind::kBoolean);
   if (tagged && Has(kPromptColumn) && Has(kCompletionColumn)) return Form::kUnpaired;
   if (Is(kKtoTagColumn, Kind::kBoolean)) return Form::kUnpaired;
-  if (learns_ == Learns::kMarked && tagged && Has(kMessagesColumn)) return Form::kUnpaired;
+  // Elsewhere a label may be a class of the text.
+  if (learns_ == Learns::kMarked && tagged) return Form::kUnpaired;
   return Form::kUnknown;
 }
 
@@ -331,7 +332,8 @@ RowShape ShapeReader::Read(std::string_view row) {
 
 }  // namespace
 
-Learns LearnsOf(std::string_view loss) {
+Learns LearnsOf(std::string_view loss, std::string_view kind) {
+  if (kind == "export" || kind == "evaluate") return Learns::kChosen;
   if (loss == "kto") return Learns::kMarked;
   const bool pairs = loss == "dpo" || loss == "orpo" || loss == "simpo";
   return pairs ? Learns::kPairs : Learns::kTexts;
@@ -385,13 +387,16 @@ std::string_view RefusalOfPreferences(Form form, Learns learns) {
              ? "no preference pair: this job's loss needs \"prompt\", \"chosen\" and "
                "\"rejected\"; training.loss = \"sft\" learns from other rows"
              : "no marked answer: training.loss = \"kto\" needs \"prompt\", \"completion\" and "
-               "\"label\" (true or false), or \"chosen\" and \"rejected\"";
+               "\"label\" (true or false), \"messages\" with \"label\", or \"chosen\" and "
+               "\"rejected\"";
 }
 
 }  // namespace
 
 std::string_view FormRefusal(Form form, Learns learns) {
-  if (learns != Learns::kTexts) return RefusalOfPreferences(form, learns);
+  if (Compares(learns)) return RefusalOfPreferences(form, learns);
+  const bool preferred = form == Form::kPreference || form == Form::kUnpaired;
+  if (learns == Learns::kChosen && preferred) return "";
   switch (form) {
     case Form::kPreference:
       return "a preference pair (a chosen and a rejected answer), which supervised fine-tuning "

@@ -27,11 +27,15 @@ enum class Form : uint8_t {
   kPromptOnly = 12,
 };
 inline constexpr int kForms = 13;
-// What a job learns from: texts and conversations, pairs of answers, or answers marked good or bad
-// (which a pair is two of).
-enum class Learns : uint8_t { kTexts, kPairs, kMarked };
-// By the job's training.loss ("sft", "dpo", ...).
-Learns LearnsOf(std::string_view loss);
+// What a job reads: texts and conversations, pairs of answers, answers marked good or bad (which a
+// pair is two of), or texts and of those two what is good (an export and an evaluation).
+enum class Learns : uint8_t { kTexts, kPairs, kMarked, kChosen };
+// By the job's kind and training.loss ("sft", "dpo", ...).
+Learns LearnsOf(std::string_view loss, std::string_view kind = "sft");
+// Whether it compares answers.
+inline bool Compares(Learns learns) {
+  return learns == Learns::kPairs || learns == Learns::kMarked;
+}
 // "ShareGPT", "prompt + completion", ... as messages show it.
 std::string_view FormName(Form form);
 // Why a job cannot learn from rows of the form; empty if it can.

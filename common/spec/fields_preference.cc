@@ -44,7 +44,7 @@ constexpr Field kPreferenceTable[] = {
      .doc =
          "Adds this times the cross entropy of the chosen answers, per token, for when their "
          "probability falls too far. With dpo and simpo; TRL's CPO trainer, which has SimPO, adds "
-         "1 unless told otherwise (cpo_alpha), which is no SimPO. orpo always adds 1.",
+         "1 unless told otherwise (cpo_alpha), and that is no longer SimPO. orpo always adds 1.",
      .min = 0,
      .max = 1000,
      .aliases = "rpo_alpha cpo_alpha pref_ftx",

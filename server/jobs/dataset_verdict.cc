@@ -25,19 +25,23 @@ absl::StatusOr<DatasetRecord> WithVerdict(Store& store, BlobStore& blobs, Datase
   return dataset;
 }
 
-absl::StatusOr<std::string> ProblemOfRows(BlobStore& blobs, const DatasetRecord& dataset,
-                                          const spec::JobSpec& spec, int64_t taken) {
+absl::StatusOr<RowsFound> FindRows(BlobStore& blobs, const DatasetRecord& dataset,
+                                   const spec::JobSpec& spec, int64_t taken) {
   // The upload was looked at under the columns' own names.
-  if (!spec.data.columns.empty()) return std::string();
+  if (!spec.data.columns.empty()) return RowsFound{};
   data::DatasetCheck found{dataset.rows, dataset.odd_rows, dataset.first_odd_row,
                            dataset.first_odd};
-  if (spec.prefers()) {
+  const data::Learns learns = data::LearnsOf(spec::EnumName(spec.training.loss), spec.job.kind);
+  if (data::Compares(learns) || (learns == data::Learns::kChosen && dataset.odd_rows > 0)) {
     SFT_ASSIGN_OR_RETURN(const std::string path, blobs.PathOf(dataset.sha256));
-    SFT_ASSIGN_OR_RETURN(found,
-                         data::CheckUpload(path, dataset.display_name,
-                                           data::LearnsOf(spec::EnumName(spec.training.loss))));
+    SFT_ASSIGN_OR_RETURN(found, data::CheckUpload(path, dataset.display_name, learns));
   }
-  return data::RowsProblem(found, spec.data.on_bad_rows == spec::BadRows::kSkip, taken);
+  RowsFound result{data::RowsProblem(found, spec.data.on_bad_rows == spec::BadRows::kSkip, taken)};
+  if (learns == data::Learns::kMarked && found.rows > 0) {
+    const int64_t pairs = found.forms[static_cast<size_t>(data::Form::kPreference)];
+    result.samples_of_row += static_cast<double>(pairs) / static_cast<double>(found.rows);
+  }
+  return result;
 }
 
 }  // namespace sft::server

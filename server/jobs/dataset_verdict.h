@@ -13,9 +13,16 @@ namespace sft::server {
 // file.
 absl::StatusOr<DatasetRecord> WithVerdict(Store& store, BlobStore& blobs, DatasetRecord dataset);
 
-// Why the job cannot use the rows, at most the first `taken` of them (0: all); empty if it can.
-// Rows of preferences are looked at again: the verdict is about texts.
-absl::StatusOr<std::string> ProblemOfRows(BlobStore& blobs, const DatasetRecord& dataset,
-                                          const spec::JobSpec& spec, int64_t taken);
+// What a job makes of a data set's rows.
+struct RowsFound {
+  std::string problem;  // why the job cannot use them; empty if it can
+  // Samples that a row is on average: KTO makes two of a pair.
+  double samples_of_row = 1;
+};
+
+// Of at most the first `taken` rows (0: all). Rows of preferences are looked at again: the verdict
+// is about texts.
+absl::StatusOr<RowsFound> FindRows(BlobStore& blobs, const DatasetRecord& dataset,
+                                   const spec::JobSpec& spec, int64_t taken);
 
 }  // namespace sft::server

@@ -101,10 +101,11 @@ std::vector<std::pair<std::string, std::string>> NodeFiles(const spec::JobSpec& 
   return files;
 }
 
-// The rows of the file that an epoch has.
-int64_t RowsOfEpoch(const spec::TrainPart& part, int64_t rows) {
+// The samples that an epoch has of the file.
+int64_t SamplesOfEpoch(const spec::TrainPart& part, int64_t rows, double samples_of_row) {
   if (part.max_examples > 0) rows = std::min(rows, part.max_examples);
-  return std::max<int64_t>(1, std::llround(static_cast<double>(rows) * part.weight));
+  const double samples = static_cast<double>(rows) * samples_of_row;
+  return std::max<int64_t>(1, std::llround(samples * part.weight));
 }
 
 JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
@@ -337,6 +338,7 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
     const size_t part = spec::PartOfKey(needed.key);
     const bool trains = parts.ok() && part < parts->size();
     std::string problem;
+    double samples_of_row = 1;
     if (resolution.spec.generates() && !resolution.spec.evaluates()) {
       SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sent->sha256()));
       problem = PromptsProblem(path, sent->client_path(), data.max_examples);
@@ -350,14 +352,16 @@ absl::StatusOr<JobIntake::Files> JobIntake::CheckFiles(const v1::SubmitJobReques
       if (!checked.ok()) return checked.status();
       dataset = *std::move(checked);
       need(key, dataset->protocol);
-      SFT_ASSIGN_OR_RETURN(problem, ProblemOfRows(blobs_, *dataset, resolution.spec,
-                                                  trains ? (*parts)[part].max_examples : 0));
+      SFT_ASSIGN_OR_RETURN(RowsFound rows, FindRows(blobs_, *dataset, resolution.spec,
+                                                    trains ? (*parts)[part].max_examples : 0));
+      problem = std::move(rows.problem);
+      samples_of_row = rows.samples_of_row;
     }
     if (!problem.empty()) {
       AddProblem(resolution, key, fmt::format("{}: {}", sent->client_path(), problem));
     }
     all_counted = all_counted && (!trains || dataset->rows > 0);
-    if (trains) files.rows += RowsOfEpoch((*parts)[part], dataset->rows);
+    if (trains) files.rows += SamplesOfEpoch((*parts)[part], dataset->rows, samples_of_row);
     files.found.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
   }
   for (auto& [key, path] : NodeFiles(resolution.spec)) {

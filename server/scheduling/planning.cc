@@ -53,7 +53,9 @@ constexpr double kMaxRunSeconds = 1e9;
 int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
   const auto& h = spec.hyperparameters;
   if (h.max_steps > 0) return h.max_steps;
-  if (spec.data.max_examples > 0) rows = std::min(rows, spec.data.max_examples);
+  // KTO makes two samples of a pair.
+  const int64_t most = spec.data.max_examples * (spec.training.loss == spec::Loss::kKto ? 2 : 1);
+  if (most > 0) rows = std::min(rows, most);
   if (rows <= 0 || h.global_batch <= 0 || spec.data.packing) return 0;
   return spec::StepsOfEpochs(h.n_epochs, CeilDiv(rows, h.global_batch));
 }

@@ -92,6 +92,14 @@ save_steps = 4
         self.assertIn("two equal answers", log)
         self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapter").returncode, 0)
         self.assertTrue((self.dir / "adapter/adapter_model.safetensors").exists())
+        # What compares nothing reads the chosen answers.
+        merged = self.sftctl("export", job, "--merged", "-o", self.dir / "merged", "--json", timeout=DEADLINE_S)
+        self.assertEqual(merged.returncode, 0, merged.stderr)
+        self.assertGreater(json.loads(merged.stdout)["export"]["compared"]["original"]["tokens"], 0)
+        graded = self.sftctl("evaluate", job, "--data", self.dir / "preferences.jsonl", "--metrics", "f1",
+                             "--max-new-tokens", 4, "--max-examples", 3, "--json", timeout=DEADLINE_S)
+        self.assertEqual(graded.returncode, 0, graded.stderr)
+        self.assertEqual(json.loads(graded.stdout)["samples"][0]["reference"], "It is 2.")
 
     def test_the_other_losses_run_and_answers_marked_good_or_bad_are_kto(self):
         self.start_server()

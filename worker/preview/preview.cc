@@ -92,20 +92,34 @@ std::string Shown(std::string_view text) {
 struct Sample {
   int64_t line;
   int64_t tokens;
+  std::string answer;  // of preferences: "chosen", "good", ...
   std::string text;
 };
 
-// The first, the middle and the last row.
-std::vector<Sample> SamplesOf(const engine::Dataset& dataset, const engine::Tokenizer& tokenizer,
-                              std::string_view begin, std::string_view end,
-                              std::string (*show)(std::string_view)) {
+// What an answer is in a job that compares answers.
+std::string AnswerWord(const Options& options, const engine::Document& document) {
+  if (!options.prefers()) return "";
+  const bool bad = std::ranges::any_of(
+      document.loss, [](uint8_t mark) { return (mark & engine::kOfBadAnswer) != 0; });
+  if (options.pairs()) return bad ? "rejected" : "chosen";
+  return bad ? "bad" : "good";
+}
+
+// The first, the middle and the last row; of a pair both answers.
+std::vector<Sample> SamplesOf(const Options& options, const engine::Dataset& dataset,
+                              const engine::Tokenizer& tokenizer, std::string_view begin,
+                              std::string_view end, std::string (*show)(std::string_view)) {
   std::vector<Sample> samples;
-  const int64_t count = std::min(kSamples, dataset.size());
+  const int64_t of_row = options.pairs() ? 2 : 1, rows = dataset.size() / of_row;
+  const int64_t count = std::min(kSamples, rows);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t index = count == 1 ? 0 : i * (dataset.size() - 1) / (count - 1);
-    const engine::Document document = dataset.Get(index);
-    samples.push_back({document.line, static_cast<int64_t>(document.tokens.size()),
-                       engine::MarkedText(document, tokenizer, begin, end, show)});
+    const int64_t row = count == 1 ? 0 : i * (rows - 1) / (count - 1);
+    for (int64_t index = row * of_row; index < (row + 1) * of_row; ++index) {
+      const engine::Document document = dataset.Get(index);
+      samples.push_back({document.line, static_cast<int64_t>(document.tokens.size()),
+                         AnswerWord(options, document),
+                         engine::MarkedText(document, tokenizer, begin, end, show)});
+    }
   }
   return samples;
 }
@@ -116,7 +130,7 @@ struct EpochTime {
   std::string why;     // in place of them
 };
 
-// Of a LoRA job with packed sequences, by the plan of the server.
+// Of a LoRA job, by the plan of the server; with packed sequences where they can be.
 EpochTime TimeOf(const Options& options, const engine::DataReport& report) {
   const plan::GpuRates* const gpu = plan::FindGpu(options.gpu_type);
   const absl::StatusOr<std::string> config = io::ReadFile(options.model + "/config.json");
@@ -124,7 +138,8 @@ EpochTime TimeOf(const Options& options, const engine::DataReport& report) {
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
   if (!model.ok()) return {.why = std::string(Message(model.status()))};
   plan::PlanInput input = {.shape = *model, .job = {}, .gpu = *gpu, .memory_bytes = kGpuBytes};
-  input.job.data.packing = true;
+  input.job.data.packing = !options.prefers();
+  spec::ParseEnum(options.loss, &input.job.training.loss);
   input.job.hyperparameters.sequence_length = static_cast<int>(options.sequence_length);
   input.job.hyperparameters.per_device_batch = static_cast<int>(std::min(options.batch, kMostRows));
   const absl::StatusOr<plan::Plan> planned = plan::MakePlan(input);
@@ -142,9 +157,9 @@ std::string TimeText(const Options& options, const engine::DataReport& report) {
   const auto units = static_cast<int64_t>(std::ceil(time.seconds / static_cast<double>(unit)));
   const std::chrono::seconds whole(units * unit);
   return fmt::format(
-      "  time        about {} an epoch on one {}: LoRA in bf16, packed; `sftctl submit --dry-run` "
+      "  time        about {} an epoch on one {}: LoRA in bf16{}; `sftctl submit --dry-run` "
       "says it of your job\n",
-      DurationText(whole), options.gpu_type);
+      DurationText(whole), options.gpu_type, options.prefers() ? "" : ", packed");
 }
 
 std::string Json(const Options& options, const engine::DatasetStats& stats,
@@ -168,33 +183,38 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
   nlohmann::ordered_json shown = nlohmann::ordered_json::array();
   for (const Sample& sample : samples) {
     shown.push_back({{"line", sample.line}, {"tokens", sample.tokens}, {"text", sample.text}});
+    if (!sample.answer.empty()) shown.back()["answer"] = sample.answer;
   }
   nlohmann::ordered_json seconds;
   if (!options.gpu_type.empty()) {
     if (const double known = TimeOf(options, report).seconds; known > 0) seconds = known;
   }
-  const nlohmann::ordered_json result = {{"file", options.shown()},
-                                         {"rows", stats.rows},
-                                         {"used", stats.used},
-                                         {"forms", std::move(forms)},
-                                         {"bad_rows", stats.skipped_total()},
-                                         {"first_bad_rows", std::move(bad)},
-                                         {"tokens", stats.tokens},
-                                         {"loss_tokens", stats.loss_tokens},
-                                         {"shortest", report.shortest},
-                                         {"median", report.median},
-                                         {"p90", report.p90},
-                                         {"p99", report.p99},
-                                         {"longest", report.longest},
-                                         {"longer", std::move(longer)},
-                                         {"sequence_length", options.sequence_length},
-                                         {"batch", options.batch},
-                                         {"padded_share", report.padded_share},
-                                         {"packed_share", report.packed_share},
-                                         {"steps", report.steps},
-                                         {"packed_steps", report.packed_steps},
-                                         {"epoch_seconds", std::move(seconds)},
-                                         {"samples", std::move(shown)}};
+  nlohmann::ordered_json result = {{"file", options.shown()},
+                                   {"rows", stats.rows},
+                                   {"used", stats.used},
+                                   {"forms", std::move(forms)},
+                                   {"bad_rows", stats.skipped_total()},
+                                   {"first_bad_rows", std::move(bad)},
+                                   {"tokens", stats.tokens},
+                                   {"loss_tokens", stats.loss_tokens},
+                                   {"shortest", report.shortest},
+                                   {"median", report.median},
+                                   {"p90", report.p90},
+                                   {"p99", report.p99},
+                                   {"longest", report.longest},
+                                   {"longer", std::move(longer)},
+                                   {"sequence_length", options.sequence_length},
+                                   {"batch", options.batch},
+                                   {"padded_share", report.padded_share},
+                                   {"packed_share", report.packed_share},
+                                   {"steps", report.steps},
+                                   {"packed_steps", report.packed_steps},
+                                   {"epoch_seconds", std::move(seconds)},
+                                   {"samples", std::move(shown)}};
+  // Rows that are compared are not packed.
+  if (options.prefers()) {
+    for (const char* key : {"packed_share", "packed_steps"}) result[key] = nullptr;
+  }
   return DumpJson(result, 2) + "\n";
 }
 
@@ -215,6 +235,18 @@ std::string RowsText(const engine::DatasetStats& stats, std::string_view place) 
   return text;
 }
 
+std::string EpochText(const Options& options, const engine::DataReport& report) {
+  if (options.prefers()) {
+    return fmt::format("  an epoch    {} steps of {} {}\n", report.steps, options.batch,
+                       options.pairs() ? "pairs" : "answers");
+  }
+  return fmt::format(
+      "  an epoch    {} steps of {} rows, {:.1f} % of a batch filled up; packed {} steps, {:.1f} "
+      "%\n",
+      report.steps, options.batch, 100 * report.padded_share, report.packed_steps,
+      100 * report.packed_share);
+}
+
 std::string Text(const Options& options, const engine::DatasetStats& stats,
                  const engine::DataReport& report, const std::vector<Sample>& samples,
                  std::string_view place) {
@@ -227,19 +259,16 @@ std::string Text(const Options& options, const engine::DatasetStats& stats,
     const bool ours = rows.limit == options.sequence_length;
     if (rows.rows == 0 && !ours) continue;
     text += fmt::format("  over {:<7}{} rows ({:.1f} %){}\n", rows.limit, rows.rows,
-                        100 * Share(rows.rows, stats.used),
+                        100 * Share(rows.rows, report.rows),
                         ours ? ", too long for sequence_length (data.on_long_rows)" : "");
   }
-  text += fmt::format(
-      "  an epoch    {} steps of {} rows, {:.1f} % of a batch filled up; packed {} steps, {:.1f} "
-      "%\n",
-      report.steps, options.batch, 100 * report.padded_share, report.packed_steps,
-      100 * report.packed_share);
+  text += EpochText(options, report);
   text += TimeText(options, report);
   text += options.color ? "\nWhat is learnt is green.\n" : "\nWhat is learnt stands in >> <<.\n";
   for (const Sample& sample : samples) {
     const bool cut = sample.text.size() > kSampleBytes;
-    text += fmt::format("\n{} {}, {} tokens:\n{}{}{}\n", place, sample.line, sample.tokens,
+    text += fmt::format("\n{} {}{}{}, {} tokens:\n{}{}{}\n", place, sample.line,
+                        sample.answer.empty() ? "" : ", ", sample.answer, sample.tokens,
                         ToUtf8(sample.text.substr(0, kSampleBytes)), cut ? " ..." : "",
                         options.color ? "\x1b[0m" : "");
   }
@@ -268,12 +297,12 @@ Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the d
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  std::string columns, roles, length, batch, loss_on = "assistant";
+  std::string columns, roles, length, batch, loss_on;
   const std::pair<std::string_view, std::string*> flags[] = {
-      {"--model", &options.model},      {"--chat-template", &options.chat_template},
-      {"--columns", &columns},          {"--roles", &roles},
-      {"--sequence-length", &length},   {"--batch", &batch},
-      {"--loss-on", &loss_on},          {"--name", &options.name},
+      {"--model", &options.model},       {"--chat-template", &options.chat_template},
+      {"--columns", &columns},           {"--roles", &roles},
+      {"--sequence-length", &length},    {"--batch", &batch},
+      {"--loss-on", &loss_on},           {"--name", &options.name},
       {"--gpu-type", &options.gpu_type}, {"--loss", &options.loss}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
@@ -302,6 +331,8 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   }
   if (options.file.empty()) return InvalidArgument("no FILE given");
   if (options.model.empty()) return InvalidArgument("--model DIR is missing");
+  // As a job has it that does not say.
+  if (loss_on.empty()) loss_on = options.loss == "orpo" ? "all" : "assistant";
   if (loss_on != "assistant" && loss_on != "all") {
     return InvalidArgument(fmt::format("--loss-on takes assistant or all, not \"{}\"", loss_on));
   }
@@ -316,6 +347,10 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
         fmt::format("--gpu-type {} is not known; these are:{}", options.gpu_type, known));
   }
   options.loss_on_all = loss_on == "all";
+  if (options.loss_on_all && options.prefers() && options.loss != "orpo") {
+    return InvalidArgument(fmt::format(
+        "--loss-on all: a job with training.loss = \"{}\" compares answers alone", options.loss));
+  }
   options.columns = Items(columns);
   options.roles = Items(roles);
   if (!length.empty()) {
@@ -339,14 +374,18 @@ Found Preview(const Options& options) {
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);
   const engine::Dataset& dataset = *prepared.dataset;
   const engine::DataReport report =
-      engine::ReportOn(dataset, options.sequence_length, options.batch);
+      engine::ReportOn(dataset, options.sequence_length, options.batch, options.pairs());
   const bool color = options.color && !options.json;
   const std::vector<Sample> samples =
-      SamplesOf(dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>", color ? "\x1b[0m" : "<<",
-                options.json ? nullptr : Shown);
+      SamplesOf(options, dataset, tokenizer.tokenizer(), color ? "\x1b[32m" : ">>",
+                color ? "\x1b[0m" : "<<", options.json ? nullptr : Shown);
+  // A pair of equal answers is left out whatever the job says.
+  const int64_t refused =
+      dataset.stats().skipped_total() -
+      dataset.stats().skipped[static_cast<size_t>(engine::RowProblem::kSameAnswers)];
   return {options.json ? Json(options, dataset.stats(), report, samples)
                        : Text(options, dataset.stats(), report, samples, prepared.place),
-          dataset.stats().skipped_total() > 0 || report.longest > options.sequence_length};
+          refused > 0 || report.longest > options.sequence_length};
 }
 
 }  // namespace sft::preview

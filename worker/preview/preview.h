@@ -22,6 +22,8 @@ struct Options {
   int64_t batch = 8;
   bool loss_on_all = false;  // data.loss_on
   std::string loss = "sft";  // training.loss
+  bool prefers() const { return loss != "sft"; }
+  bool pairs() const { return prefers() && loss != "kto"; }  // a row is two documents
   bool color = false;
   bool json = false;
 };

@@ -97,6 +97,15 @@ class EventObserver : public engine::TrainObserver {
     if (flight_ != nullptr) Note(phase, step, *flight_);
   }
 
+  void OnProgress(std::string_view phase, int64_t done, int64_t total) override {
+    if (context_.rank != 0) return;
+    const MonoTime now = context_.clock.Mono();
+    if (last_progress_ && now - *last_progress_ < kProgressInterval) return;
+    last_progress_ = now;
+    context_.events.Write(
+        channel::ProgressEvent{.phase = std::string(phase), .done = done, .total = total});
+  }
+
   void OnReady(const engine::ReadyReport& report) override {
     if (flight_ != nullptr) flight_->SetTotalSteps(report.total_steps);
     const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
@@ -247,6 +256,7 @@ class EventObserver : public engine::TrainObserver {
  private:
   // The step of this process that has seen all that the allocator will hold.
   static constexpr int64_t kSettled = 2;
+  static constexpr std::chrono::seconds kProgressInterval{2};
 
   void Note(engine::TrainPhase phase, int64_t step, channel::FlightRecorder& flight) const {
     switch (phase) {
@@ -289,6 +299,7 @@ class EventObserver : public engine::TrainObserver {
   TrainingFacts facts_;
   channel::FlightRecorder* flight_;
   int64_t resumed_step_ = 0;  // steps that an earlier process made
+  std::optional<MonoTime> last_progress_;
 };
 
 // "host:port", also "[::1]:port".

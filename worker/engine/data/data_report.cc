@@ -15,11 +15,19 @@ int64_t Batches(int64_t rows, int64_t batch) { return (rows + batch - 1) / batch
 
 }  // namespace
 
-DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t batch) {
+DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t batch, bool pairs) {
   DataReport report;
   std::vector<int64_t> lengths;
   lengths.reserve(static_cast<size_t>(dataset.size()));
-  for (int64_t i = 0; i < dataset.size(); ++i) lengths.push_back(dataset.Length(i));
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    const int64_t length = dataset.Length(i);
+    report.trained_tokens += std::min(length, sequence_length);
+    if (pairs && i % 2 == 1) {
+      lengths.back() = std::max(lengths.back(), length);
+    } else {
+      lengths.push_back(length);
+    }
+  }
   if (lengths.empty()) return report;
   std::vector<int64_t> cut = lengths;
   for (int64_t& length : cut) length = std::min(length, sequence_length);
@@ -34,11 +42,11 @@ DataReport ReportOn(const Dataset& dataset, int64_t sequence_length, int64_t bat
     }
     padded += longest * static_cast<int64_t>(end - begin);
   }
-  report.trained_tokens = tokens;
   const auto sequences = static_cast<int64_t>(PackFirstFitDecreasing(cut, sequence_length).size());
   report.padded_share = ShareOfFilling(tokens, padded);
   report.packed_share = ShareOfFilling(tokens, sequences * sequence_length);
-  report.steps = Batches(dataset.size(), batch);
+  report.rows = static_cast<int64_t>(lengths.size());
+  report.steps = Batches(report.rows, batch);
   report.packed_steps = Batches(sequences, batch);
 
   std::ranges::sort(lengths);

@@ -24,7 +24,11 @@ struct MarkedAnswer {
 std::vector<MarkedAnswer> ParsePreference(std::string_view line, const data::RowNames& names,
                                           data::Learns learns, data::Form* form);
 
-// The same as documents whose `loss` has LossMark's bits. `encoder` marks the assistant's turns;
+// The row of a job that compares nothing: of a pair the chosen answer, of marked answers the good
+// ones; any other as ParseRow has it. Throws RowError.
+Row ParseChosen(std::string_view line, const data::RowNames& names, data::Form* form);
+
+// Answers as documents whose `loss` has LossMark's bits. `encoder` marks the assistant's turns;
 // with `prompt_too` all other tokens of a good answer are predicted beside it. Where one of the
 // documents is longer than `rule.length`, the same number of tokens is cut from the start of each
 // prompt (LongRows::kTruncateLeft), so that answers stay whole and comparable. Throws RowError:

@@ -35,6 +35,8 @@ namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
 constexpr int kEncodingVersion = 3;
+// The same for rows of preferences alone.
+constexpr int kPreferenceVersion = 2;
 // Rows a thread takes at once.
 constexpr size_t kBlockRows = 64;
 
@@ -175,14 +177,16 @@ class ParallelEncoder {
         throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
                                                          line.text.size(), data::kMaxRowBytes));
       }
-      if (options_.learns != data::Learns::kTexts) {
+      if (data::Compares(options_.learns)) {
         EncodePreference(line, outcome);
         return outcome;
       }
       data::Form form = data::Form::kUnknown;
       const Row row = [&] {
         try {
-          return ParseRow(line.text, options_.names, &form);
+          return options_.learns == data::Learns::kChosen
+                     ? ParseChosen(line.text, options_.names, &form)
+                     : ParseRow(line.text, options_.names, &form);
         } catch (const RowError& error) {
           if (error.problem() != RowProblem::kNotJson) outcome.form = form;
           throw;
@@ -270,14 +274,18 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     list += fmt::format("\n  and {} more", refused - DatasetStats::kReportedRows);
   }
   const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
+  // Answers that are compared are never cut.
+  const std::string_view cuts =
+      !data::Compares(options.learns)
+          ? "cut them (data.on_long_rows = \"truncate_right\", \"split\", ...)"
+          : "cut their prompts (data.on_long_rows = \"truncate_left\")";
   throw UserError(
       fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused, outcomes.size(),
                   list),
       "bad_rows",
-      fmt::format("correct these rows, or leave them out with {} = \"skip\"{}", key,
-                  only_long ? ", cut them (data.on_long_rows = \"truncate_right\", "
-                              "\"split\", ...), or raise hyperparameters.sequence_length"
-                            : ""));
+      fmt::format(
+          "correct these rows, or leave them out with {} = \"skip\"{}", key,
+          only_long ? fmt::format(", {}, or raise hyperparameters.sequence_length", cuts) : ""));
 }
 
 CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines) {
@@ -326,7 +334,7 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
                     options.hold_out.rows, options.seed, options.group_by.size(), options.group_by);
   }
   if (options.learns != data::Learns::kTexts) {
-    text += fmt::format(" learns {}", static_cast<int>(options.learns));
+    text += fmt::format(" learns {} {}", static_cast<int>(options.learns), kPreferenceVersion);
   }
   if (options.dedup != spec::Dedup::kOff) {
     text += fmt::format(" dedup {}{}", spec::EnumName(options.dedup), EarlierText(options));
@@ -365,7 +373,7 @@ PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
   options.on_bad_rows = spec.data.on_bad_rows;
   options.on_long_rows = spec.data.on_long_rows;
   options.split_overlap = spec.data.split_overlap;
-  options.learns = data::LearnsOf(spec::EnumName(spec.training.loss));
+  options.learns = data::LearnsOf(spec::EnumName(spec.training.loss), spec.job.kind);
   options.names = data::NamesOf(spec.data.columns, spec.data.roles);
   return options;
 }
@@ -429,7 +437,7 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   std::optional<RowEncoder> encoder;
   {
     const RowWatch::Thread watched(watch);  // it tries the template
-    const bool texts = options.learns == data::Learns::kTexts;
+    const bool texts = !data::Compares(options.learns);
     encoder.emplace(tokenizer, texts ? options.loss_on : spec::LossOn::kAssistant,
                     Refuses(options.on_long_rows) ? options.sequence_length : 0);
   }

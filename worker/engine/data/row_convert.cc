@@ -142,7 +142,7 @@ Json ShareGptMessages(const Json& row, const data::RowNames& names) {
   return WithMessages(row, std::move(messages));
 }
 
-Json AlpacaMessages(const Json& row) {
+Json HistoryMessages(const Json& row) {
   Json messages = Json::array();
   if (const auto history = row.find("history"); history != row.end() && !history->is_null()) {
     if (!history->is_array()) BadRow("history is not a list of pairs");
@@ -154,6 +154,11 @@ Json AlpacaMessages(const Json& row) {
       messages.push_back(Message("assistant", pair[1].get<std::string>()));
     }
   }
+  return messages;
+}
+
+Json AlpacaMessages(const Json& row) {
+  Json messages = HistoryMessages(row);
   std::string question = TextAt(row, "instruction");
   const std::string input = TextAt(row, "input", /*optional=*/true);
   if (!input.empty()) question += "\n" + input;

@@ -13,4 +13,7 @@ nlohmann::ordered_json ShareGptMessages(const nlohmann::ordered_json& row,
 nlohmann::ordered_json AlpacaMessages(const nlohmann::ordered_json& row);
 nlohmann::ordered_json QuestionMessages(const nlohmann::ordered_json& row);
 
+// The turns of Alpaca's "history": empty where there is none. Throws RowError.
+nlohmann::ordered_json HistoryMessages(const nlohmann::ordered_json& row);
+
 }  // namespace sft::engine

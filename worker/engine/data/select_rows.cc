@@ -114,13 +114,16 @@ RowKeys KeysOf(const Line& line, const PrepareOptions& options) {
   const bool by_column = !options.group_by.empty();
   if (by_column && options.hold_out.on()) keys.group = KeyOf(ColumnOf(line, options));
   try {
-    if (options.learns != data::Learns::kTexts) {
+    if (data::Compares(options.learns)) {
       const RowKeys own = KeysOfPreference(line, options);
       keys.repeat = own.repeat;
       if (!by_column) keys.group = own.group;
       return keys;
     }
-    const Row row = ParseRow(line.text, options.names);
+    data::Form form = data::Form::kUnknown;
+    const Row row = options.learns == data::Learns::kChosen
+                        ? ParseChosen(line.text, options.names, &form)
+                        : ParseRow(line.text, options.names);
     if (!by_column) keys.group = KeyOf(std::visit(QuestionOf(), row));
     keys.repeat = KeyOf(options.dedup == spec::Dedup::kPrompt ? std::visit(PromptOf(), row)
                                                               : std::visit(WholeOf(), row));

@@ -145,6 +145,7 @@ void StepPlan::AddSamples(int64_t begin, int64_t end) {
     const int64_t of_sample = options_.pairs ? 2 : 1;
     if ((end - begin) % of_sample != 0) throw InternalError("a preference row without its pair");
     for (int64_t i = begin; i < end; ++i) {
+      if (!options_.only.empty() && options_.only[static_cast<size_t>(i)] == 0) continue;
       sample_documents_.push_back(static_cast<uint32_t>(i));
       if ((i - begin + 1) % of_sample != 0) continue;
       sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
@@ -263,6 +264,19 @@ MicroBatch StepPlan::GetMicroBatch(const Step& step, int micro, int rank) const 
     batch.longest_row = std::max(batch.longest_row, static_cast<int32_t>(tokens));
   }
   return batch;
+}
+
+std::vector<uint8_t> StepPlan::Reached() const {
+  const bool whole = std::ranges::all_of(
+      groups_, [](const Group& group) { return group.copies > 0 && group.rotating == 0; });
+  if (whole && total_steps_ >= steps_per_epoch_) return {};
+  std::vector<uint8_t> reached(static_cast<size_t>(dataset_->size()), 0);
+  for (int64_t index = 0; index < total_steps_; ++index) {
+    const Step step = GetStep(index);
+    for (const uint32_t document : Documents(step, 0, step.samples)) reached[document] = 1;
+  }
+  if (std::ranges::find(reached, uint8_t{0}) == reached.end()) return {};
+  return reached;
 }
 
 std::vector<int64_t> StepPlan::RowLines(const Step& step, int micro, int rank) const {

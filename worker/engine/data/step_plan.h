@@ -51,6 +51,8 @@ struct StepPlanOptions {
   bool packing = false;
   int sequence_length = 2048;
   bool pairs = false;  // a sample is two documents, the chosen answer and the rejected one
+  // By document: whether it is one of the plan's; empty: all are. Both of a pair, or neither.
+  std::vector<uint8_t> only;
 
   static StepPlanOptions FromSpec(const spec::JobSpec& spec);
 };
@@ -97,6 +99,9 @@ class StepPlan {
 
   // Micro-batch `micro` in [0, step.micro_batches) of `rank`.
   MicroBatch GetMicroBatch(const Step& step, int micro, int rank) const;
+
+  // By document, whether a step has it; empty where all are reached.
+  std::vector<uint8_t> Reached() const;
 
   // Line numbers of the rows in a micro-batch, for messages ("NaN loss in rows 12, 90").
   std::vector<int64_t> RowLines(const Step& step, int micro, int rank) const;

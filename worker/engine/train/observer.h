@@ -122,6 +122,8 @@ class TrainObserver {
   virtual ~TrainObserver() = default;
   // `step` counts from 1: under way or, between two, done.
   virtual void OnPhase(TrainPhase, int64_t /*step*/) {}
+  // How far what comes before the first step is, on every rank: "reference", micro-batches.
+  virtual void OnProgress(std::string_view /*phase*/, int64_t /*done*/, int64_t /*total*/) {}
   virtual void OnReady(const ReadyReport&) {}
   virtual void OnResumed(const ResumedReport&) {}
   virtual void OnStep(const StepReport&) {}

@@ -20,7 +20,7 @@ constexpr const char* kReferenceKeys[] = {
     "engine.backend", "engine.compute_type", "training.matmul"};
 
 std::string KeyOfReference(const PreferenceTraining::Options& options, std::string_view rows_key,
-                           std::string_view which) {
+                           std::string_view which, const std::vector<uint8_t>& reached) {
   std::string text(which);
   for (const char* key : kReferenceKeys) text += " " + options.stamp.at(key);
   if (!options.adapter_dir.empty()) {  // where the training starts
@@ -33,6 +33,9 @@ std::string KeyOfReference(const PreferenceTraining::Options& options, std::stri
   }
   text += fmt::format(" {} {}", options.spec.hyperparameters.sequence_length,
                       options.stamp.at(std::string(rows_key)));
+  if (!reached.empty()) {
+    text += " of " + io::Sha256Hex({reinterpret_cast<const char*>(reached.data()), reached.size()});
+  }
   return io::Sha256Hex(text);
 }
 
@@ -41,11 +44,6 @@ bool IsBad(const Document& document) {
                              [](uint8_t mark) { return (mark & kOfBadAnswer) != 0; });
 }
 
-// Steps over which the accuracy that is looked at is a mean, about.
-constexpr double kSmoothing = 0.1;
-// From which part of the run, and which step, on an accuracy below one half is told.
-constexpr int64_t kStepsToTell = 10;
-constexpr double kTimeToLearn = 0.2;
 // The loss of the logarithm of a chosen answer's probability that is told, per token.
 constexpr double kFarFall = 1.0;
 
@@ -57,17 +55,19 @@ PreferenceTraining::PreferenceTraining(const Options& options, TrainingModel& mo
       model_(model),
       comm_(comm),
       observer_(observer),
-      total_steps_(options.total_steps) {
-  train_ = Prepare(options, options.train, "data.rows");
+      total_steps_(options.plan.total_steps()),
+      accuracy_(options.spec.training.loss) {
+  train_ = Prepare(options, options.train, "data.rows", options.plan.Reached());
   if (options.validation != nullptr) {
-    validation_ = Prepare(options, options.validation, "data.validation_rows");
+    validation_ = Prepare(options, options.validation, "data.validation_rows", {});
   }
   if (spec_.training.loss == spec::Loss::kKto) WarnOfImbalance();
 }
 
 PreferenceRows PreferenceTraining::Prepare(const Options& options,
                                            const std::shared_ptr<const Dataset>& rows,
-                                           std::string_view rows_key) {
+                                           std::string_view rows_key,
+                                           const std::vector<uint8_t>& reached) {
   PreferenceRows result{.rows = rows};
   if (!spec_.has_reference()) return result;
   const auto logps = [&](std::string_view which,
@@ -75,8 +75,9 @@ PreferenceRows PreferenceTraining::Prepare(const Options& options,
     ReferenceJob job{.spec = spec_,
                      .rows = rows,
                      .change = std::move(change),
-                     .key = KeyOfReference(options, rows_key, which),
+                     .key = KeyOfReference(options, rows_key, which, reached),
                      .writes = options.writes_cache,
+                     .reached = reached,
                      .longest_trained = options.train->stats().longest};
     if (!options.cache_dir.empty()) job.file = options.cache_dir / (job.key + ".reference");
     return ReferenceLogps(job, model_, comm_, observer_);
@@ -91,12 +92,13 @@ PreferenceRows PreferenceTraining::Prepare(const Options& options,
 }
 
 PreferenceScale PreferenceTraining::ScaleOf(const PreferenceRows& of, const StepPlan& plan,
-                                            const Step& step) {
+                                            const Step& step, const std::function<void()>& alive) {
   PreferenceScale scale{.samples = static_cast<double>(step.samples),
                         .chosen_tokens = static_cast<double>(step.chosen_tokens)};
   if (!of.mismatched) return scale;
   double sum = 0;
   for (int micro = 0; micro < step.micro_batches; ++micro) {
+    alive();
     const MicroBatch batch = of.mismatched->Of(plan.GetMicroBatch(step, micro, comm_.rank()));
     const at::Tensor losses = model_.RowLosses(batch);
     if (batch.empty()) continue;
@@ -135,24 +137,33 @@ PreferenceReport PreferenceTraining::MeansOf(const std::vector<double>& sums, do
 PreferenceReport PreferenceTraining::ReportOf(int64_t step, const std::vector<double>& sums,
                                               double kl) {
   PreferenceReport report = MeansOf(sums, kl);
-  if (step == 1) CheckStart(report);
+  if (step == 1) CheckStart(report, sums);
   Watch(step, report, sums);
   return report;
 }
 
 // Before the first update the model is the reference: margins are 0, so DPO's loss is ln 2. A wrong
-// reference shows here and nowhere else. In bf16 other micro-batches than those of the pass round
-// otherwise.
-void PreferenceTraining::CheckStart(const PreferenceReport& report) const {
+// reference shows here and nowhere else.
+void PreferenceTraining::CheckStart(const PreferenceReport& report,
+                                    const std::vector<double>& sums) {
   if (spec_.training.loss != spec::Loss::kDpo) return;
-  const double beta = spec_.training.preference.beta;
-  const double tolerance = model_.compute_type() == at::kFloat ? 1e-3 : std::max(0.1, beta);
-  if (std::abs(report.rewards_margins) <= tolerance) return;
-  throw InternalError(
-      fmt::format("before its first update the model already prefers answers: the margin is {}, "
-                  "not 0 within {}, so the loss does not begin at ln 2",
-                  report.rewards_margins, tolerance),
-      "reference_differs", "report this with the job file; the reference is not this model's");
+  const double pairs = sums[kChosenCount];
+  const Start start = JudgeStart({.margin = report.rewards_margins,
+                                  .beta = spec_.training.preference.beta,
+                                  .answer_tokens = 2 * sums[kChosenAnswerTokens] / pairs,
+                                  .pairs = pairs,
+                                  .fp32 = model_.compute_type() == at::kFloat});
+  if (start == Start::kAtReference) return;
+  const std::string found = fmt::format(
+      "before its first update the model already prefers answers: the margin is {}, "
+      "not about 0, so the loss does not begin at ln 2",
+      report.rewards_margins);
+  if (start == Start::kOdd) {
+    return Warn(warned_of_start_,
+                found + "; bf16 can round so, but look whether the loss falls as it should");
+  }
+  throw InternalError(found, "reference_differs",
+                      "report this with the job file; the reference is not this model's");
 }
 
 void PreferenceTraining::Warn(bool& warned, const std::string& message) {
@@ -163,19 +174,8 @@ void PreferenceTraining::Warn(bool& warned, const std::string& message) {
 
 void PreferenceTraining::Watch(int64_t step, const PreferenceReport& report,
                                const std::vector<double>& sums) {
-  // Before the first update all margins are 0, and nothing wins.
-  if (step > 1 && std::isfinite(report.rewards_accuracies)) {
-    accuracy_ += kSmoothing * (report.rewards_accuracies - accuracy_);
-  }
-  const double part =
-      static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, total_steps_));
-  if (step >= kStepsToTell && part >= kTimeToLearn && accuracy_ < 0.5) {
-    Warn(warned_of_accuracy_,
-         fmt::format("after {} of {} steps the chosen answers win in {:.0f} % of the rows, less "
-                     "than by chance: are chosen and rejected swapped, or is the learning rate too "
-                     "high?",
-                     step, total_steps_, 100 * accuracy_));
-  }
+  const std::string wrong = accuracy_.After(step, total_steps_, report.rewards_accuracies);
+  if (!wrong.empty()) Warn(warned_of_accuracy_, wrong);
   if (sums[kChosenAnswerTokens] == 0) return;
   const double logp = sums[kChosenLogpSum] / sums[kChosenAnswerTokens];
   if (!first_logp_) first_logp_ = logp;
@@ -186,8 +186,8 @@ void PreferenceTraining::Watch(int64_t step, const PreferenceReport& report,
   if (fall > kFarFall) {
     Warn(warned_of_fall_,
          fmt::format("at step {} the chosen answers have lost {:.1f} nats a token: that both "
-                     "rewards fall is normal, but so far a fall forgets the language; lower "
-                     "learning_rate, raise training.preference.beta, or set sft_weight",
+                     "rewards fall is normal, but a fall this large damages the language itself; "
+                     "lower learning_rate, raise training.preference.beta, or set sft_weight",
                      step, fall));
   }
 }
@@ -197,23 +197,19 @@ void PreferenceTraining::WarnOfImbalance() {
   for (int64_t row = 0; row < train_.rows->size(); ++row) bad += IsBad(train_.rows->Get(row));
   const double good = static_cast<double>(train_.rows->size()) - bad;
   const auto& p = spec_.training.preference;
-  const double ratio =
-      good * p.kto_desirable_weight / std::max(1e-9, bad * p.kto_undesirable_weight);
-  // Some room, as a ratio that is right cannot always be met.
-  if (comm_.rank() != 0 || (ratio >= 0.9 && ratio <= 1.5)) return;
-  observer_.OnWarning(fmt::format(
-      "{:.0f} good and {:.0f} bad answers: with their weights the good ones count {:.2f} times as "
-      "much, and 1 to 1.33 times works best; set training.preference.kto_desirable_weight or "
-      "kto_undesirable_weight",
-      good, bad, ratio));
+  const std::string told =
+      ImbalanceText(good, bad, p.kto_desirable_weight, p.kto_undesirable_weight);
+  if (comm_.rank() == 0 && !told.empty()) observer_.OnWarning(told);
 }
 
-ValidationResult PreferenceTraining::Validate(const StepPlan& plan) {
+ValidationResult PreferenceTraining::Validate(const StepPlan& plan,
+                                              const std::function<void()>& alive) {
   const Step step = plan.GetStep(0);
-  const PreferenceScale scale = ScaleOf(validation_, plan, step);
+  const PreferenceScale scale = ScaleOf(validation_, plan, step, alive);
   at::Tensor sums =
       at::zeros({kPreferenceSums}, at::TensorOptions(comm_.device()).dtype(at::kDouble));
   for (int micro = 0; micro < step.micro_batches; ++micro) {
+    alive();
     const MicroBatch batch = plan.GetMicroBatch(step, micro, comm_.rank());
     sums.add_(ObjectiveOf(validation_, batch, scale)(model_.RowLosses(batch)).sums);
   }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "worker/engine/data/step_plan.h"
 #include "worker/engine/train/observer.h"
 #include "worker/engine/train/preference_loss.h"
+#include "worker/engine/train/preference_watch.h"
 #include "worker/engine/train/training_model.h"
 #include "worker/engine/train/validation.h"
 
@@ -38,7 +40,7 @@ class PreferenceTraining {
     std::filesystem::path cache_dir;                   // empty: the reference is not kept
     bool writes_cache = false;
     const Stamp& stamp;
-    int64_t total_steps = 0;
+    const StepPlan& plan;  // of the training
   };
   // Computes the reference, or reads what was computed: `model` has not been trained or restored
   // yet. A collective. Throws InfrastructureError when it is asked to stop meanwhile.
@@ -47,7 +49,7 @@ class PreferenceTraining {
 
   // What the rows of a step have in common. A collective for KTO, whose z it computes.
   PreferenceScale ScaleOf(const StepPlan& plan, const Step& step) {
-    return ScaleOf(train_, plan, step);
+    return ScaleOf(train_, plan, step, [] {});
   }
   RowObjective ObjectiveOf(const MicroBatch& batch, const PreferenceScale& scale) const {
     return ObjectiveOf(train_, batch, scale);
@@ -56,16 +58,18 @@ class PreferenceTraining {
   // first step of a run does not begin at the reference. `step` from 1.
   PreferenceReport ReportOf(int64_t step, const std::vector<double>& sums, double kl);
 
-  ValidationResult Validate(const StepPlan& plan);
+  // `alive` is called before each micro-batch.
+  ValidationResult Validate(const StepPlan& plan, const std::function<void()>& alive);
 
  private:
   PreferenceRows Prepare(const Options& options, const std::shared_ptr<const Dataset>& rows,
-                         std::string_view rows_key);
-  PreferenceScale ScaleOf(const PreferenceRows& of, const StepPlan& plan, const Step& step);
+                         std::string_view rows_key, const std::vector<uint8_t>& reached);
+  PreferenceScale ScaleOf(const PreferenceRows& of, const StepPlan& plan, const Step& step,
+                          const std::function<void()>& alive);
   RowObjective ObjectiveOf(const PreferenceRows& of, const MicroBatch& batch,
                            const PreferenceScale& scale) const;
   PreferenceReport MeansOf(const std::vector<double>& sums, double kl) const;
-  void CheckStart(const PreferenceReport& report) const;
+  void CheckStart(const PreferenceReport& report, const std::vector<double>& sums);
   void Watch(int64_t step, const PreferenceReport& report, const std::vector<double>& sums);
   void Warn(bool& warned, const std::string& message);
   void WarnOfImbalance();
@@ -77,9 +81,9 @@ class PreferenceTraining {
   int64_t total_steps_;
   PreferenceRows train_, validation_;
   // What the warnings go by.
-  double accuracy_ = 0.5;  // of the last steps
+  AccuracyWatch accuracy_;
   std::optional<double> first_logp_;
-  bool warned_of_accuracy_ = false, warned_of_fall_ = false;
+  bool warned_of_accuracy_ = false, warned_of_fall_ = false, warned_of_start_ = false;
 };
 
 }  // namespace sft::engine

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -56,12 +57,14 @@ std::shared_ptr<const Dataset> Unweighted(const std::shared_ptr<const Dataset>& 
 
 std::vector<double> ComputeLogps(const ReferenceJob& job, TrainingModel& model, Communicator& comm,
                                  TrainObserver& observer) {
-  const StepPlan plan = StepPlan::ForValidation(
-      Unweighted(job.rows), StepPlanOptions::FromSpec(job.spec), job.longest_trained);
+  StepPlanOptions options = StepPlanOptions::FromSpec(job.spec);
+  options.only = job.reached;
+  const StepPlan plan = StepPlan::ForValidation(Unweighted(job.rows), options, job.longest_trained);
   const Step step = plan.GetStep(0);
   std::vector<double> values(static_cast<size_t>(job.rows->size()), 0.0);
   for (int micro = 0; micro < step.micro_batches; ++micro) {
     observer.OnPhase(TrainPhase::kValidation, 0);
+    observer.OnProgress("reference", micro, step.micro_batches);
     if (observer.StopRequested()) {
       throw InfrastructureError("stopped before the reference was known; it is computed again");
     }
@@ -91,10 +94,10 @@ std::vector<double> ReferenceLogps(const ReferenceJob& job, TrainingModel& model
   const bool all_know = AllReduceSumDouble(comm, known ? 1.0 : 0.0) == comm.world();
   const auto say = [&](std::string_view how) {
     if (comm.rank() != 0) return;
-    observer.OnMessage(
-        fmt::format("log-probabilities of {} answers under the reference, the model before "
-                    "training: {}",
-                    job.rows->size(), how));
+    observer.OnMessage(fmt::format(
+        "log-probabilities of {} answers under the reference, the model before "
+        "training: {}",
+        job.reached.empty() ? job.rows->size() : std::ranges::count(job.reached, 1), how));
   };
   if (all_know) {
     say("as computed before");

@@ -16,7 +16,8 @@
 namespace sft::engine {
 
 // Log-probabilities of answers under the model as it is before training: computed in one pass over
-// the rows and kept in a file of the job's cache, for the epochs that follow and for a resume.
+// the rows that the training reaches, and kept in a file of the job's cache, for the epochs that
+// follow and for a resume.
 
 // What the pass is over, and where its result is kept.
 struct ReferenceJob {
@@ -27,6 +28,8 @@ struct ReferenceJob {
   std::filesystem::path file;  // empty: not kept
   std::string key;             // a hash of all that the values follow from
   bool writes = false;         // this rank writes the file
+  // By document: whether it is asked about, the others get 0; empty: all are.
+  std::vector<uint8_t> reached;
   int64_t longest_trained = 0;
 };
 

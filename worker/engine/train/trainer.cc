@@ -114,7 +114,7 @@ void Trainer::PreparePreferences() {
                                   .cache_dir = options_.cache_dir,
                                   .writes_cache = comm_.rank() == options_.checkpoints.first_rank,
                                   .stamp = stamp_,
-                                  .total_steps = plan_.total_steps()},
+                                  .plan = plan_},
       model_, comm_, observer_);
 }
 
@@ -369,17 +369,18 @@ bool Trainer::AnswersDue(int64_t steps_taken) const {
 }
 
 std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
-  observer_.OnPhase(TrainPhase::kValidation, steps_taken);
+  const auto alive = [&] { observer_.OnPhase(TrainPhase::kValidation, steps_taken); };
+  alive();
   const MonoTime start = clock_.Mono();
-  const ValidationResult result =
-      preference_ ? preference_->Validate(*validation_) : Validate(model_, *validation_, comm_);
+  const ValidationResult result = preference_ ? preference_->Validate(*validation_, alive)
+                                              : Validate(model_, *validation_, comm_, alive);
   EvalReport report{.step = steps_taken,
                     .loss = result.loss,
                     .tokens = result.tokens,
                     .preference = result.preference};
   if (AnswersDue(steps_taken)) {
     const AnswerJudge::Verdict verdict = options_.judge->Judge(model_, comm_, [&] {
-      observer_.OnPhase(TrainPhase::kValidation, steps_taken);
+      alive();
       return !observer_.StopRequested();
     });
     report.metrics = verdict.metrics;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -18,7 +19,8 @@ struct ValidationResult {
 };
 
 // The loss over every row of `plan` (StepPlan::ForValidation), forward only, the rows divided over
-// the ranks. A collective; every rank gets the result.
-ValidationResult Validate(TrainingModel& model, const StepPlan& plan, Communicator& comm);
+// the ranks. A collective; every rank gets the result. `alive` is called before each micro-batch.
+ValidationResult Validate(TrainingModel& model, const StepPlan& plan, Communicator& comm,
+                          const std::function<void()>& alive);
 
 }  // namespace sft::engine

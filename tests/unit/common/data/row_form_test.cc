@@ -77,17 +77,19 @@ TEST(RowFormTest, AJobThatComparesAnswersReadsPairsAndMarks) {
   const char* const repeated =
       R"({"chosen":[],"rejected":[],"messages":[{"role":"user","content":"a"}]})";
   const char* const marked = R"({"prompt":"a","completion":"b","label":false})";
-  const char* const conversation =
-      R"({"messages":[{"role":"user","content":"a"}],"label":true})";
+  const char* const conversation = R"({"messages":[{"role":"user","content":"a"}],"label":true})";
   const std::tuple<const char*, Learns, Form, const char*> cases[] = {
       {pair, Learns::kPairs, Form::kPreference, ""},
       {pair, Learns::kMarked, Form::kPreference, ""},
       {repeated, Learns::kPairs, Form::kPreference, ""},
       {marked, Learns::kMarked, Form::kUnpaired, ""},
       {conversation, Learns::kMarked, Form::kUnpaired, ""},
+      {R"({"conversations":[{"from":"human","value":"a"}],"label":true})", Learns::kMarked,
+       Form::kUnpaired, ""},
+      {R"({"instruction":"a","output":"b","label":true})", Learns::kMarked, Form::kUnpaired, ""},
       {marked, Learns::kPairs, Form::kUnpaired, "training.loss = \"kto\""},
       {R"({"text":"a"})", Learns::kPairs, Form::kText, "no preference pair"},
-      {R"({"text":"a"})", Learns::kMarked, Form::kText, "no marked answer"},
+      {R"({"text":"a"})", Learns::kMarked, Form::kText, "\"messages\" with \"label\""},
       {R"({"chosen":"a","rejected":[]})", Learns::kPairs, Form::kPreference, "both be text"},
       {R"({"chosen":1,"rejected":2})", Learns::kPairs, Form::kPreference, "both be text"},
   };
@@ -97,6 +99,17 @@ TEST(RowFormTest, AJobThatComparesAnswersReadsPairsAndMarks) {
     EXPECT_EQ(shape.problem.empty(), *problem == '\0') << row << ": " << shape.problem;
     EXPECT_NE(shape.problem.find(problem), std::string::npos) << row << ": " << shape.problem;
   }
+}
+
+TEST(RowFormTest, ExportsAndEvaluationsReadTheGoodAnswers) {
+  EXPECT_EQ(LearnsOf("sft", "export"), Learns::kChosen);
+  EXPECT_EQ(LearnsOf("sft", "evaluate"), Learns::kChosen);
+  EXPECT_EQ(LearnsOf("dpo", "sft"), Learns::kPairs);
+  for (const char* row : {R"({"prompt":"a","chosen":"b","rejected":"c"})",
+                          R"({"prompt":"a","completion":"b","label":true})", R"({"text":"a"})"}) {
+    EXPECT_EQ(ShapeOf(row, {}, Learns::kChosen).problem, "") << row;
+  }
+  EXPECT_NE(ShapeOf(R"({"prompt":"a"})", {}, Learns::kChosen).problem, "");
 }
 
 TEST(RowFormTest, NamedColumnsStandForOthersAndHideTheirs) {

@@ -28,6 +28,53 @@ TEST_F(IntakeTest, AJobWhoseFilesAreThereIsStoredWithAllThatWasSent) {
   EXPECT_NE(job.resolved_json().find("/models/tiny"), std::string::npos);
 }
 
+TEST_F(IntakeTest, KtosPairsAreTwoSamplesEachInTheExpectedSteps) {
+  JoinWithModel(kConfig);
+  std::string rows;
+  for (int i = 0; i < 12; ++i)
+    rows += R"({"prompt":"a","chosen":"b","rejected":"c"})"
+            "\n";
+  for (int i = 0; i < 8; ++i)
+    rows += R"({"prompt":"a","completion":"b","label":true})"
+            "\n";
+  ASSERT_TRUE(Upload(rows).ok());
+  v1::SubmitJobRequest request = Request(
+      std::string(kJobFile) +
+      "[training]\nloss = \"kto\"\n[hyperparameters]\nglobal_batch = 4\nper_device_batch = 2\n"
+      "n_epochs = 1\n");
+  request.mutable_files(0)->set_sha256(io::Sha256Hex(rows));
+  const auto steps = [&]() -> int64_t {
+    const auto outcome = intake_.Submit(request, "local");
+    EXPECT_TRUE(outcome.ok() && outcome->problems.empty());
+    const std::string name = outcome->job.name();
+    ScheduleRecord schedule;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(
+                          schedule, store::GetSchedule(db, name.substr(name.rfind('/') + 1)));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return schedule.planned_steps;
+  };
+  EXPECT_EQ(steps(), 8) << "2 * 12 + 8 samples";
+  Set(request, "data.max_examples", "10");
+  EXPECT_EQ(steps(), 4) << "16 samples of the first 10 rows, by their share";
+}
+
+TEST_F(IntakeTest, AnExportAndAnEvaluationReadPairs) {
+  JoinWithModel(kConfig);
+  const std::string rows = R"({"prompt":"a","chosen":"b","rejected":"c"})"
+                           "\n";
+  ASSERT_TRUE(Upload(rows).ok());
+  v1::SubmitJobRequest request = Request(
+      "[job]\nkind = \"evaluate\"\nmodel = \"/models/tiny\"\ndata = \"rows.jsonl\"\n"
+      "[compute]\ngpu_type = \"CPU\"\ngpu_count = 1\nnodes = 1\ngpus_per_node = 1\n"
+      "[evaluate]\nmetrics = [\"f1\"]\n");
+  request.mutable_files(0)->set_sha256(io::Sha256Hex(rows));
+  EXPECT_THAT(Problems(request), testing::IsEmpty());
+}
+
 TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
   Limit({.project = "default", .max_pending = 2});
   JobRecord job;

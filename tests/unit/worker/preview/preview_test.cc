@@ -1,5 +1,6 @@
 #include "worker/preview/preview.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@ namespace sft::preview {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
@@ -114,6 +116,44 @@ TEST_F(PreviewTest, LossIsOnWhatTheJobSays) {
   EXPECT_THAT(Preview(options).text, HasSubstr("ask>>answer"));
   options.loss_on_all = true;
   EXPECT_EQ(Preview(options).text.find("ask>>"), std::string::npos);
+}
+
+TEST_F(PreviewTest, APairIsOneRowAndBothItsAnswersAreShown) {
+  std::string rows;
+  for (int i = 0; i < 16; ++i) {
+    rows += fmt::format(R"({{"prompt":"ask {}","chosen":" good","rejected":" bad"}})", i) + "\n";
+  }
+  rows += R"({"prompt":"ask","chosen":" same","rejected":" same"})";
+  Options options = Of(rows);
+  options.batch = 8;
+  options.loss = "dpo";
+  const Found found = Preview(options);
+  EXPECT_FALSE(found.refused) << "equal answers are always left out";
+  EXPECT_THAT(found.text, HasSubstr("an epoch    2 steps of 8 pairs\n"));
+  EXPECT_THAT(found.text, Not(HasSubstr("packed")));
+  EXPECT_THAT(found.text, HasSubstr("line 16, chosen, "));
+  EXPECT_THAT(found.text, HasSubstr("line 16, rejected, "));
+  options.json = true;
+  EXPECT_EQ(ParseJson(Preview(options).text).at("steps"), 2);
+  EXPECT_TRUE(ParseJson(Preview(options).text).at("packed_steps").is_null());
+  options.loss = "kto";
+  EXPECT_EQ(ParseJson(Preview(options).text).at("steps"), 4);
+  options.json = false;
+  options.sequence_length = 2;
+  EXPECT_THAT(Preview(options).text, HasSubstr("32 rows (100.0 %), too long"));
+}
+
+TEST_F(PreviewTest, OrpoLearnsThePromptTooUnlessToldOtherwise) {
+  const auto loss_on_all = [](std::vector<std::string> more) {
+    std::vector<std::string> args = {"rows.jsonl", "--model", "m", "--loss"};
+    args.insert(args.end(), more.begin(), more.end());
+    return ParseOptions(args)->loss_on_all;
+  };
+  EXPECT_TRUE(loss_on_all({"orpo"}));
+  EXPECT_FALSE(loss_on_all({"orpo", "--loss-on", "assistant"}));
+  EXPECT_FALSE(loss_on_all({"dpo"}));
+  EXPECT_FALSE(
+      ParseOptions({"rows.jsonl", "--model", "m", "--loss", "dpo", "--loss-on", "all"}).ok());
 }
 
 TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {

@@ -45,6 +45,15 @@ TEST(DataReportTest, FillingIsCountedForBatchesAndForPackedSequences) {
   EXPECT_DOUBLE_EQ(ReportOn(*OfLengths({1000, 10}), 10, 2).padded_share, 0);
 }
 
+TEST(DataReportTest, APairIsOneRowAsLongAsItsLongerAnswer) {
+  const DataReport report = ReportOn(*OfLengths({10, 2, 4, 8, 6, 30}), 20, 2, /*pairs=*/true);
+  EXPECT_EQ(report.steps, 2);
+  EXPECT_EQ(report.shortest, 8);
+  EXPECT_EQ(report.longest, 30);
+  EXPECT_EQ(report.longer.front().rows, 1);
+  EXPECT_EQ(report.trained_tokens, 10 + 2 + 4 + 8 + 6 + 20);
+}
+
 TEST(DataReportTest, MarksStandAroundWhatIsLearnt) {
   const ModelFolder folder("chatml_tools", "<s>", "<|im_end|>");
   const ChatTokenizer tokenizer = ChatTokenizer::Open(folder.path());

@@ -98,6 +98,125 @@ TEST_F(PreferenceRowTest, EveryFormOfAConversationIsTheSameTwoDocuments) {
   }
 }
 
+TEST_F(PreferenceRowTest, APromptThatTheAnswersRepeatInOtherWordsIsAskedOnce) {
+  const auto row = [](std::string_view columns, std::string_view before) {
+    return fmt::format(R"({{{0}"chosen":[{1}{{"role":"assistant","content":"yes"}}],)"
+                       R"("rejected":[{1}{{"role":"assistant","content":"no"}}]}})",
+                       columns, before);
+  };
+  const char* const u = R"({"role":"user","content":"hi"},)";
+  const char* const s = R"({"role":"system","content":"Be brief."},)";
+  const char* const prompt = R"("prompt":[{"role":"user","content":"hi"}],)";
+  const auto asked = Shown(Encode(row(prompt, "")));
+  for (const std::string& same : {
+           row(R"("prompt":" hi\n",)", u),
+           row(R"("prompt":[{"content":"hi ","role":"user","name":null}],)", u),
+           row(R"("prompt":[],)", u),
+           row(R"("prompt":"",)", u),
+       }) {
+    EXPECT_EQ(Shown(Encode(same)), asked) << same;
+  }
+  const std::string told_row = row(
+      R"("prompt":[{"role":"system","content":"Be brief."},{"role":"user","content":"hi"}],)", "");
+  const auto told = Shown(Encode(told_row));
+  ASSERT_NE(told, asked);
+  const std::string system = R"("system":"Be brief.",)";
+  for (const std::string& same : {
+           row(prompt, std::string(s) + u),
+           row(R"("prompt":"hi",)", std::string(s) + u),
+           row(system + prompt, u),
+           row(system + prompt, ""),
+           row(system + R"("prompt":"hi",)", u),
+           row(system, u),
+           row(system + prompt, std::string(s) + u),
+       }) {
+    EXPECT_EQ(Shown(Encode(same)), told) << same;
+  }
+  // Turns that both answers have behind the prompt are part of the question.
+  const std::string more =
+      std::string(u) + R"({"role":"assistant","content":"yes?"},{"role":"user","content":"no?"},)";
+  const EncodedAnswers longer = Encode(row(prompt, more));
+  EXPECT_EQ(Marked(longer.documents[0], kPredicted), "yes");
+  for (const std::string& other : {
+           row(R"("prompt":"hi and more",)", u),
+           row(R"("prompt":[{"role":"user","content":"hi"},{"role":"user","content":"you"}],)", u),
+           row(prompt, s),
+       }) {
+    EXPECT_NE(Refusal(other).find("another question than the prompt"), std::string::npos)
+        << other << ": " << Refusal(other);
+  }
+  EXPECT_NE(Refusal(row(R"("system":"Be long.",)", std::string(s) + u)).find("another system"),
+            std::string::npos);
+  const std::string one_sided =
+      R"({"prompt":"hi","chosen":[{"role":"user","content":"hi"},)"
+      R"({"role":"assistant","content":"yes"}],"rejected":[{"role":"assistant","content":"no"}]})";
+  EXPECT_NE(Refusal(one_sided).find("the same prompt"), std::string::npos) << Refusal(one_sided);
+}
+
+TEST_F(PreferenceRowTest, TextsWithoutBlanksAreCutAtCharactersAndOthersAtWords) {
+  const auto prompt = [&](std::string_view chosen, std::string_view rejected) {
+    const std::string row = fmt::format(R"({{"chosen":"{}","rejected":"{}"}})", chosen, rejected);
+    data::Form form;
+    const auto answers = ParsePreference(row, {}, Learns::kPairs, &form);
+    return std::get<CompletionRow>(answers[0].row).prompt;
+  };
+  EXPECT_EQ(prompt("二加二是多少？四", "二加二是多少？五"), "二加二是多少？");
+  // These begin with the same two bytes of three.
+  EXPECT_EQ(prompt("问一", "问丁"), "问");
+  EXPECT_EQ(prompt("Say it: there", "Say it: then"), "Say it:");
+  EXPECT_NE(Refusal(R"({"chosen":"4","rejected":"5"})").find("no common start"), std::string::npos);
+  EXPECT_NE(Refusal(R"({"chosen":"there","rejected":"then"})").find("no common start"),
+            std::string::npos);
+  EXPECT_NE(Refusal(R"({"prompt":"","chosen":"4","rejected":"5"})").find("no common start"),
+            std::string::npos);
+}
+
+TEST_F(PreferenceRowTest, AMarkedAnswerMayStandInEveryFormOfARow) {
+  const auto expected = Shown(
+      Encode(R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],)"
+             R"("label":false})",
+             Learns::kMarked));
+  for (const char* row : {
+           R"({"prompt":"a","completion":[{"role":"assistant","content":"b"}],"label":false})",
+           R"({"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"}],)"
+           R"("label":false})",
+           R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],)"
+           R"("label":"bad","kto_tag":false})",
+           R"({"instruction":"a","input":"","output":"b","kto_tag":false})",
+           R"({"instruction":"a","output":"b","label":false})",
+           R"({"question":"a","answer":"b","kto_tag":false})",
+           R"({"prompt":[{"role":"user","content":"a"}],"label":false,)"
+           R"("completion":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})",
+       }) {
+    EXPECT_EQ(Shown(Encode(row, Learns::kMarked)), expected) << row;
+  }
+  EXPECT_NE(Refusal(R"({"text":"a","label":true})", Learns::kMarked).find("\"messages\""),
+            std::string::npos);
+  EXPECT_NE(Refusal(R"({"prompt":"a","completion":"b"})", Learns::kMarked)
+                .find("\"messages\" with \"label\""),
+            std::string::npos);
+}
+
+TEST_F(PreferenceRowTest, AJobThatComparesNothingReadsTheGoodAnswers) {
+  const auto read = [&](std::string_view row) {
+    data::Form form;
+    const EncodedRow encoded = encoder_.Encode(ParseChosen(row, {}, &form));
+    return Text(encoded) + "|" + Marked(encoded, kPredicted);
+  };
+  const std::string expected = read(R"({"prompt":"a","completion":" b"})");
+  EXPECT_EQ(read(R"({"prompt":"a","chosen":" b","rejected":" c"})"), expected);
+  EXPECT_EQ(read(R"({"prompt":"a","completion":" b","label":true})"), expected);
+  EXPECT_THROW(read(R"({"prompt":"a","completion":" b","label":false})"), RowError);
+  EXPECT_THROW(read(R"({"prompt":"a"})"), RowError);
+}
+
+TEST_F(PreferenceRowTest, AlpacasHistoryIsPartOfTheQuestion) {
+  const EncodedAnswers encoded =
+      Encode(R"({"history":[["early","late"]],"instruction":"a","chosen":"b","rejected":"c"})");
+  EXPECT_NE(Text(encoded.documents[0]).find("early"), std::string::npos);
+  EXPECT_EQ(Marked(encoded.documents[0], kPredicted), "b");
+}
+
 TEST_F(PreferenceRowTest, AMarkedAnswerIsOneDocumentAndAPairIsTwo) {
   const char* const bad = R"({"prompt":"a","completion":" b","label":false})";
   EXPECT_EQ(Encode(bad, Learns::kMarked).documents.size(), 1u);

@@ -108,6 +108,19 @@ TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
   EXPECT_EQ(stats.skipped_rows[1].problem, RowProblem::kTooLong);
 }
 
+TEST_F(PrepareTest, OfLongPairsOnlyWhatTheirJobsMayDoIsAdvised) {
+  PrepareOptions options =
+      Options(R"({"prompt":"a","chosen":" )" + std::string(900, 'x') + R"(","rejected":" c"})");
+  options.learns = data::Learns::kPairs;
+  try {
+    PrepareDataset(tokenizer_, options);
+    FAIL() << "accepted";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.advice(), AllOf(HasSubstr("\"truncate_left\""), HasSubstr("\"skip\""),
+                                      Not(HasSubstr("truncate_right")), Not(HasSubstr("split"))));
+  }
+}
+
 TEST_F(PrepareTest, RowsStandInFilesOfSeveralKinds) {
   const std::string array =
       "[" + QuestionRow("a", "b") + ",\n" + R"({"question": "c", "answer": "d"})" + "]";

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -168,8 +169,11 @@ TEST_P(PreferenceTest, ValidationHasTheSameMetrics) {
   options.spec.training.validation.enabled = true;
   options.spec.training.validation.eval_steps = 3;
   options.validation = Pairs(5, GetParam() == spec::Loss::kOrpo);
+  options.spec.hyperparameters.per_device_batch = 2;
+  options.spec.hyperparameters.gradient_accumulation_steps = 6;
   const RecordingObserver one = Run(options);
   ASSERT_EQ(one.evals.size(), 3u);
+  EXPECT_GE(one.validating, 3 * 3) << "a long pass is no hang: each micro-batch is told";
   ASSERT_TRUE(one.evals[0].preference);
   EXPECT_LT(one.evals[2].loss, one.evals[0].loss);
   TrainerOptions two = Options(spec::Mode::kLora, 2);
@@ -181,6 +185,21 @@ TEST_P(PreferenceTest, ValidationHasTheSameMetrics) {
     EXPECT_NEAR(divided.evals[i].preference->rewards_margins,
                 one.evals[i].preference->rewards_margins, 1e-4);
   }
+}
+
+TEST_P(PreferenceTest, TheReferenceIsOfTheRowsThatTheTrainingReaches) {
+  TrainerOptions options = Options();
+  options.spec.hyperparameters.max_steps = 1;
+  const RecordingObserver part = Run(options);
+  const RecordingObserver whole = Run(Options());
+  EXPECT_NEAR(part.steps[0].loss, whole.steps[0].loss, kTolerance);
+  EXPECT_NEAR(part.steps[0].preference->kl, whole.steps[0].preference->kl, 1e-4);
+  if (!options.spec.has_reference()) return;
+  const int answers = options.spec.pairs() ? 24 : 12;
+  EXPECT_THAT(part.messages, testing::HasSubstr(fmt::format("of {} answers", answers)));
+  EXPECT_THAT(whole.messages, testing::HasSubstr("of 60 answers"));
+  ASSERT_FALSE(part.progress.empty());
+  EXPECT_EQ(part.progress[0], "reference 0/1");
 }
 
 class KtoTest : public PreferenceTest {};
@@ -198,7 +217,7 @@ TEST_P(KtoTest, GoodAnswersAloneAreOutOfBalanceAndToldSo) {
   options.train = Dataset::FromDocuments(tokens, marks);
   const RecordingObserver observer = Run(options);
   ASSERT_EQ(observer.warnings.size(), 1u);
-  EXPECT_THAT(observer.warnings[0], testing::HasSubstr("30 good and 0 bad answers"));
+  EXPECT_THAT(observer.warnings[0], testing::HasSubstr("30 good answers and no bad ones"));
   EXPECT_TRUE(std::isnan(observer.steps[0].preference->rewards_rejected));
   EXPECT_LT(observer.steps.back().loss, observer.steps.front().loss);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -15,6 +17,12 @@ namespace sft::engine {
 // Keeps what a run reports. Stops or asks for a checkpoint after the steps that are named.
 class RecordingObserver : public TrainObserver {
  public:
+  void OnPhase(TrainPhase phase, int64_t) override {
+    validating += phase == TrainPhase::kValidation;
+  }
+  void OnProgress(std::string_view phase, int64_t done, int64_t total) override {
+    progress.push_back(fmt::format("{} {}/{}", phase, done, total));
+  }
   void OnReady(const ReadyReport& report) override { ready = report; }
   void OnResumed(const ResumedReport& report) override { resumed.push_back(report); }
   void OnStep(const StepReport& report) override {
@@ -44,6 +52,8 @@ class RecordingObserver : public TrainObserver {
   int64_t ask_after = -1;
   std::function<void(int64_t step)> on_step;
   std::function<void(std::string_view message)> on_message;
+  int validating = 0;  // how often that phase was told
+  std::vector<std::string> progress;
   ReadyReport ready;
   std::vector<ResumedReport> resumed;
   std::vector<StepReport> steps;
