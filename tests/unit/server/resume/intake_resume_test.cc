@@ -129,6 +129,7 @@ TEST_F(IntakeTest, ChangesThatNoCheckpointFitsAreRefusedWithAllOtherProblems) {
   };
   EXPECT_EQ(problems("lora.r", "8").find("lora.r: is 8, but the checkpoints of job-"), 0u);
   EXPECT_EQ(problems("job.model", "/models/other").find("job.model: is /models/other, but"), 0u);
+  EXPECT_EQ(problems("job.adapter", "/models/a").find("job.adapter: is /models/a, but the"), 0u);
   EXPECT_EQ(problems("job.data", "more.jsonl").find("job.data: is \"more.jsonl\", but a resume"),
             0u);
   EXPECT_EQ(problems("compute.gpu_count", "4").find("compute.gpu_count: no node has CPU-4x"), 0u);
