@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "client/base/interrupt.h"
+#include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -147,6 +149,23 @@ absl::Status ReadThroughOutages(Connection& connection, bool follow, const ReadO
 absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
                                   const FollowOptions& options, const FollowHandlers& handlers) {
   return Follower(connection, name, options, handlers).Run();
+}
+
+absl::StatusOr<v1::Job> FollowOneLine(Connection& connection, const std::string& id) {
+  Console& console = connection.console();
+  std::string last;
+  FollowHandlers handlers;
+  handlers.on_job = [&](const v1::Job& job) {
+    std::string line = fmt::format("{} {}", id, StateName(job.state()));
+    if (!job.reason().empty()) line += ": " + job.reason();
+    if (!console.terminal || line == last) return;
+    console.err << "\r\033[K" << OneLine(line).substr(0, std::max(console.width, 1)) << std::flush;
+    last = line;
+  };
+  handlers.on_metric = [](const v1::Metric&) {};
+  absl::StatusOr<v1::Job> job = FollowJob(connection, id, {}, handlers);
+  if (!last.empty()) console.err << "\r\033[K" << std::flush;
+  return job;
 }
 
 }  // namespace sft::client

@@ -32,6 +32,9 @@ struct FollowHandlers {
 absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
                                   const FollowOptions& options, const FollowHandlers& handlers);
 
+// FollowJob for a command that waits for one job: on a terminal a line says what is waited for.
+absl::StatusOr<v1::Job> FollowOneLine(Connection& connection, const std::string& id);
+
 inline constexpr std::chrono::minutes kOutageLimit{10};
 
 // Calls `read`, one try of a streaming call that resumes where the last one broke, until it reports

@@ -32,7 +32,8 @@ absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string
   Answerer answerer{.model = value("job", "model"),
                     .adapter = ShortName(job.name()),
                     .gpu_type = value("compute", "gpu_type"),
-                    .project = ProjectOfName(job.name())};
+                    .project = ProjectOfName(job.name()),
+                    .data = spec.value("data", Json::object())};
   if (artifact.kind() == "model") {
     answerer.model = artifact.node_path();
     answerer.adapter.clear();
@@ -51,6 +52,16 @@ std::string AnswererTables(const Answerer& answerer, const std::string& kind,
     text += fmt::format("gpu_type = {}\n", Quoted(answerer.gpu_type));
   }
   return text;
+}
+
+std::string DataLines(const Answerer& answerer, const std::vector<std::string_view>& keys) {
+  std::string lines;
+  for (const std::string_view key : keys) {
+    if (!answerer.data.is_object() || !answerer.data.contains(key)) continue;
+    const Json& value = answerer.data.at(std::string(key));
+    if (!value.empty()) lines += fmt::format("{} = {}\n", key, DumpJson(value));
+  }
+  return lines;
 }
 
 absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,

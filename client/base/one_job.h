@@ -1,9 +1,11 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/base/connection.h"
+#include "client/output/json.h"
 #include "sft/v1/job.pb.h"
 #include "sft/v1/job_service.pb.h"
 
@@ -15,6 +17,7 @@ struct Answerer {
   std::string adapter;   // id of the job that delivered it; empty: none
   std::string gpu_type;  // empty: the only one that there is
   std::string project;   // of that job; empty: the server's default
+  Json data;             // its table [data]; null: there is no job
 };
 
 // What a job has trained answers: its adapter on its base, or its full model, on its type of GPU.
@@ -24,6 +27,9 @@ absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string
 // `data` is job.data (empty: none).
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,
                            const std::string& name, const std::string& data = {});
+
+// The lines of a table [data] for those keys that the job has: rows are read as it read its own.
+std::string DataLines(const Answerer& answerer, const std::vector<std::string_view>& keys);
 
 // Submits a job of one process that answers; a server with several types of GPUs wants to be told
 // which.

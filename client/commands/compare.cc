@@ -149,10 +149,15 @@ ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures
 ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, bool json) {
   const absl::StatusOr<std::vector<RunFigures>> runs = ReadRuns(connection, jobs);
   if (!runs.ok()) return Fail(connection, runs.status());
-  const bool evaluations = std::all_of(runs->begin(), runs->end(), [](const RunFigures& run) {
-    return run.job.kind() == v1::Job::EVALUATE;
-  });
-  if (evaluations) return CompareEvaluations(connection, *runs, json);
+  const v1::Job::Kind kind = runs->front().job.kind();
+  for (const RunFigures& run : *runs) {
+    if (run.job.kind() == kind) continue;
+    return Fail(connection, InvalidArgument(fmt::format(
+                                "{} is of kind {}, {} of kind {}: compare jobs of one kind",
+                                ShortName(runs->front().job.name()), KindName(kind),
+                                ShortName(run.job.name()), KindName(run.job.kind()))));
+  }
+  if (kind == v1::Job::EVALUATE) return CompareEvaluations(connection, *runs, json);
   if (json) {
     PrintJson(*runs, connection.console().out);
   } else {

@@ -1,3 +1,4 @@
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
@@ -93,12 +94,12 @@ class Evaluation {
     if (options_.max_new_tokens) {
       text += fmt::format("[generate]\nmax_new_tokens = {}\n", *options_.max_new_tokens);
     }
-    if (options_.max_examples) {
-      text += fmt::format("[data]\nmax_examples = {}\n", *options_.max_examples);
-    }
+    text += "[data]\n" + DataLines(answerer_, {"columns", "roles"});
+    if (options_.max_examples) text += fmt::format("max_examples = {}\n", *options_.max_examples);
     if (options_.metrics || !options_.pattern.empty()) text += "[evaluate]\n";
     if (options_.metrics) {
-      const std::vector<std::string> names = absl::StrSplit(*options_.metrics, ',');
+      std::vector<std::string> names = absl::StrSplit(*options_.metrics, ',');
+      for (std::string& name : names) absl::StripAsciiWhitespace(&name);
       text += fmt::format("metrics = {}\n", DumpJson(Json(names)));
     }
     if (!options_.pattern.empty()) text += fmt::format("pattern = {}\n", quoted(options_.pattern));

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,7 +40,9 @@ class Exporter {
     if (status.ok()) status = CheckNewFolder(options_.out);
     if (status.ok()) status = Submit();
     if (!status.ok()) return Fail(connection_, status);
-    const absl::StatusOr<v1::Job> ended = Follow();
+    connection_.console().err << fmt::format("{} exports {}; `sftctl logs {} --follow` shows how\n",
+                                             id_, ShortName(job_.name()), id_);
+    const absl::StatusOr<v1::Job> ended = FollowOneLine(connection_, id_);
     if (!ended.ok() && Interrupt::Raised()) {
       CancelOwn(connection_, id_, "sftctl export was interrupted");
       return kInterrupted;
@@ -96,14 +97,7 @@ class Exporter {
                         Quoted(options_.base), Quoted(TrainedOn(spec)));
     if (answerer_.adapter.empty()) return text;
     // Rows are read as the job read them.
-    text += "[data]\n";
-    const Json data = spec.value("data", Json::object());
-    for (const char* key : {"columns", "roles"}) {
-      const auto list = data.find(key);
-      if (list != data.end() && !list->empty()) text += fmt::format("{} = {}\n", key, list->dump());
-    }
-    if (data.contains("loss_on")) text += "loss_on = " + data["loss_on"].dump() + "\n";
-    return text;
+    return text + "[data]\n" + DataLines(answerer_, {"columns", "roles", "loss_on"});
   }
 
   absl::Status Submit() {
@@ -131,27 +125,6 @@ class Exporter {
     return absl::OkStatus();
   }
 
-  // On a terminal it says what is waited for.
-  absl::StatusOr<v1::Job> Follow() {
-    Console& console = connection_.console();
-    console.err << fmt::format("{} exports {}; `sftctl logs {} --follow` shows how\n", id_,
-                               ShortName(job_.name()), id_);
-    std::string last;
-    FollowHandlers handlers;
-    handlers.on_job = [&](const v1::Job& job) {
-      std::string line = fmt::format("{} {}", id_, StateName(job.state()));
-      if (!job.reason().empty()) line += ": " + job.reason();
-      if (!console.terminal || line == last) return;
-      console.err << "\r\033[K" << OneLine(line).substr(0, std::max(console.width, 1))
-                  << std::flush;
-      last = line;
-    };
-    handlers.on_metric = [](const v1::Metric&) {};
-    absl::StatusOr<v1::Job> job = FollowJob(connection_, id_, {}, handlers);
-    if (!last.empty()) console.err << "\r\033[K" << std::flush;
-    return job;
-  }
-
   absl::Status Fetch() {
     v1::GetArtifactRequest request;
     request.set_name(id_);
@@ -174,6 +147,10 @@ class Exporter {
         PrintDifference(
             base, numbers,
             result["compared"].size() > 1 && result.value("merged_into", std::string()) == base);
+      }
+      if (options_.type == "q8_0") {
+        console.err << "the differences are those of the merge, before its weights were rounded to "
+                       "q8_0\n";
       }
     }
     console.out << options_.out << "\n";

@@ -1,7 +1,6 @@
 #include <absl/cleanup/cleanup.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -44,7 +43,7 @@ class OnePrompt {
     absl::Status status = FindAnswerer();
     if (status.ok()) status = Submit();
     if (!status.ok()) return Fail(connection_, status);
-    const absl::StatusOr<v1::Job> job = Follow();
+    const absl::StatusOr<v1::Job> job = FollowOneLine(connection_, id_);
     if (!job.ok() && Interrupt::Raised()) {
       CancelOwn(connection_, id_, "sftctl generate was interrupted");
       return kInterrupted;
@@ -110,25 +109,6 @@ class OnePrompt {
     SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer_, request));
     id_ = ShortName(job.name());
     return absl::OkStatus();
-  }
-
-  // On a terminal it says what is waited for.
-  absl::StatusOr<v1::Job> Follow() {
-    Console& console = connection_.console();
-    std::string last;
-    FollowHandlers handlers;
-    handlers.on_job = [&](const v1::Job& job) {
-      std::string line = fmt::format("{} {}", id_, StateName(job.state()));
-      if (!job.reason().empty()) line += ": " + job.reason();
-      if (!console.terminal || line == last) return;
-      console.err << "\r\033[K" << OneLine(line).substr(0, std::max(console.width, 1))
-                  << std::flush;
-      last = line;
-    };
-    handlers.on_metric = [](const v1::Metric&) {};
-    absl::StatusOr<v1::Job> job = FollowJob(connection_, id_, {}, handlers);
-    if (!last.empty()) console.err << "\r\033[K" << std::flush;
-    return job;
   }
 
   absl::StatusOr<Json> FetchAnswer() {

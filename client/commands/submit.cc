@@ -444,7 +444,8 @@ void AddSubmit(Command& app, Session& session) {
   auto options = std::make_shared<SubmitOptions>();
   Option* file = command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)");
   command->AddOption("--config", options->config, "Job file, in place of FILE")->Excludes(file);
-  command->AddOption("--type", options->type, "Kind of job: sft, generate, serve or evaluate");
+  command->AddOption("--type", options->type,
+                     "Kind of job: sft, generate, serve, evaluate or export");
   command->AddOption("--name", options->name, "Label shown in lists (job.name)");
   command->AddOption("--dataset", options->dataset,
                      "File with training rows or prompts, in place of job.data");

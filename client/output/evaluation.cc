@@ -81,10 +81,15 @@ std::string Notes(const Json& report, bool tuned) {
   const int64_t rows = CountOf(report, "rows");
   // Of passes, the difference that two standard errors of a half would hide.
   constexpr int64_t kFewRows = 100;
-  if (tuned && rows > 0 && rows < kFewRows) {
-    text +=
-        fmt::format("with {} a difference below about {:.0f} points cannot be told from chance\n",
-                    Rows(rows), 100 / std::sqrt(static_cast<double>(rows)));
+  std::string passes;
+  for (const Json& metric : ListOf(report, "metrics")) {
+    if (!IsNumber(metric, "only_base")) continue;
+    passes += (passes.empty() ? "" : ", ") + OneLine(TextOf(metric, "name"));
+  }
+  if (tuned && !passes.empty() && rows > 0 && rows < kFewRows) {
+    text += fmt::format(
+        "with {} a difference below about {:.0f} points cannot be told from chance ({})\n",
+        Rows(rows), 100 / std::sqrt(static_cast<double>(rows)), passes);
   }
   for (const Json& metric : ListOf(report, "metrics")) {
     if (CountOf(metric, "ungraded") == 0) continue;

@@ -22,6 +22,7 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kGreater = "training.validation.greater_is_better",
                            kMetric = "training.validation.metric_for_best_model",
                            kGenerates = "training.validation.predict_with_generate",
+                           kLossTokens = "data.loss_on",
                            kGenerateMetrics = "training.validation.generate_metrics",
                            kGeneratePattern = "training.validation.generate_pattern",
                            kLossMetric = "val.loss", kSave = "checkpoint.save_strategy",
@@ -275,6 +276,11 @@ void ResolveMetrics(Draft* draft) {
     draft->AddProblem(kGenerates,
                       "answers validation rows, of which this job has none: name them "
                       "in data.val, or hold some out with data.val_split");
+  }
+  if (generates && draft->Has(kLossTokens) && draft->String(kLossTokens) == "all") {
+    draft->AddProblem(kGenerates, fmt::format("needs {} = \"assistant\": where all tokens of a row "
+                                              "carry loss, none are the question",
+                                              kLossTokens));
   }
   const std::string why = generates ? WhyNoAnswers(*draft) : "";
   if (!why.empty() && is_loss) {

@@ -29,7 +29,7 @@ std::string ProblemOf(const JobRecord& maker, const std::vector<ArtifactRecord>&
   if (maker.kind != v1::Job::SFT) {
     return maker.kind == v1::Job::EXPORT
                ? fmt::format("{} exports what another job has trained: name that job", maker.id)
-               : fmt::format("{} answers prompts: it delivered no adapter", maker.id);
+               : fmt::format("{} trained nothing: it delivered no adapter", maker.id);
   }
   if (artifacts.empty()) {
     return fmt::format("what {} delivered was removed", maker.id);
@@ -110,6 +110,8 @@ absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolu
   if (!rows_problem.empty()) AddProblem(resolution, kDataKey, std::move(rows_problem));
   return absl::OkStatus();
 }
+
+bool ReadsAdapterOnResume(const spec::JobSpec& spec) { return !spec.trains() || spec.prefers(); }
 
 std::string PromptsProblem(const std::string& path, const std::string& name, int64_t most) {
   const absl::StatusOr<int64_t> size = io::FileSize(path);

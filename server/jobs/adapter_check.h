@@ -16,6 +16,10 @@ namespace sft::server {
 absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolution& resolution,
                           std::vector<JobFileRecord>& files);
 
+// Whether a resumed job still reads the adapter that it started from. A checkpoint has the weights
+// as trained; the reference of a loss over preferences is made of the adapter anew.
+bool ReadsAdapterOnResume(const spec::JobSpec& spec);
+
 // Why the rows of the file at `path` are no prompts for a job that takes the first `most` of them
 // (0: all); empty if they are, or if the file is so large that only the node looks at all of it.
 std::string PromptsProblem(const std::string& path, const std::string& name, int64_t most);

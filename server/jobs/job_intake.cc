@@ -428,7 +428,9 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   for (const std::string& key : files.newer) {
     prepared.job.newer_keys += (prepared.job.newer_keys.empty() ? "" : ", ") + key;
   }
-  SFT_RETURN_IF_ERROR(CheckAdapter(store_, prepared.job.project, resolution, prepared.files));
+  if (resumed == nullptr || ReadsAdapterOnResume(resolution.spec)) {
+    SFT_RETURN_IF_ERROR(CheckAdapter(store_, prepared.job.project, resolution, prepared.files));
+  }
   if (request.validate_only()) {
     outcome.missing_files.clear();
   } else {

@@ -14,6 +14,7 @@
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
 #include "server/gangs/gang_life.h"
+#include "server/jobs/adapter_check.h"
 #include "server/resume/resume.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
@@ -109,7 +110,7 @@ absl::Status UseDatasets(Database& db, const JobRecord& job,
     if (file.sha256.empty()) continue;
     if (file.key.starts_with(store::kAdapterFilePrefix)) {
       SFT_ASSIGN_OR_RETURN(const bool there, store::IsArtifactsBlob(db, file.sha256));
-      if (!there) return Aborted("the adapter was removed meanwhile");
+      if (!there) return Aborted("its adapter (job.adapter) was removed");
       continue;
     }
     SFT_RETURN_IF_ERROR(store::UseDataset(db, file.sha256, job.created_us));
@@ -359,7 +360,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.created_us = UnixMicros(clock_.Wall());
   SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
   if (first.has_value()) return *first;
-  SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
+  SFT_ASSIGN_OR_RETURN(std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
   SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
   if (resolved != nullptr) {
     SetValues(job, *resolved);
@@ -377,11 +378,16 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
     job.schedule.held = false;
     if (request.has_time_limit_seconds()) SetTimeLimit(job, request.time_limit_seconds());
   }
+  if (job.spec && !ReadsAdapterOnResume(*job.spec)) {
+    std::erase_if(files, [](const JobFileRecord& file) {
+      return file.key == "job.adapter" || file.key.starts_with(store::kAdapterFilePrefix);
+    });
+  }
   SFT_RETURN_IF_ERROR(CheckLimits(db, job, 1));
   const absl::Status used = UseDatasets(db, job, files);
   if (absl::IsAborted(used)) {
-    return FailedPrecondition(fmt::format(
-        "job {} cannot go on: its data set was removed; submit the job again", ended.id));
+    return FailedPrecondition(
+        fmt::format("job {} cannot go on: {}; submit the job again", ended.id, Message(used)));
   }
   SFT_RETURN_IF_ERROR(used);
   SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));

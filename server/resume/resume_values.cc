@@ -32,6 +32,7 @@ constexpr std::string_view kKept[] = {kGlobal, "hyperparameters.optimizer",
 
 // Of another value the states of a checkpoint would not fit.
 constexpr std::string_view kFixed[] = {"job.model",
+                                       "job.adapter",
                                        "training.mode",
                                        "lora.r",
                                        "lora.target_modules",

@@ -13,6 +13,7 @@
 #include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
 #include "common/plan/plan.h"
+#include "common/plan/tensors.h"
 #include "common/spec/batch.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
@@ -67,9 +68,20 @@ plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec
           .memory_bytes = plan::AllocatorBytes(spec, memory, /*opened=*/false)};
 }
 
-// What a process that answers prompts or exports holds of the base: fp32 on a CPU, bf16 on a GPU.
+// What a process that answers prompts or exports holds of the base: fp32 on a CPU, bf16 on a GPU;
+// with generate.nf4 its linear layers are in NF4, with a scale for each 64 weights.
 int64_t WeightBytes(const plan::ModelShape& shape, const spec::JobSpec& spec) {
-  return plan::BaseParameters(shape) * (spec.compute.gpu_type == kCpuType ? 4 : 2);
+  constexpr double kNf4Bytes = 0.57;
+  const int64_t bytes = spec.compute.gpu_type == kCpuType ? 4 : 2;
+  if (!spec.generate.nf4) return plan::BaseParameters(shape) * bytes;
+  int64_t linear = 0;
+  for (const plan::TensorUnit& unit : plan::TensorsOf(shape)) {
+    for (const plan::TensorInfo& tensor : unit.tensors) {
+      if (tensor.role == plan::TensorRole::kLinear) linear += tensor.elements();
+    }
+  }
+  return (plan::BaseParameters(shape) - linear) * bytes +
+         static_cast<int64_t>(static_cast<double>(linear) * kNf4Bytes);
 }
 
 // Fills in the job's memory and, for GPUs of `gpu_memory` bytes, how it would run.

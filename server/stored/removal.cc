@@ -188,8 +188,7 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
           SFT_ASSIGN_OR_RETURN(const std::string user, store::LiveJobWithAdapter(db, artifact.id));
           if (!user.empty()) {
             return FailedPrecondition(fmt::format(
-                "artifact {} is the adapter with which job {} answers, which has not ended: it "
-                "stays",
+                "artifact {} is the adapter that job {} uses, which has not ended: it stays",
                 artifact.id, user));
           }
           SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));

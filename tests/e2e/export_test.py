@@ -179,6 +179,29 @@ esac""")
         self.assertEqual(result["merged_into"], "original")
         self.assertEqual(self.half_done(), [])
 
+    def test_an_export_that_is_cancelled_after_a_kill_leaves_nothing_half_done(self):
+        adapter = self.train()
+        self.restart_with(f"""
+case "$*" in export*)
+  $rank "$@" &
+  while [ -z "$(find {self.dir}/node-a -name '*.work')" ]; do :; done
+  kill -9 $!
+  wait
+  touch {self.dir}/killed
+  exec sleep 600 ;;
+esac""")
+        job = self.dir / "export.toml"
+        job.write_text(f'[job]\nkind = "export"\nmodel = "small"\nadapter = "{adapter}"\n'
+                       '[compute]\nvariant = "H100-1x"\n')
+        result = self.sftctl("submit", job, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        name = json.loads(result.stdout)["job"]
+        harness.wait_until("the rank to be killed", (self.dir / "killed").exists)
+        self.assertNotEqual(self.half_done(), [])
+        self.assertEqual(self.sftctl("cancel", name).returncode, SUCCEEDED)
+        self.wait_for_state(name, "CANCELLED")
+        self.assertEqual(self.half_done(), [])
+
     def test_training_goes_on_from_an_adapter_and_says_what_would_be_lost(self):
         first = self.train("training.use_qlora=true")
         second = self.train(f"job.adapter={first}", "lora.r=8")

@@ -52,7 +52,7 @@ EDGES = {
     "worker/hub": ["common/base", "common/io", "common/hub"],
     "worker/transfer": ["common", "proto", "worker/base"],
     "worker/shipping": ["common", "proto", "worker/channel", "worker/base", "worker/transfer"],
-    "worker/node": ["common", "proto", "worker/base", "worker/gpus", "worker/hub", "worker/transfer"],
+    "worker/node": ["common", "proto", "worker/channel", "worker/base", "worker/gpus", "worker/hub", "worker/transfer"],
     "worker/attempt": ["common", "proto", "worker/channel", "worker/base", "worker/gpus",
                        "worker/hub", "worker/transfer", "worker/shipping", "worker/node"],
     "worker/daemon": ["common", "proto", "worker/channel", "worker/base", "worker/gpus",

@@ -10,6 +10,7 @@
 #include "worker/attempt/launch_plan.h"
 #include "worker/attempt/verdict.h"
 #include "worker/channel/claim.h"
+#include "worker/channel/work_folder.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/checkpoint_folder.h"
 
@@ -350,7 +351,18 @@ HostEvidence AttemptControl::LookAtHost(const AttemptRecord& record) const {
   return host;
 }
 
+void AttemptControl::RemoveWork() const {
+  if (!context_.job.ok() || !context_.job->exports()) return;
+  const NodeSetup& setup = context_.services.setup;
+  const std::string output = OutputDir(context_.uid, context_.job_id, /*full_model=*/true, setup);
+  const RankRights rights(context_.rank_user);
+  const absl::Status removed = io::RemoveAll(channel::WorkFolder(output, context_.uid));
+  if (!removed.ok()) spdlog::warn("attempt {}: {}", context_.uid, Message(removed));
+  rmdir(channel::WorkFolder(output).c_str());  // stays while another attempt works there
+}
+
 void AttemptControl::Conclude(const ControlStep& step, const Wish& wish) {
+  RemoveWork();
   if (step.end == AttemptEnd::kStopped) {
     return shared_.Conclude(
         SimpleVerdict(v1::Verdict::NONE, "stopped", wish.stop_reason, "", context_.node()));

@@ -56,6 +56,8 @@ class AttemptControl {
   std::vector<GpuMemory> LookAtMemory() const;
   HostEvidence LookAtHost(const AttemptRecord& record) const;
   void Conclude(const ControlStep& step, const Wish& wish);
+  // What an export that was stopped or killed has left beside its result.
+  void RemoveWork() const;
 
   const AttemptContext& context_;
   SharedRecord& shared_;

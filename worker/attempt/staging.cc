@@ -13,6 +13,7 @@
 #include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
+#include "common/io/model_folder.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "common/spec/mixture.h"
@@ -28,6 +29,8 @@ namespace {
 
 // Keys of an adapter's files in a dispatch.
 constexpr std::string_view kAdapterFile = "job.adapter/";
+constexpr std::string_view kAdapterConfig = "adapter_config.json";
+constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
 // How soon a stop ends the wait for another download.
 constexpr std::chrono::milliseconds kClaimInterval{100};
 // What has arrived broken so often in a row will not arrive whole.
@@ -70,6 +73,27 @@ absl::StatusOr<bool> IsWhole(const std::string& path, const std::string& sha256,
 
 // More files with rows than any job names.
 constexpr size_t kMostParts = 1000;
+
+// A file of an adapter's folder that is read and may reach the result: regular, and where links
+// lead to, a file that the job may name itself. One that does not exist is fine.
+absl::Status CheckAdapterFile(const std::string& path, const v1::Dispatch& dispatch,
+                              const NodeSetup& setup) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 && errno == ENOENT) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::string real, ResolveForJob(path, dispatch, setup));
+  return io::CheckRegularFile(real);
+}
+
+absl::Status CheckAdapterFolder(const std::string& dir, const v1::Dispatch& dispatch,
+                                const NodeSetup& setup) {
+  for (const std::string_view name : {kAdapterConfig, kAdapterWeights}) {
+    SFT_RETURN_IF_ERROR(CheckAdapterFile(fmt::format("{}/{}", dir, name), dispatch, setup));
+  }
+  for (const std::string_view name : io::kModelCompanions) {
+    SFT_RETURN_IF_ERROR(CheckAdapterFile(fmt::format("{}/{}", dir, name), dispatch, setup));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -182,11 +206,11 @@ absl::StatusOr<std::string> Stager::StageFolder(const v1::JobFileRef& file,
                                                 const v1::Dispatch& dispatch) {
   const RankRights rights(setup_.rank_user);
   absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
-  const absl::Status found =
-      !path.ok() ? path.status()
-      : io::Exists(*path + "/adapter_config.json")
-          ? absl::OkStatus()
-          : NotFound(fmt::format("{} holds no adapter_config.json", file.node_path()));
+  absl::Status found = path.status();
+  if (found.ok()) found = CheckAdapterFolder(*path, dispatch, setup_);
+  if (found.ok() && !io::Exists(fmt::format("{}/{}", *path, kAdapterConfig))) {
+    found = NotFound(fmt::format("{} holds no {}", file.node_path(), kAdapterConfig));
+  }
   if (found.ok()) return path;
   return Annotate(found, fmt::format("{} on node {}", file.key(), setup_.node));
 }

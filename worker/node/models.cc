@@ -154,8 +154,8 @@ std::vector<std::string> ModelRoots(const NodeSetup& setup) {
 
 absl::Status CheckFiles(const std::string& dir, const std::vector<std::string>& roots) {
   SFT_RETURN_IF_ERROR(io::ResolveBelow(dir, roots).status());
-  for (const std::string_view name : {std::string_view(kConfig), std::string_view(kSingle),
-                                      std::string_view(kIndex), io::kModelCard}) {
+  for (const std::string_view name :
+       {std::string_view(kConfig), std::string_view(kSingle), std::string_view(kIndex)}) {
     SFT_RETURN_IF_ERROR(CheckFile(fmt::format("{}/{}", dir, name), roots));
   }
   for (const std::string_view name : io::kModelCompanions) {

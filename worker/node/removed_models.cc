@@ -5,6 +5,7 @@
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
+#include "worker/channel/work_folder.h"
 
 namespace sft::worker {
 
@@ -22,7 +23,10 @@ absl::Status RemoveModels(const v1::Desired& desired, const std::set<std::string
       spdlog::error("the server names \"{}\" as a removed model: ignored", path);
       continue;
     }
-    if (live_jobs.contains(job) || !io::Exists(path)) continue;
+    if (live_jobs.contains(job)) continue;
+    // An export that was killed leaves what it worked on.
+    SFT_RETURN_IF_ERROR(io::RemoveAll(channel::WorkFolder(path)));
+    if (!io::Exists(path)) continue;
     SFT_RETURN_IF_ERROR(io::RemoveAll(path));
     spdlog::info("the model of job {} was removed", job);
   }

@@ -13,6 +13,7 @@
 #include "common/io/file.h"
 #include "common/io/model_folder.h"
 #include "common/spec/visit.h"
+#include "worker/channel/work_folder.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/disk.h"
@@ -26,6 +27,8 @@
 #include "worker/rank/answer_job.h"
 #include "worker/rank/group_variables.h"
 #include "worker/rank/model_card.h"
+#include "worker/rank/prepare.h"
+#include "worker/rank/runaway_report.h"
 #include "worker/rank/stop_signal.h"
 
 namespace sft::rank {
@@ -82,9 +85,11 @@ fs::path TextFolder(const Launch& launch) {
   return fs::exists(adapter / "tokenizer.json") ? adapter : fs::path(launch.file.model_dir);
 }
 
-engine::PreparedDataset PrepareRows(const Launch& launch, int64_t positions) {
+// Throws UserError, too, for a row with a token that the model has no embedding for.
+engine::PreparedDataset PrepareRows(const Launch& launch, const engine::ModelConfig& config) {
   const auto tokenizer =
       engine::ChatTokenizer::Open(TextFolder(launch), launch.spec.data.chat_template);
+  const int64_t positions = config.learned_positions;
   auto options = OptionsOfFiles(launch, TrainingFiles(launch), engine::PrepareOptions::ForTraining);
   options[0].sequence_length =
       static_cast<int>(positions > 0 ? std::min(positions, kLongestRow) : kLongestRow);
@@ -94,7 +99,10 @@ engine::PreparedDataset PrepareRows(const Launch& launch, int64_t positions) {
   if (options[0].max_examples == 0) {
     options[0].max_examples = launch.spec.exporting.compare_tokens;
   }
-  return engine::PrepareDataset(tokenizer, options[0]);
+  engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options[0]);
+  RefuseTokensWithoutEmbedding(tokenizer.tokenizer(), *prepared.dataset, options[0].Name(),
+                               config.vocab);
+  return prepared;
 }
 
 std::string DifferenceText(const engine::LogitDifference& d) {
@@ -106,7 +114,9 @@ std::string DifferenceText(const engine::LogitDifference& d) {
 
 }  // namespace
 
-void PrepareExport(const Launch& launch, EventLog& events) {
+void PrepareExport(const Launch& launch, const MemoryLimit& limit, EventLog& events,
+                   const Clock& clock) {
+  ReportRunaways({.event_file = EventPath(launch, "prepare"), .limit = limit}, clock);
   const auto config = engine::ReadConfig(launch.file.model_dir);
   engine::ModelLayout layout = engine::MakeLayout(config);
   const engine::BaseWeights base(launch.file.model_dir, layout, at::kCPU);
@@ -122,7 +132,7 @@ void PrepareExport(const Launch& launch, EventLog& events) {
     engine::AddAdapter(layout, adapter);
     fmt::print("adapter {}: {} modules, r {}\n", launch.file.adapter_dir, adapter.pairs.size(),
                adapter.config.r);
-    const engine::PreparedDataset rows = PrepareRows(launch, config.learned_positions);
+    const engine::PreparedDataset rows = PrepareRows(launch, config);
     prepared.rows = rows.dataset->stats().rows;
     prepared.used = rows.dataset->stats().used;
     prepared.tokens = rows.dataset->stats().tokens;
@@ -133,21 +143,24 @@ void PrepareExport(const Launch& launch, EventLog& events) {
 
 ExportJob::ExportJob(const Context& context)
     : context_(context),
-      work_(context.launch.file.output_dir + ".work"),
+      work_(channel::WorkFolder(context.launch.file.output_dir,
+                                fs::path(context.launch.file.attempt_dir).filename().string())),
       trained_on_(FormatOf(context.launch.spec.exporting.trained_on)) {}
 
 ExportJob::~ExportJob() {
-  // A failure here leaves a folder that the next attempt removes; there is no one to tell.
+  // A failure here leaves a folder that the worker removes; there is no one to tell.
   std::error_code ignored;
   fs::remove_all(work_, ignored);
+  fs::remove(work_.parent_path(), ignored);
 }
 
-bool ExportJob::Stopped() {
+void ExportJob::GoOn() {
+  if (flight_) flight_->SetPhase(channel::FlightPhase::kDelivering);
   context_.commands.Poll();
   const std::string& reason = context_.commands.stop_reason();
-  if (reason.empty() && !StopSignalled()) return false;
+  if (reason.empty() && !StopSignalled()) return;
   fmt::print("stopped: {}\n", reason.empty() ? "SIGTERM" : reason);
-  return true;
+  throw WasStopped();
 }
 
 void ExportJob::TellReady(const Device& device) {
@@ -174,17 +187,19 @@ ExportJob::Merged ExportJob::MergeInto(const std::string& base, const Device& de
        .target = merged.folder,
        .type = TypeOf(launch.spec.exporting.type),
        .quantized = base == kOriginal ? nullptr : trained_on_.get(),
-       .metadata = {{"base_model", launch.file.model_name}, {"merged_into", base}}});
+       .metadata = {{"base_model", launch.file.model_name}, {"merged_into", base}},
+       .on_tensor = [this] { GoOn(); }});
   merged.difference = engine::CompareLogits(
       rows_, as_trained_,
-      engine::LogitsOfRows({.model_dir = merged.folder, .device = device.torch}, rows_));
+      engine::LogitsOfRows({.model_dir = merged.folder, .device = device.torch}, rows_,
+                           [this] { GoOn(); }));
   fmt::print("merged into the {} base: {}\n", base, DifferenceText(merged.difference));
   fmt::print("  rounding to {} changed {:.2g} of what the adapter adds, on average of {} modules\n",
              Name(launch.spec.exporting.type), merged.report.mean_rounding, merged.report.modules);
   return merged;
 }
 
-bool ExportJob::MergeAll(const Device& device) {
+void ExportJob::MergeAll(const Device& device) {
   const spec::JobSpec::Export& wanted = context_.launch.spec.exporting;
   std::string trained = Name(wanted.trained_on);
   const auto config = engine::ReadConfig(context_.launch.file.model_dir);
@@ -193,18 +208,17 @@ bool ExportJob::MergeAll(const Device& device) {
     trained_on_.reset();
     trained = kOriginal;
   }
-  rows_ = engine::RowsToCompare(*PrepareRows(context_.launch, config.learned_positions).dataset,
-                                wanted.compare_tokens);
-  as_trained_ = engine::LogitsOfRows(AsTrained(device), rows_);
+  rows_ =
+      engine::RowsToCompare(*PrepareRows(context_.launch, config).dataset, wanted.compare_tokens);
+  as_trained_ = engine::LogitsOfRows(AsTrained(device), rows_, [this] { GoOn(); });
   std::vector<std::string> bases;
   if (wanted.base != ExportBase::kTrained || trained == kOriginal) bases.emplace_back(kOriginal);
   if (wanted.base != ExportBase::kOriginal && trained != kOriginal) bases.push_back(trained);
   for (const std::string& base : bases) {
-    if (Stopped()) return false;
+    GoOn();
     merged_.push_back(MergeInto(base, device));
   }
   as_trained_.clear();
-  return true;
 }
 
 void ExportJob::ChooseBetter() {
@@ -230,7 +244,8 @@ void ExportJob::WriteGguf() {
                      .target = made_ / name,
                      .type = GgmlTypeOf(type),
                      .name = file.model_name,
-                     .base_model = HubIdOf(file.model_name)});
+                     .base_model = HubIdOf(file.model_name),
+                     .on_tensor = [this] { GoOn(); }});
   engine::WriteTextFile(made_ / "Modelfile", engine::ModelfileText(source, name));
 }
 
@@ -291,23 +306,34 @@ channel::ExitCode ExportJob::Run() {
   const channel::RankLaunch& file = context_.launch.file;
   // First of all: nothing may ask LibTorch for a GPU before the plugin is open.
   const Device device = OpenDevice(file.device, LocalRank(context_.rank, file, GetEnv));
-  auto flight = OpenFlightRecord(file, context_.rank, context_.clock);
-  if (flight) flight->SetPhase(channel::FlightPhase::kDelivering);
+  if (auto flight = OpenFlightRecord(file, context_.rank, context_.clock)) {
+    flight_.emplace(*std::move(flight));
+  }
+  if (flight_) flight_->SetPhase(channel::FlightPhase::kDelivering);
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
   LimitMemory(context_.launch.spec, device);
-  engine::CheckDisk(io::RemoveAll(work_.string()));
+  // What earlier attempts left there, too.
+  engine::CheckDisk(io::RemoveAll(work_.parent_path().string()));
   engine::CheckDisk(io::MakeDirs(work_.string()));
   TellReady(device);
-  if (!file.adapter_dir.empty()) {
-    if (!MergeAll(device)) return channel::kExitStopped;
+  try {
+    Work(device);
+  } catch (const WasStopped&) {
+    return channel::kExitStopped;
+  }
+  Deliver();
+  if (flight_) flight_->SetPhase(channel::FlightPhase::kEnding);
+  return channel::kExitOk;
+}
+
+void ExportJob::Work(const Device& device) {
+  if (!context_.launch.file.adapter_dir.empty()) {
+    MergeAll(device);
     ChooseBetter();
     made_ = merged_.front().folder;
   }
   if (context_.launch.spec.exporting.form == spec::ExportForm::kGguf) WriteGguf();
-  Deliver();
-  if (flight) flight->SetPhase(channel::FlightPhase::kEnding);
-  return channel::kExitOk;
 }
 
 }  // namespace sft::rank

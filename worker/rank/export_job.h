@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "worker/channel/flight_record.h"
 #include "worker/channel/launch.h"
 #include "worker/engine/export/logit_difference.h"
 #include "worker/engine/export/merge.h"
@@ -15,12 +16,14 @@
 #include "worker/rank/device.h"
 #include "worker/rank/event_log.h"
 #include "worker/rank/launch_file.h"
+#include "worker/rank/memory_limit.h"
 
 namespace sft::rank {
 
 // `sft-rank prepare` of an export: checks that base and adapter belong together and tokenises the
 // rows on which they are compared. Throws engine errors.
-void PrepareExport(const Launch& launch, EventLog& events);
+void PrepareExport(const Launch& launch, const MemoryLimit& limit, EventLog& events,
+                   const Clock& clock);
 
 // The one process of a job that makes another form of what a job has trained. It works in a folder
 // beside the result's, which is there whole or not at all.
@@ -49,11 +52,15 @@ class ExportJob {
     engine::LogitDifference difference;
   };
 
-  bool Stopped();
+  // Thrown where a stop ends the work.
+  struct WasStopped {};
+
+  // Tells those who look for a hang that the work goes on; throws WasStopped.
+  void GoOn();
   void TellReady(const Device& device);
   engine::GeneratorOptions AsTrained(const Device& device) const;
-  // False: it was told to stop.
-  bool MergeAll(const Device& device);
+  void Work(const Device& device);
+  void MergeAll(const Device& device);
   Merged MergeInto(const std::string& base, const Device& device);
   void ChooseBetter();
   // Writes the file from what was merged, or from the model itself, which it then takes the place
@@ -64,6 +71,7 @@ class ExportJob {
   void Deliver();
 
   Context context_;
+  std::optional<channel::FlightRecorder> flight_;
   const std::filesystem::path work_;
   std::unique_ptr<engine::QuantFormat> trained_on_;  // null: the original base
   engine::ComparedRows rows_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string_view>
 
 #include "common/base/duration.h"
@@ -11,6 +12,7 @@
 #include "common/data/front_matter.h"
 #include "common/io/file.h"
 #include "common/io/model_folder.h"
+#include "common/io/paths.h"
 #include "common/spec/job_json.h"
 
 namespace sft::rank {
@@ -19,6 +21,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::string_view kTrainingHeading = "## Training\n";
+constexpr std::string_view kQuantized = "q8_0";
 constexpr size_t kCurvePoints = 20;
 // Ranks that vLLM holds adapters of; smaller ones are padded.
 constexpr int kServedRanks[] = {8, 16, 32, 64, 128, 256, 320, 512};
@@ -108,6 +111,7 @@ std::string TrainingSection(const TrainingFacts& facts, const spec::JobSpec& spe
                       MethodOf(spec), facts.ranks, facts.device,
                       DurationText(std::chrono::seconds(static_cast<int64_t>(facts.seconds))));
   text += fmt::format("- base: `{}`\n", facts.base);
+  if (!spec.job.adapter.empty()) text += fmt::format("- started from: `{}`\n", spec.job.adapter);
   for (const CardData& file : facts.data) {
     text += fmt::format("- data: `{}`{}\n", file.name,
                         file.sha256.empty() ? "" : fmt::format(", sha256 `{}`", file.sha256));
@@ -140,9 +144,10 @@ std::string AdapterUse(const TrainingFacts& facts, const spec::JobSpec& spec) {
       "model = PeftModel.from_pretrained(model, \"FOLDER\")\ntokenizer = "
       "AutoTokenizer.from_pretrained(\"FOLDER\")\n```\n\n",
       base);
-  if (spec.lora.use_dora || !spec.lora.modules_to_save.empty()) {
+  if (spec.lora.use_dora || !spec.lora.modules_to_save.empty() ||
+      spec.lora.bias != spec::Bias::kNone) {
     return text +
-           "vLLM serves no adapters with DoRA or modules_to_save: serve the merged model "
+           "vLLM serves no adapters with DoRA, modules_to_save or biases: serve the merged model "
            "(`sftctl export JOB --merged`).\n\n";
   }
   if (served == std::end(kServedRanks)) return text;
@@ -156,6 +161,14 @@ constexpr char kModelUse[] =
     "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
     "model = AutoModelForCausalLM.from_pretrained(\"FOLDER\", dtype=\"auto\")\n"
     "tokenizer = AutoTokenizer.from_pretrained(\"FOLDER\")\n```\n\n";
+
+std::string GgufUse(const std::string& file, std::string_view type) {
+  std::string text = fmt::format("```\nllama-cli -m {0}\nollama create NAME -f Modelfile\n", file);
+  // What was rounded once is not quantised again.
+  if (type != kQuantized)
+    text += fmt::format("llama-quantize {0} model-q4_k_m.gguf Q4_K_M\n", file);
+  return text + "```\n\n";
+}
 
 // The numbers of export.json.
 std::string MergeSection(const ordered_json& result) {
@@ -175,6 +188,9 @@ std::string MergeSection(const ordered_json& result) {
                         100 * numbers.value("same_likeliest_token", 0.0),
                         numbers.value("loss_merged", 0.0), numbers.value("loss_as_trained", 0.0));
   }
+  if (result.value("type", "") == kQuantized) {
+    text += "\nThe differences are those of the merge, before the weights were rounded to q8_0.\n";
+  }
   return text + "\n";
 }
 
@@ -187,8 +203,14 @@ std::string HubIdOf(const std::string& base) {
 
 std::string ReadCard(const std::string& folder) {
   constexpr int64_t kMostBytes = int64_t{1} << 20;
-  const absl::StatusOr<std::string> text =
-      io::ReadFile(folder + "/" + std::string(io::kModelCard), kMostBytes);
+  std::vector<std::string> roots = {folder};
+  // A snapshot of a hub cache has its files beside it.
+  const std::filesystem::path snapshots = std::filesystem::path(folder).parent_path();
+  if (snapshots.filename() == "snapshots") roots.push_back(snapshots.parent_path() / "blobs");
+  const absl::StatusOr<std::string> path =
+      io::ResolveBelow(fmt::format("{}/{}", folder, io::kModelCard), roots);
+  if (!path.ok() || !io::CheckRegularFile(*path).ok()) return "";
+  const absl::StatusOr<std::string> text = io::ReadFile(*path, kMostBytes);
   return text.ok() ? *text : "";
 }
 
@@ -207,14 +229,10 @@ std::string ExportCard(const ExportFacts& facts) {
   const std::string type = facts.result.value("type", "");
   const bool gguf = !facts.gguf.empty();
   std::string text =
-      FrontMatter(facts.base, facts.base_card, type == "q8_0" ? "quantized" : "finetune",
+      FrontMatter(facts.base, facts.base_card, type == kQuantized ? "quantized" : "finetune",
                   gguf ? "gguf" : "transformers", {"sft"});
   text += fmt::format("# {} of {}\n\n", gguf ? "GGUF" : "Merged model", facts.base);
-  text += gguf ? fmt::format(
-                     "```\nllama-cli -m {0}\nollama create NAME -f Modelfile\n"
-                     "llama-quantize {0} model-q4_k_m.gguf Q4_K_M\n```\n\n",
-                     facts.gguf)
-               : kModelUse;
+  text += gguf ? GgufUse(facts.gguf, type) : kModelUse;
   text += MergeSection(facts.result);
   const size_t training = facts.adapter_card.find(kTrainingHeading);
   if (training != std::string::npos) text += facts.adapter_card.substr(training);

@@ -15,7 +15,8 @@ namespace sft::rank {
 
 // "org/name" of "org/name@commit"; empty for a folder, and for a name that nodes alone know.
 std::string HubIdOf(const std::string& base);
-// The card in a folder; empty: there is none that can be read.
+// The card in a folder; empty: there is none that can be read, or it is a link that leads out of
+// the folder and of the hub cache that the folder is of.
 std::string ReadCard(const std::string& folder);
 
 // A file of training rows as a card tells of it.

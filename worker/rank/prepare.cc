@@ -54,26 +54,6 @@ int64_t CheckModel(const Launch& launch) {
   return config.vocab;
 }
 
-// Tokenizers may have more tokens than the model has embeddings: fine, as long as no row has them.
-void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
-                                  const engine::Dataset& dataset, const std::string& name,
-                                  int64_t vocab) {
-  if (tokenizer.vocabulary_size() <= vocab) return;
-  for (int64_t i = 0; i < dataset.size(); ++i) {
-    const engine::Document document = dataset.Get(i);
-    for (const int32_t id : document.tokens) {
-      if (id < vocab) continue;
-      throw engine::UserError(
-          fmt::format("{}, line {}: its token {} (\"{}\") is none of the model's, which has "
-                      "embeddings for {} (vocab_size in config.json)",
-                      name, document.line, id, tokenizer.Decode({&id, 1}, /*skip_special=*/false),
-                      vocab),
-          "token_without_embedding",
-          "take it out of the row or the chat template, or give the model its own tokenizer");
-    }
-  }
-}
-
 void PrintSkipped(const engine::DatasetStats& stats, std::string_view place) {
   if (stats.skipped_total() == 0) return;
   fmt::print("{} {} left out:\n", stats.skipped_total(),
@@ -222,6 +202,25 @@ void PrepareEvaluation(const Launch& launch, const MemoryLimit& limit, EventLog&
 
 }  // namespace
 
+void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
+                                  const engine::Dataset& dataset, const std::string& name,
+                                  int64_t vocab) {
+  if (tokenizer.vocabulary_size() <= vocab) return;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    const engine::Document document = dataset.Get(i);
+    for (const int32_t id : document.tokens) {
+      if (id < vocab) continue;
+      throw engine::UserError(
+          fmt::format("{}, line {}: its token {} (\"{}\") is none of the model's, which has "
+                      "embeddings for {} (vocab_size in config.json)",
+                      name, document.line, id, tokenizer.Decode({&id, 1}, /*skip_special=*/false),
+                      vocab),
+          "token_without_embedding",
+          "take it out of the row or the chat template, or give the model its own tokenizer");
+    }
+  }
+}
+
 void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   const engine::SignalStack signal_stack;
   const MemoryLimit limit = MemoryLimitOf(launch.file);
@@ -229,7 +228,7 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
   try {
     if (launch.spec.evaluates()) return PrepareEvaluation(launch, limit, events, clock);
     if (launch.spec.generates()) return PrepareAnswers(launch, events);
-    if (launch.spec.exports()) return PrepareExport(launch, events);
+    if (launch.spec.exports()) return PrepareExport(launch, limit, events, clock);
     Prepare(launch, limit, events, clock);
   } catch (const std::bad_alloc&) {
     ThrowRefusedMemory(limit, "");

@@ -49,6 +49,7 @@ class ValidationAnswers : public engine::AnswerJudge {
                     const Device& device, Clock& clock)
       : options_(spec.training.validation),
         local_ranks_(std::max(spec.compute.gpus_per_node, 1)),
+        budget_bytes_(static_cast<int64_t>(spec.compute.memory_budget_gb * 1e9)),
         tokenizer_(tokenizer),
         rows_(std::move(rows)),
         grader_(std::move(grader)),
@@ -73,11 +74,15 @@ class ValidationAnswers : public engine::AnswerJudge {
     RowShare share{comm.rank(), comm.world(), static_cast<int64_t>(questions_.size())};
     const int64_t count = most_ < 0 ? share.size() : std::min(most_, share.size());
     Verdict verdict;
-    std::vector<double> sums = Answer(model, share.begin(), count, goes_on, verdict);
+    bool stopped = false;
+    std::vector<double> sums = Answer(model, share.begin(), count, goes_on, verdict, stopped);
+    sums.push_back(stopped ? 1 : 0);
     at::Tensor all = at::tensor(sums, at::kDouble).to(comm.device());
     comm.AllReduceSum(all);
     const at::Tensor host = all.cpu();
     const double* place = host.const_data_ptr<double>();
+    // Those that were done are the short ones, which say nothing of all.
+    if (place[sums.size() - 1] > 0) return verdict;
     verdict.rows = static_cast<int64_t>(*place++);
     for (const grade::Metric* metric : grader_.metrics()) {
       const std::span<const double> own(place, metric->sums);
@@ -99,7 +104,11 @@ class ValidationAnswers : public engine::AnswerJudge {
     if (device_.cuda != nullptr) {
       const int index = device_.torch.index();
       const engine::CudaMemory held = device_.cuda->devices->Memory(index);
-      room = (device_.cuda->devices->DriverMemory(index).free + held.reserved - held.allocated) / 2;
+      room = device_.cuda->devices->DriverMemory(index).free + held.reserved - held.allocated;
+      if (budget_bytes_ > 0) {
+        room = std::min(room, std::max<int64_t>(0, budget_bytes_ - held.allocated));
+      }
+      room /= 2;
     } else if (const auto free = io::AvailableMemory(); free.ok()) {
       room = *free / local_ranks_ / 4;
     }
@@ -108,7 +117,8 @@ class ValidationAnswers : public engine::AnswerJudge {
 
   // The graded rows of this rank and what they add to each metric, one behind the other.
   std::vector<double> Answer(engine::TrainingModel& model, int64_t first, int64_t count,
-                             const std::function<bool()>& goes_on, Verdict& verdict) {
+                             const std::function<bool()>& goes_on, Verdict& verdict,
+                             bool& stopped) {
     size_t width = 1;
     for (const grade::Metric* metric : grader_.metrics()) width += metric->sums;
     std::vector<double> sums(width, 0.0);
@@ -131,11 +141,12 @@ class ValidationAnswers : public engine::AnswerJudge {
         model.config(), model.decoder(), device_.torch, model.compute_type(),
         /*optional_adapters=*/false, {.cache_tokens = tokens, .most_requests = kMostAtOnce});
     for (int64_t i = first; i < first + count; ++i) batch.Add(RequestFor(At(i)));
-    Run(batch, first, count, goes_on, sums, verdict);
+    stopped = !Run(batch, first, count, goes_on, sums, verdict);
     return sums;
   }
 
-  void Run(engine::BatchGenerator& batch, int64_t first, int64_t count,
+  // False when the rank was stopped before all had answered.
+  bool Run(engine::BatchGenerator& batch, int64_t first, int64_t count,
            const std::function<bool()>& goes_on, std::vector<double>& sums, Verdict& verdict) {
     const MonoTime begin = clock_.Mono();
     MonoTime asked = begin;
@@ -156,12 +167,13 @@ class ValidationAnswers : public engine::AnswerJudge {
             "validation answers took longer than generate_seconds = {0}: those of this rank do not "
             "count, and from now on it answers {1} of its {2} rows",
             options_.generate_seconds, most_, count);
-        return;
+        return true;
       }
       if (now - asked < kAskInterval) continue;
       asked = now;
-      if (!goes_on()) return;
+      if (!goes_on()) return batch.idle();
     }
+    return true;
   }
 
   const engine::Question& At(int64_t number) const {
@@ -190,6 +202,7 @@ class ValidationAnswers : public engine::AnswerJudge {
 
   const spec::JobSpec::Training::Validation options_;
   const int local_ranks_;
+  const int64_t budget_bytes_;  // of the allocator; 0: all of the GPU
   const engine::ChatTokenizer tokenizer_;
   const std::shared_ptr<const engine::Dataset> rows_;  // prompts are read in place
   const grade::Grader grader_;

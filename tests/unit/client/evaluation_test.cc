@@ -34,12 +34,19 @@ TEST(EvaluationTest, ATableHasBothModelsAndWhatTheReaderHasToKnow) {
   EXPECT_THAT(text, testing::ContainsRegex(
                         "exact_match +10\\.00 +40\\.50 +\\+30\\.50 +\\+20\\.00 to \\+41\\.00 +"
                         "0\\.0002 +3/21 +<0\\.0001 +60"));
-  EXPECT_THAT(text, HasSubstr("with 60 rows a difference below about 13 points cannot be told"));
+  EXPECT_THAT(text, HasSubstr("with 60 rows a difference below about 13 points cannot be told from "
+                              "chance (exact_match)\n"));
   EXPECT_THAT(text,
               HasSubstr("number: 48 of 60 rows could not be graded and count on neither side; "
                         "line 3: the reference holds no number"));
   EXPECT_THAT(text, HasSubstr("2 rows without a question"));
   EXPECT_THAT(text, HasSubstr("1 row with an answer that ended with an error"));
+}
+
+TEST(EvaluationTest, FewRowsAreToldOfOnlyWherePassesAreCounted) {
+  Json report = Report();
+  report["metrics"][0].erase("only_base");
+  EXPECT_THAT(EvaluationText(report), testing::Not(HasSubstr("told from chance")));
 }
 
 TEST(EvaluationTest, SamplesStandBesideEachOtherAndMoveNoCursor) {

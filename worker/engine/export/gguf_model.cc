@@ -128,6 +128,7 @@ class GgufModel {
     if (HasFactors()) writer.Write(kRopeFactors, RopeFactors(config_.ropes[0], config_.head_dim));
     for (const UnitInfo& unit : layout_.units) {
       for (const ParamInfo& param : unit.params) {
+        if (options_.on_tensor) options_.on_tensor();
         const Tensor weight = base.Read(param, 0, param.numel()).view(param.shape);
         writer.Write(GgufName(param.name), Turned(param, weight));
         base.Done(param);

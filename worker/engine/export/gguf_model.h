@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "worker/engine/export/gguf_file.h"
@@ -18,6 +19,8 @@ struct GgufOptions {
   GgmlType type = GgmlType::kBf16;
   std::string name;        // general.name
   std::string base_model;  // id on a hub; empty: none
+  // Called before each tensor; what it throws ends the work. Null: nothing is called.
+  std::function<void()> on_tensor;
 };
 
 // Throws UserError for a model that cannot be written so, as far as config.json and tokenizer show:

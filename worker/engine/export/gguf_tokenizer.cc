@@ -120,12 +120,11 @@ bool WritesBos(const std::string& source, const std::string& bos) {
          (!bos.empty() && source.find(bos) != std::string::npos);
 }
 
-}  // namespace
-
-void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
+void AddAll(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
   const TextFiles files(folder);
   const TokenizerText text = ReadTokenizer(files);
   const ordered_json json = ParseOrderedJson(text.json);
+  if (!json.is_object()) RefuseTokenizer("tokenizer.json is not a JSON object");
   const ordered_json model = json.value("model", ordered_json::object());
   if (TypeOf(model) != "BPE") RefuseTokenizer("it is not byte-level BPE");
   const std::string cut = NameOfCut(json);
@@ -166,6 +165,16 @@ void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& 
   keys.SetBool("tokenizer.ggml.add_bos_token", chat.adds_bos() && !WritesBos(source, bos));
   keys.SetBool("tokenizer.ggml.add_space_prefix", false);
   if (!source.empty()) keys.Set("tokenizer.chat_template", source);
+}
+
+}  // namespace
+
+void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
+  try {
+    AddAll(folder, vocab, keys);
+  } catch (const nlohmann::json::exception& error) {
+    RefuseTokenizer(fmt::format("tokenizer.json: {}", error.what()));
+  }
 }
 
 }  // namespace sft::engine

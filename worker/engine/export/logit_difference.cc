@@ -53,10 +53,12 @@ ComparedRows RowsToCompare(const Dataset& dataset, int64_t tokens) {
   return rows;
 }
 
-std::vector<Tensor> LogitsOfRows(const GeneratorOptions& model, const ComparedRows& rows) {
+std::vector<Tensor> LogitsOfRows(const GeneratorOptions& model, const ComparedRows& rows,
+                                 const std::function<void()>& on_row) {
   Generator generator(model);
   std::vector<Tensor> logits;
   for (const std::vector<int32_t>& row : rows.tokens) {
+    if (on_row) on_row();
     logits.push_back(generator.Logits(row).to(at::kCPU, at::kFloat));
   }
   return logits;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "worker/engine/data/dataset.h"
@@ -33,7 +34,9 @@ struct LogitDifference {
 };
 
 // Logits of all rows, fp32 in host memory, one tensor [T, V] a row. One model is open at a time.
-std::vector<at::Tensor> LogitsOfRows(const GeneratorOptions& model, const ComparedRows& rows);
+// `on_row` is called before each row, and what it throws ends the work.
+std::vector<at::Tensor> LogitsOfRows(const GeneratorOptions& model, const ComparedRows& rows,
+                                     const std::function<void()>& on_row = nullptr);
 
 // `before` and `after`: what LogitsOfRows gave. Throws UserError where logits are not finite.
 LogitDifference CompareLogits(const ComparedRows& rows, const std::vector<at::Tensor>& before,

@@ -58,12 +58,16 @@ class Merger {
                        TensorsToWrite(layout_, base_.files(), others, options_.type));
     for (const UnitInfo& unit : layout_.units) {
       for (const ParamInfo& param : unit.params) {
+        if (options_.on_tensor) options_.on_tensor();
         const Tensor weight = Weight(param);
         writer.Write(param.name, param.transposed ? weight.t().contiguous() : weight);
         base_.Done(param);
       }
     }
-    for (const StoredTensor& part : others) writer.Write(part.name, ReadPart(part, base_.files()));
+    for (const StoredTensor& part : others) {
+      if (options_.on_tensor) options_.on_tensor();
+      writer.Write(part.name, ReadPart(part, base_.files()));
+    }
     writer.Commit();
     if (report_.modules > 0) report_.mean_rounding /= static_cast<double>(report_.modules);
     return report_;

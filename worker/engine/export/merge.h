@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -21,6 +22,8 @@ struct MergeOptions {
   // base was trained beside; null: as the files have them.
   const QuantFormat* quantized = nullptr;
   std::map<std::string, std::string> metadata;  // of the files
+  // Called before each tensor; what it throws ends the work. Null: nothing is called.
+  std::function<void()> on_tensor;
 };
 
 // What merging did to the modules that the adapter changes.

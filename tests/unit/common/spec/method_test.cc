@@ -381,6 +381,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "training.validation.save_best_model_at_end", "name rows in data.val"},
         WrongFile{"PatienceWithoutValidation", "[training.validation]\nearly_stopping_patience = 2",
                   "training.validation.early_stopping_patience", "name rows in data.val"},
+        WrongFile{"AnswersWithLossOnAllTokens",
+                  "[data]\nval = \"v.jsonl\"\nloss_on = \"all\"\n[train]\n"
+                  "predict_with_generate = true",
+                  "training.validation.predict_with_generate",
+                  "needs data.loss_on = \"assistant\""},
         WrongFile{"GenerationWithoutRows", "[train]\npredict_with_generate = true",
                   "training.validation.predict_with_generate", "answers validation rows, of which"},
         WrongFile{"MetricOfNoAnswers",

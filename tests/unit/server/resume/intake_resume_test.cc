@@ -1,3 +1,4 @@
+#include "server/store/jobs.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
 
 namespace sft::server {
@@ -129,11 +130,46 @@ TEST_F(IntakeTest, ChangesThatNoCheckpointFitsAreRefusedWithAllOtherProblems) {
   };
   EXPECT_EQ(problems("lora.r", "8").find("lora.r: is 8, but the checkpoints of job-"), 0u);
   EXPECT_EQ(problems("job.model", "/models/other").find("job.model: is /models/other, but"), 0u);
+  EXPECT_EQ(problems("job.adapter", "/models/a").find("job.adapter: is /models/a, but the"), 0u);
   EXPECT_EQ(problems("job.data", "more.jsonl").find("job.data: is \"more.jsonl\", but a resume"),
             0u);
   EXPECT_EQ(problems("compute.gpu_count", "4").find("compute.gpu_count: no node has CPU-4x"), 0u);
   EXPECT_NE(problems("compute.gpus", "4").find("unknown key"), std::string::npos);
   EXPECT_EQ(jobs_->List({})->jobs.size(), 1u);
+}
+
+TEST_F(IntakeTest, ATrainingGoesOnWithoutTheAdapterThatItStartedFrom) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const std::string job = EndWithCheckpoint(Request(), worker);
+  const std::string id = job.substr(job.rfind('/') + 1);
+  // Of an artifact that was removed: no blob of it is known.
+  ASSERT_TRUE(
+      store_
+          ->Write([&](Database& db) {
+            return db.Execute(
+                "INSERT INTO job_files (job_id, key, sha256, size, client_path, node_path) "
+                "SELECT id, 'job.adapter/adapter_config.json', 'beef', 6, '', '' FROM jobs");
+          })
+          .ok());
+  const auto keys_of = [&](const std::string& of) {
+    std::string keys;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(const auto files, store::FilesOfJob(db, of));
+                      for (const JobFileRecord& file : files) keys += file.key + " ";
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return keys;
+  };
+  ASSERT_EQ(keys_of(id), "job.adapter/adapter_config.json job.data ");
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  const auto next = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(next.ok()) << next.status();
+  const std::string name = next->job.name();
+  EXPECT_EQ(keys_of(name.substr(name.rfind('/') + 1)), "job.data ");
 }
 
 }  // namespace

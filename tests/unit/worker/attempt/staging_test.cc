@@ -429,5 +429,34 @@ TEST_F(StagingTest, AnAdapterOnTheNodeMustBeOne) {
   EXPECT_EQ(staged->adapter_dir, dir_ + "/models/tiny");
 }
 
+TEST_F(StagingTest, AnAdapterOnTheNodeHasNoFileThatTheJobMayNotRead) {
+  const std::string folder = dir_ + "/files/adapter";
+  Write(folder + "/adapter_config.json", "{}");
+  v1::JobFileRef& file = *dispatch_.add_files();
+  file.set_key("job.adapter");
+  file.set_node_path(folder);
+  dispatch_.mutable_folders();
+  ASSERT_TRUE(Stage().ok()) << Stage().status();
+  Write(dir_ + "/files/job-abcdefgh23/merges.txt", "another job's");
+  Write(dir_ + "/files/shared/merges.txt", "anybody's");
+  Write(dir_ + "/private/merges.txt", "nobody's");
+  for (const char* name : {"merges.txt", "adapter_config.json", "adapter_model.safetensors"}) {
+    const std::string link = folder + "/" + name;
+    for (const char* target : {"/private/merges.txt", "/private/none"}) {
+      std::filesystem::remove(link);
+      std::filesystem::create_symlink(dir_ + target, link);
+      const absl::Status outside = Stage().status();
+      EXPECT_TRUE(absl::IsPermissionDenied(outside)) << outside;
+      EXPECT_NE(Message(outside).find("job.adapter"), std::string::npos) << outside;
+    }
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(dir_ + "/files/job-abcdefgh23/merges.txt", link);
+    EXPECT_TRUE(absl::IsNotFound(Stage().status())) << Stage().status();
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(dir_ + "/files/shared/merges.txt", link);
+    EXPECT_TRUE(Stage().ok()) << Stage().status();
+  }
+}
+
 }  // namespace
 }  // namespace sft::worker

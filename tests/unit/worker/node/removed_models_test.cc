@@ -40,6 +40,18 @@ TEST_F(RemovedModelsTest, OnlyTheNamedModelIsDeleted) {
   Remove(model);
 }
 
+TEST_F(RemovedModelsTest, WhatAKilledExportHasLeftGoesWithItsModel) {
+  const std::string model = Make("shared/job-a/model");
+  const std::string work = Make("shared/job-a/model.work/uid");
+  Remove(model, {"job-a"});
+  EXPECT_TRUE(io::Exists(work)) << "the job lives";
+  Remove(model);
+  EXPECT_FALSE(io::Exists(root_ + "/shared/job-a/model.work"));
+  Make("shared/job-a/model.work/uid");
+  Remove(model);
+  EXPECT_FALSE(io::Exists(root_ + "/shared/job-a/model.work")) << "without a model, too";
+}
+
 TEST_F(RemovedModelsTest, OtherFoldersStay) {
   const std::string model = Make("shared/job-a/model");
   const std::string outside = Make("outside/job-a/model");

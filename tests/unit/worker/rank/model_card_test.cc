@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "common/data/front_matter.h"
+#include "common/io/file.h"
 
 namespace sft::rank {
 namespace {
@@ -53,6 +56,40 @@ TEST(ModelCardTest, AnAdaptersCardSaysBaseLicenceDataSettingsAndCurve) {
   EXPECT_THAT(card, HasSubstr("| 2 | 2.5000 |"));
   EXPECT_THAT(card, HasSubstr("last loss 2.5000, validation 2.7500"));
   EXPECT_THAT(card, HasSubstr("--max-lora-rank 32")) << "the next rank that vLLM has";
+}
+
+TEST(ModelCardTest, ItSaysWhatATrainingStartedFromAndHowOnlyWhatIsServedIsServed) {
+  spec::JobSpec spec;
+  EXPECT_THAT(TrainingCard(Facts(), spec), Not(HasSubstr("started from")));
+  EXPECT_THAT(TrainingCard(Facts(), spec), HasSubstr("vllm serve"));
+  spec.job.adapter = "job-before";
+  spec.lora.bias = spec::Bias::kLoraOnly;
+  EXPECT_THAT(TrainingCard(Facts(), spec), HasSubstr("- started from: `job-before`\n"));
+  EXPECT_THAT(TrainingCard(Facts(), spec), Not(HasSubstr("vllm serve")));
+}
+
+TEST(ModelCardTest, ACardIsReadBelowItsFolderOrItsHubCacheAlone) {
+  const std::string dir = *io::MakeTempDir("sft-card-test");
+  const std::string model = dir + "/cache/models--a--b/snapshots/c";
+  for (const std::string& each :
+       {model, dir + "/cache/models--a--b/blobs", dir + "/other/snapshots"}) {
+    ASSERT_TRUE(io::MakeDirs(each).ok());
+  }
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/cache/models--a--b/blobs/1", "card").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/other/secret", "secret").ok());
+  const std::string link = model + "/README.md";
+  EXPECT_EQ(ReadCard(model), "");
+  std::filesystem::create_symlink("../../blobs/1", link);
+  EXPECT_EQ(ReadCard(model), "card");
+  for (const std::string& target : {dir + "/other/secret", dir + "/none", dir}) {
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(target, link);
+    EXPECT_EQ(ReadCard(model), "") << target;
+  }
+  std::filesystem::remove(link);
+  ASSERT_TRUE(io::WriteFileAtomic(link, "own").ok());
+  EXPECT_EQ(ReadCard(model), "own");
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
 TEST(ModelCardTest, AnUnknownLicenceIsNotInvented) {
@@ -105,6 +142,16 @@ TEST(ModelCardTest, AnExportsCardHasItsNumbersAndTheTrainingOfTheAdapter) {
   EXPECT_THAT(card, HasSubstr("trained on the nf4 base and is merged here into the original one"));
   EXPECT_THAT(card, HasSubstr("## Training\n\nJob job-a"));
   EXPECT_THAT(card, Not(HasSubstr("PeftModel")));
+  EXPECT_THAT(card, Not(HasSubstr("before the weights were rounded")));
+}
+
+TEST(ModelCardTest, AFileInEightBitsIsNotQuantisedAgainAndItsNumbersAreOfTheMerge) {
+  ExportFacts facts{.base = "org/base", .gguf = "model-q8_0.gguf"};
+  facts.result = {{"type", "q8_0"}, {"compared", {{"original", {{"tokens", 8}}}}}};
+  EXPECT_THAT(ExportCard(facts), Not(HasSubstr("llama-quantize")));
+  EXPECT_THAT(ExportCard(facts), HasSubstr("before the weights were rounded to q8_0"));
+  facts.result["type"] = "bf16";
+  EXPECT_THAT(ExportCard(facts), HasSubstr("llama-quantize model-q8_0.gguf"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/export/gguf_file.h"
 #include "worker/engine/export/gguf_model.h"
+#include "worker/engine/export/gguf_tokenizer.h"
 
 namespace sft::engine {
 namespace {
@@ -93,6 +94,18 @@ TEST(GgufTest, FamiliesWithoutANameAreRefusedByName) {
   } catch (const UserError& error) {
     EXPECT_THAT(error.what(), HasSubstr("family phi3 is not supported yet"));
     EXPECT_THAT(error.advice(), HasSubstr("convert_hf_to_gguf.py"));
+  }
+}
+
+TEST(GgufTest, ATokenizerOfAnotherShapeIsRefusedAndNotAnErrorOfTheEngine) {
+  const TempDir dir;
+  for (const char* text :
+       {"[]", "7", R"({"model":7})", R"({"model":{"type":7}})", R"({"model":{"type":"BPE"}})",
+        R"({"model":{"type":"BPE"},"pre_tokenizer":{"type":"ByteLevel","use_regex":"yes"}})",
+        R"({"model":{"type":"BPE"},"pre_tokenizer":{"type":"Sequence","pretokenizers":3}})"}) {
+    ASSERT_TRUE(io::WriteFileAtomic((dir / "tokenizer.json").string(), text).ok());
+    GgufKeys keys;
+    EXPECT_THROW(AddTokenizer(dir / "", 8, keys), UserError) << text;
   }
 }
 

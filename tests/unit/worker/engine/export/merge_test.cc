@@ -130,5 +130,23 @@ TEST_F(MergeTest, AnAdapterOfAnotherModelIsRefusedAndLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(dir_ / "merged"));
 }
 
+TEST_F(MergeTest, EachTensorAndRowIsToldOfAndAStopBetweenThemLeavesNothing) {
+  struct Stopped {};
+  PutAdapter();
+  MergeOptions options = Options();
+  int told = 0;
+  options.on_tensor = [&told] {
+    if (++told == 3) throw Stopped();
+  };
+  EXPECT_THROW(MergeAdapter(options), Stopped);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "merged"));
+  MergeAdapter(options);
+  EXPECT_GT(told, 6);
+  int rows = 0;
+  LogitsOfRows({.model_dir = dir_ / "merged"}, {{{3, 17}, {5, 2}}, {{0, 1}, {0, 1}}},
+               [&rows] { ++rows; });
+  EXPECT_EQ(rows, 2);
+}
+
 }  // namespace
 }  // namespace sft::engine
