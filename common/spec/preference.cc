@@ -10,8 +10,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kLoss = "training.loss", kPreferenceKeys = "training.preference.",
-                           kBeta = "training.preference.beta",
+constexpr std::string_view kLoss = "training.loss", kBeta = "training.preference.beta",
                            kDpoLoss = "training.preference.dpo_loss",
                            kSmoothing = "training.preference.label_smoothing",
                            kSftWeight = "training.preference.sft_weight",

@@ -93,9 +93,9 @@ seed = 3
         self.assertIn(f"{ROWS}/{ROWS} answers", self.sftctl("list").stdout)
         base = self.answers(self.submit_generate(ranks=2))
         self.assertNotEqual(base, whole, "the base alone answers otherwise")
-        in_nf4 = self.answers(self.submit_generate(ranks=2, generate="nf4 = true"))
-        self.assertNotEqual(in_nf4, base, "4 bits round the weights")
-        self.assertEqual(len(in_nf4.splitlines()), ROWS)
+        narrow = self.submit_generate(ranks=1, generate="nf4 = true")
+        self.sftctl("wait", narrow, "--timeout", f"{harness.DEADLINE_S}s")
+        self.assertIn("none has a multiple of 64 inputs", json.dumps(self.status(narrow)))
         left = list(self.dir.glob("node-a/checkpoints/*/answers"))
         self.assertEqual(left, [], "delivered answers do not stay on the node")
 

@@ -1,5 +1,6 @@
 #include "worker/engine/export/logit_difference.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/log_softmax.h>
 

@@ -79,6 +79,12 @@ void KeepAsNf4(ModelLayout& layout, const std::map<std::string, Tensor>& values)
     replaced.insert(name);
   }
   MarkNf4(layout, replaced);
+  for (const UnitInfo& unit : layout.units) {
+    if (std::ranges::any_of(unit.params, &ParamInfo::quantized)) return;
+  }
+  throw UserError(
+      "no linear layer of this model can be held in NF4: none has a multiple of 64 inputs",
+      "bad_model", "leave generate.nf4 out");
 }
 
 }  // namespace

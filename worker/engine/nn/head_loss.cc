@@ -1,5 +1,6 @@
 #include "worker/engine/nn/head_loss.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
