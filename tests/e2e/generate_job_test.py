@@ -93,11 +93,11 @@ seed = 3
         self.assertIn(f"{ROWS}/{ROWS} answers", self.sftctl("list").stdout)
         base = self.answers(self.submit_generate(ranks=2))
         self.assertNotEqual(base, whole, "the base alone answers otherwise")
+        left = list(self.dir.glob("node-a/checkpoints/*/answers"))
+        self.assertEqual(left, [], "delivered answers do not stay on the node")
         narrow = self.submit_generate(ranks=1, generate="nf4 = true")
         self.sftctl("wait", narrow, "--timeout", f"{harness.DEADLINE_S}s")
         self.assertIn("none has a multiple of 64 inputs", json.dumps(self.status(narrow)))
-        left = list(self.dir.glob("node-a/checkpoints/*/answers"))
-        self.assertEqual(left, [], "delivered answers do not stay on the node")
 
     def test_samples_of_a_prompt_differ_and_are_numbered(self):
         self.write_prompts(rows=7)

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/spec/job_protocol.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
 namespace sft::spec {
