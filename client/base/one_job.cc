@@ -74,6 +74,16 @@ absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& a
   return job;
 }
 
+absl::Status AddRows(Connection& connection, const LocalFile& file, const std::string& project,
+                     v1::SubmitJobRequest& request) {
+  v1::JobFile& sent = *request.add_files();
+  sent.set_key("job.data");
+  sent.set_sha256(file.sha256);
+  sent.set_size(file.size);
+  sent.set_client_path(file.shown());
+  return UploadDataset(connection, file, project);
+}
+
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason) {
   constexpr int kTries = 15;
   v1::CancelJobRequest request;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/base/connection.h"
+#include "client/base/upload.h"
 #include "client/output/json.h"
 #include "sft/v1/job.pb.h"
 #include "sft/v1/job_service.pb.h"
@@ -35,6 +36,10 @@ std::string DataLines(const Answerer& answerer, const std::vector<std::string_vi
 // which.
 absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& answerer,
                                        const v1::SubmitJobRequest& request);
+
+// Uploads the rows of such a job and names them in its request as job.data.
+absl::Status AddRows(Connection& connection, const LocalFile& file, const std::string& project,
+                     v1::SubmitJobRequest& request);
 
 // After Ctrl-C: ends a job that nobody waits for any more, and says so. Tries for some seconds to
 // reach a server that is away.

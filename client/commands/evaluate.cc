@@ -117,12 +117,7 @@ class Evaluation {
     }
     if (!options_.data.starts_with("node:")) {
       SFT_ASSIGN_OR_RETURN(const LocalFile file, HashLocalFile("job.data", options_.data));
-      v1::JobFile& sent = *request.add_files();
-      sent.set_key("job.data");
-      sent.set_sha256(file.sha256);
-      sent.set_size(file.size);
-      sent.set_client_path(options_.data);
-      SFT_RETURN_IF_ERROR(UploadDataset(connection_, file, options_.project));
+      SFT_RETURN_IF_ERROR(AddRows(connection_, file, options_.project, request));
     }
     SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer_, request));
     id_ = ShortName(job.name());

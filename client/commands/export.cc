@@ -113,12 +113,7 @@ class Exporter {
       rows.set_origin("--dataset");
       rows.set_kind(v1::Override::FLAG);
       SFT_ASSIGN_OR_RETURN(const LocalFile file, HashLocalFile("job.data", options_.dataset));
-      SFT_RETURN_IF_ERROR(UploadDataset(connection_, file, answerer_.project));
-      v1::JobFile& sent = *request.add_files();
-      sent.set_key("job.data");
-      sent.set_sha256(file.sha256);
-      sent.set_size(file.size);
-      sent.set_client_path(options_.dataset);
+      SFT_RETURN_IF_ERROR(AddRows(connection_, file, answerer_.project, request));
     }
     SFT_ASSIGN_OR_RETURN(const v1::Job made, SubmitAnswerer(connection_, answerer_, request));
     id_ = ShortName(made.name());

@@ -88,7 +88,9 @@ class OnePrompt {
     if (!options_.raw) row = {{"messages", messages}};
     const std::string path = folder + "/prompt.jsonl";
     SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, DumpJson(row) + "\n"));
-    return HashLocalFile("job.data", path);
+    SFT_ASSIGN_OR_RETURN(LocalFile file, HashLocalFile("job.data", path));
+    file.name = "prompt.jsonl";
+    return file;
   }
 
   absl::Status Submit() {
@@ -100,12 +102,7 @@ class OnePrompt {
     request.set_source_text(JobFile());
     request.set_file_name("generate.toml");
     request.set_project(options_.project);
-    v1::JobFile& sent = *request.add_files();
-    sent.set_key("job.data");
-    sent.set_sha256(file.sha256);
-    sent.set_size(file.size);
-    sent.set_client_path("prompt.jsonl");
-    SFT_RETURN_IF_ERROR(UploadDataset(connection_, file, options_.project));
+    SFT_RETURN_IF_ERROR(AddRows(connection_, file, options_.project, request));
     SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer_, request));
     id_ = ShortName(job.name());
     return absl::OkStatus();

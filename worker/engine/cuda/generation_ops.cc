@@ -83,10 +83,8 @@ bool IsSmallProduct(const Tensor& out, const Tensor& a, const Tensor& weight, in
          HasRowProduct(a.size(1)) && IsAligned(a) && IsAligned(weight);
 }
 
-// Outputs of whole tiles of NF4.
-int64_t InTiles(int64_t outputs) {
-  return (outputs + kNf4TileOutputs - 1) / kNf4TileOutputs * kNf4TileOutputs;
-}
+// Outputs with those that fill the last tile of NF4.
+int64_t InTiles(int64_t outputs) { return Nf4TilesOf(outputs) * kNf4TileOutputs; }
 
 // The rows of a weight with zeros behind them up to whole tiles.
 Tensor WholeTiles(const Tensor& rows) {

@@ -178,17 +178,15 @@ cudaError_t LaunchRowProduct(const RowProductShape& shape, ConstRows a, ConstRow
 cudaError_t LaunchNf4RowProduct(const RowProductShape& shape, ConstRows a, const uint8_t* codes,
                                 const float* absmax, ConstRows addend, MutableRows out,
                                 cudaStream_t stream) {
-  const Nf4Weights weights{
-      codes, absmax, static_cast<int>(shape.inputs / kNf4TileInputs),
-      static_cast<int>((shape.outputs + kNf4TileOutputs - 1) / kNf4TileOutputs)};
+  const Nf4Weights weights{codes, absmax, static_cast<int>(shape.inputs / kNf4TileInputs),
+                           static_cast<int>(Nf4TilesOf(shape.outputs))};
   return LaunchFor(shape, weights, {a, addend, out}, stream);
 }
 
 cudaError_t LaunchNf4TilesDequantize(ElementType type, int64_t outputs, int64_t inputs,
                                      const uint8_t* codes, const float* absmax, void* out,
                                      cudaStream_t stream) {
-  const int64_t tiles = (outputs + kNf4TileOutputs - 1) / kNf4TileOutputs;
-  const int64_t parts = tiles * (inputs / kNf4TileInputs) * 2 * kWarp;
+  const int64_t parts = Nf4TilesOf(outputs) * (inputs / kNf4TileInputs) * 2 * kWarp;
   const auto blocks = static_cast<unsigned>((parts + 255) / 256);
   if (type == ElementType::kBFloat16) {
     DequantizeTiles<<<blocks, 256, 0, stream>>>(outputs, inputs, codes, absmax,

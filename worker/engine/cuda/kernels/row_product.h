@@ -35,6 +35,9 @@ cudaError_t LaunchRowProduct(const RowProductShape& shape, ConstRows a, ConstRow
 // 16 (l % 4) + 15 of the tile's first block of 64, then of its second. Its absmax: for each of
 // eight outputs, those of the first half's two blocks, then of the second half's.
 inline constexpr int64_t kNf4TileOutputs = 16, kNf4TileInputs = 128;
+constexpr int64_t Nf4TilesOf(int64_t outputs) {
+  return (outputs + kNf4TileOutputs - 1) / kNf4TileOutputs;
+}
 
 // The sums over a block of 64 inputs are made of the codes' values rounded to bf16, and multiplied
 // by its absmax in fp32.
