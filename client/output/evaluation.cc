@@ -79,7 +79,7 @@ std::string Rows(int64_t count) { return fmt::format("{} row{}", count, count ==
 std::string Notes(const Json& report, bool tuned) {
   std::string text;
   const int64_t rows = CountOf(report, "rows");
-  // Of passes, the difference that two standard errors of a half would hide.
+  // The note holds for metrics that rows pass or fail: two standard errors of a share of one half.
   constexpr int64_t kFewRows = 100;
   std::string passes;
   for (const Json& metric : ListOf(report, "metrics")) {

@@ -14,7 +14,7 @@ double MarginOf(const v1::Preference& preference) {
   return preference.rewards_chosen() - preference.rewards_rejected();
 }
 
-// Of a job that learns from preferences, behind its loss.
+// Margin and accuracy of a job that learns from preferences, shown behind its loss.
 std::string PreferenceText(const v1::Preference& preference) {
   return fmt::format("  margin {:.4f}  accuracy {:.0f}%", MarginOf(preference),
                      100 * preference.rewards_accuracies());

@@ -24,7 +24,7 @@ struct Comparison {
   // without one is on both), counted with one more on each; never less than 2^(1 - rows), the least
   // that any test of so few pairs can say. One row has no interval (NaN), and p is 1.
   double low = 0, high = 0, p = 1;
-  // Of passes and failures: rows that only one of both passes, and McNemar's exact p-value.
+  // For metrics that rows pass or fail: rows that only one of both passes, and McNemar's exact p.
   int64_t only_base = 0, only_tuned = 0;
   std::optional<double> mcnemar_p;
 };

@@ -14,15 +14,15 @@ struct RougeScore {
 // ROUGE as the package rouge-score has it, without its stemmer. Words are runs of a-z and 0-9 of
 // the text in lower case: other scripts have none.
 
-// Of n words in a row, each counted as often as both texts have it.
+// ROUGE-N: runs of n words, each counted as often as both texts have it.
 RougeScore RougeN(std::string_view answer, std::string_view reference, int n);
 
 // Texts of more words than this are too long for the two below, whose time grows with the product.
 inline constexpr size_t kMostRougeWords = 32768;
 
-// Of the longest common subsequence. OUT_OF_RANGE: a text is too long.
+// ROUGE-L: the longest common subsequence. OUT_OF_RANGE: a text is too long.
 absl::StatusOr<RougeScore> RougeL(std::string_view answer, std::string_view reference);
-// Of the union of the subsequences that each line of the reference has with the answer's lines.
+// ROUGE-Lsum: the union of the subsequences that a reference's line has with the answer's lines.
 absl::StatusOr<RougeScore> RougeLsum(std::string_view answer, std::string_view reference);
 
 }  // namespace sft::grade

@@ -115,7 +115,7 @@ struct JobSpec {
     Matmul matmul = Matmul::kBf16;  // kFp8 requires 4-bit weights
     bool deterministic = true;
     Loss loss = Loss::kSft;
-    // Of the losses over preferences; worker/engine/train/preference.h has the formulas.
+    // Settings of losses over preferences; docs/preferences.md has the formulas.
     struct Preference {
       double beta = 0.1;
       DpoLoss dpo_loss = DpoLoss::kSigmoid;

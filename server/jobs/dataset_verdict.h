@@ -20,8 +20,8 @@ struct RowsFound {
   double samples_of_row = 1;
 };
 
-// Of at most the first `taken` rows (0: all). Rows of preferences are looked at again: the verdict
-// is about texts.
+// What stands in the first `taken` rows at most (0: in all). Rows of preferences are looked at
+// again: the verdict is about texts.
 absl::StatusOr<RowsFound> FindRows(BlobStore& blobs, const DatasetRecord& dataset,
                                    const spec::JobSpec& spec, int64_t taken);
 

@@ -93,7 +93,7 @@ gradient_accumulation_steps = 1
         self.assertNotIn("lm_head.weight", tensors, "a tied head stays tied")
         self.assertEqual(json.loads((merged / "config.json").read_text())["torch_dtype"], "float32")
 
-        # Of the original base: W + s B A, by hand.
+        # Merged into the original base: W + s B A, by hand.
         original = self.dir / "original"
         self.exported(job, "--merged", "-o", original, "--type", "f32", "--base", "original")
         factors = read_tensors(adapter / "adapter_model.safetensors")

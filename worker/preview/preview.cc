@@ -130,7 +130,7 @@ struct EpochTime {
   std::string why;     // in place of them
 };
 
-// Of a LoRA job, by the plan of the server; with packed sequences where they can be.
+// The time of an epoch of a LoRA job, by the server's plan; packed where rows can be.
 EpochTime TimeOf(const Options& options, const engine::DataReport& report) {
   const plan::GpuRates* const gpu = plan::FindGpu(options.gpu_type);
   const absl::StatusOr<std::string> config = io::ReadFile(options.model + "/config.json");

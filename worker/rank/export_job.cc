@@ -62,7 +62,7 @@ std::unique_ptr<engine::QuantFormat> FormatOf(TrainedOn base) {
   return nullptr;
 }
 
-// Of what is merged. What is quantised afterwards is rounded once.
+// The type of merged weights. Those that are quantised afterwards stay fp32, to be rounded once.
 at::ScalarType TypeOf(spec::ExportType type) {
   return type == spec::ExportType::kBf16 ? at::kBFloat16 : at::kFloat;
 }

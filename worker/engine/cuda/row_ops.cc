@@ -234,7 +234,7 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
 
 namespace {
 
-// Of each row, fp32.
+// The cross entropy of each row, fp32.
 Tensor LossOfRows(Tensor& logits, const Tensor& targets, bool backward) {
   TORCH_CHECK(logits.dim() == 2 && targets.numel() == logits.size(0), "CrossEntropy: logits ",
               logits.sizes(), " for ", targets.numel(), " targets");

@@ -23,7 +23,7 @@ using at::Tensor;
 constexpr uint64_t kAlignment = 32;
 constexpr int64_t kQ8Block = 32;
 constexpr uint64_t kQ8BlockBytes = 2 + kQ8Block;
-// Of a value, as the format numbers them.
+// Types of a value of metadata, as the format numbers them.
 constexpr uint32_t kUint32 = 4, kInt32 = 5, kFloat32 = 6, kBool = 7, kString = 8, kArray = 9;
 
 template <typename T>

@@ -15,7 +15,7 @@ namespace sft::engine {
 struct GgufOptions {
   std::filesystem::path model_dir;
   std::filesystem::path target;  // the file
-  // Of matrices; the others are F32, and so are those whose rows do not fit Q8_0.
+  // The type of matrices; other tensors are F32, and so are matrices whose rows do not fit Q8_0.
   GgmlType type = GgmlType::kBf16;
   std::string name;        // general.name
   std::string base_model;  // id on a hub; empty: none

@@ -59,8 +59,9 @@ enum class TrainPhase {
 // What a step or a validation of preferences says beside its loss: means over its rows. Values that
 // no row gives are not finite.
 struct PreferenceReport {
-  // Of an answer beta times the difference of its log-probability from the reference's; without a
-  // reference beta times its mean log-probability. That both fall is normal: margins matter.
+  // An answer's reward: beta times the difference of its log-probability from the reference's, or
+  // without a reference beta times its mean log-probability. That both fall is normal: margins
+  // matter.
   double rewards_chosen = 0, rewards_rejected = 0, rewards_margins = 0;
   double rewards_accuracies = 0;  // share of pairs whose chosen answer has the larger reward
   double logps_chosen = 0, logps_rejected = 0;  // log-probabilities of whole answers

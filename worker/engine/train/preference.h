@@ -54,8 +54,8 @@ class PreferenceTraining {
   RowObjective ObjectiveOf(const MicroBatch& batch, const PreferenceScale& scale) const {
     return ObjectiveOf(train_, batch, scale);
   }
-  // Of the sums over all ranks of a step. Warns of what goes wrong; throws InternalError where the
-  // first step of a run does not begin at the reference. `step` from 1.
+  // The metrics of a step (from 1), made of its sums over all ranks. Warns of what goes wrong;
+  // throws InternalError where the first step of a run does not begin at the reference.
   PreferenceReport ReportOf(int64_t step, const std::vector<double>& sums, double kl);
 
   // `alive` is called before each micro-batch.

@@ -102,7 +102,7 @@ struct Losses {
   Tensor right;        // bool [pairs or answers]
 };
 
-// Of the margin: between sums, or with `means` between means over tokens.
+// DPO's loss and its slope by the margin: between sums, or with `means` between means over tokens.
 Slope DpoSlope(const Preference& p, const Tensor& margin) {
   const Tensor x = p.beta * margin;
   const double e = p.label_smoothing;

@@ -28,7 +28,8 @@ Start JudgeStart(const FirstStep& step);
 class AccuracyWatch {
  public:
   explicit AccuracyWatch(spec::Loss loss) : loss_(loss) {}
-  // Of steps one after the other, from 1 or where a run goes on. What to say; empty: nothing.
+  // Looks at the accuracy after a step; steps come one after the other, from 1 or where a run goes
+  // on. Returns what to say; empty: nothing.
   std::string After(int64_t step, int64_t total_steps, double accuracy);
 
  private:

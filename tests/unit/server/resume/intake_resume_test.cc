@@ -143,7 +143,7 @@ TEST_F(IntakeTest, ATrainingGoesOnWithoutTheAdapterThatItStartedFrom) {
   ASSERT_TRUE(Upload(kRows).ok());
   const std::string job = EndWithCheckpoint(Request(), worker);
   const std::string id = job.substr(job.rfind('/') + 1);
-  // Of an artifact that was removed: no blob of it is known.
+  // The artifact was removed: no blob of it is known.
   ASSERT_TRUE(
       store_
           ->Write([&](Database& db) {
