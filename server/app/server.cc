@@ -8,6 +8,7 @@
 #include "server/app/credentials.h"
 #include "server/core/access.h"
 #include "server/http/metrics_page.h"
+#include "server/http/openai_endpoint.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
 #include "server/services/admin_service.h"
@@ -17,6 +18,7 @@
 #include "server/services/job_service.h"
 #include "server/services/operator_service.h"
 #include "server/services/scheduling_service.h"
+#include "server/services/serving_service.h"
 #include "server/services/storage_service.h"
 #include "server/services/worker_service.h"
 #include "server/state/names.h"
@@ -74,9 +76,11 @@ struct Server::Parts {
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
         scheduling_service(sweeps, projects, jobs),
+        serving_service(serving),
         storage_service(*store, survey, removal),
         door(gate),
         methods(AllMethods()),
+        openai(door, methods),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
@@ -92,6 +96,7 @@ struct Server::Parts {
     auth_service.AddTo(all);
     operator_service.AddTo(all);
     scheduling_service.AddTo(all);
+    serving_service.AddTo(all);
     storage_service.AddTo(all);
     return all;
   }
@@ -136,9 +141,11 @@ struct Server::Parts {
   AuthService auth_service;
   OperatorService operator_service;
   SchedulingService scheduling_service;
+  ServingService serving_service;
   StorageService storage_service;
   Door door;
   const Methods methods;
+  OpenAiEndpoint openai;
   Sessions sessions;
   const std::string host;
   std::string http_host;
@@ -208,12 +215,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
-    SFT_ASSIGN_OR_RETURN(
-        parts.http, HttpServer::Start(endpoint, Pages({*parts.store, parts.registry, &parts.disk,
-                                                       &parts.gate.failed(), [&parts] {
-                                                         return parts.blobs->damaged() +
-                                                                parts.checkpoint_blobs->damaged();
-                                                       }})));
+    const FigureSources sources = {
+        *parts.store, parts.registry, &parts.disk, &parts.gate.failed(),
+        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); }};
+    HttpServer::Options options;
+    options.taker = &parts.openai;
+    SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, Pages(sources), options));
+    parts.serving_service.SetBaseUrl("http://" + server->http_address() + "/v1");
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();

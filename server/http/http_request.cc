@@ -16,14 +16,26 @@ std::string_view StatusText(int status) {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
       return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
     case 421:
       return "Misdirected Request";
+    case 429:
+      return "Too Many Requests";
     case 431:
       return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
     default:
       return "Service Unavailable";
   }
@@ -58,28 +70,44 @@ HttpRequest Refuse(int status, std::string_view why) {
   return request;
 }
 
-// The values of the Host fields; nullopt if a line is not a header field.
-std::optional<std::vector<std::string_view>> Hosts(std::string_view fields) {
-  std::vector<std::string_view> hosts;
-  while (!fields.empty()) {
-    const size_t end = fields.find("\r\n");
-    const std::string_view line = fields.substr(0, end);
-    fields.remove_prefix(end == fields.npos ? fields.size() : end + 2);
+using Field = std::pair<std::string, std::string>;
+
+// Nullopt if a line is not a header field.
+std::optional<std::vector<Field>> FieldsOf(std::string_view lines) {
+  std::vector<Field> fields;
+  while (!lines.empty()) {
+    const size_t end = lines.find("\r\n");
+    const std::string_view line = lines.substr(0, end);
+    lines.remove_prefix(end == lines.npos ? lines.size() : end + 2);
     if (line.empty()) break;
     const size_t colon = line.find(':');
     if (colon == line.npos) return std::nullopt;
-    if (Lower(line.substr(0, colon)) == "host") hosts.push_back(Trim(line.substr(colon + 1)));
+    fields.emplace_back(Lower(line.substr(0, colon)), Trim(line.substr(colon + 1)));
   }
-  return hosts;
+  return fields;
+}
+
+std::string HeadOf(const HttpResponse& response) {
+  std::string head = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", response.status,
+                                 StatusText(response.status), response.content_type);
+  for (const auto& [name, value] : response.fields) head += fmt::format("{}: {}\r\n", name, value);
+  return head + "Connection: close\r\n";
 }
 
 }  // namespace
 
 std::string ToBytes(const HttpResponse& response) {
-  return fmt::format(
-      "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
-      response.status, StatusText(response.status), response.content_type, response.body.size(),
-      response.body);
+  return fmt::format("{}Content-Length: {}\r\n\r\n{}", HeadOf(response), response.body.size(),
+                     response.body);
+}
+
+std::string ChunkedHead(const HttpResponse& response) {
+  return HeadOf(response) + "Transfer-Encoding: chunked\r\n\r\n";
+}
+
+std::string_view HttpRequest::Field(std::string_view name) const {
+  const auto found = std::ranges::find(fields, name, &std::pair<std::string, std::string>::first);
+  return found == fields.end() ? std::string_view() : std::string_view(found->second);
 }
 
 HttpRequest ParseRequest(std::string_view head, std::string_view host) {
@@ -92,21 +120,24 @@ HttpRequest ParseRequest(std::string_view head, std::string_view host) {
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
     return Refuse(400, "this is not an HTTP/1.1 request");
   }
-  const auto hosts = Hosts(line_end == head.npos ? std::string_view() : head.substr(line_end + 2));
+  auto fields = FieldsOf(line_end == head.npos ? std::string_view() : head.substr(line_end + 2));
+  const auto hosts = !fields.has_value() ? 0 : std::ranges::count(*fields, "host", &Field::first);
   // HTTP/1.0 has no Host; a browser always sends one.
-  if (!hosts.has_value() || hosts->size() > 1 || (hosts->empty() && version == "HTTP/1.1")) {
+  if (!fields.has_value() || hosts > 1 || (hosts == 0 && version == "HTTP/1.1")) {
     return Refuse(400, "a request has one Host");
   }
-  if (!hosts->empty()) {
-    const std::string asked = HostOnly(hosts->front());
+  HttpRequest request;
+  request.method = line.substr(0, method_end);
+  request.version = version;
+  request.fields = *std::move(fields);
+  if (hosts > 0) {
+    const std::string asked = HostOnly(request.Field("host"));
     if (!rpc::IsLoopback(asked) && asked != HostOnly(host)) {
       return Refuse(421, "this server answers to the names of loopback: use http://127.0.0.1");
     }
   }
-  if (line.substr(0, method_end) != "GET") return Refuse(405, "only GET is served");
   const std::string_view path = line.substr(method_end + 1, path_end - method_end - 1);
   if (path.empty() || path.front() != '/') return Refuse(400, "a path begins with /");
-  HttpRequest request;
   request.path = path.substr(0, path.find('?'));
   return request;
 }

@@ -237,6 +237,7 @@ void HttpServer::ReadHead(Connection& connection) {
     head.append(bytes, static_cast<size_t>(got));
     const size_t end = head.find("\r\n\r\n", from);
     if (end == head.npos || end > kMaxHead) continue;
+    connection.begun = head.substr(end + 4);
     head.resize(end + 2);
     return Dispatch(connection);
   }
@@ -244,8 +245,19 @@ void HttpServer::ReadHead(Connection& connection) {
 }
 
 void HttpServer::Dispatch(Connection& connection) {
-  const HttpRequest request = ParseRequest(connection.head, endpoint_.host);
+  HttpRequest request = ParseRequest(connection.head, endpoint_.host);
   if (request.refused.has_value()) return Answer(connection, *request.refused);
+  if (options_.taker == nullptr || !options_.taker->Takes(request)) {
+    return MakePage(connection, request);
+  }
+  connection.ended = true;
+  options_.taker->Take(std::move(request), std::move(connection.fd), std::move(connection.begun));
+}
+
+void HttpServer::MakePage(Connection& connection, const HttpRequest& request) {
+  if (request.method != "GET") {
+    return Answer(connection, {405, HttpResponse().content_type, "only GET is served\n"});
+  }
   std::vector<std::string> paths;
   for (const auto& maker : makers_) {
     paths.push_back(maker->page.path);
@@ -258,6 +270,7 @@ void HttpServer::Dispatch(Connection& connection) {
     maker->asked.NotifyOne();
     return;
   }
+  if (options_.taker != nullptr) paths.emplace_back("/v1/models");
   Answer(connection, {404, HttpResponse().content_type,
                       fmt::format("there are {}\n", fmt::join(paths, " and "))});
 }

@@ -16,11 +16,22 @@
 
 namespace sft::server {
 
-// A small HTTP server for GET requests of a few pages on loopback. One thread serves all
-// connections and never blocks on one of them; each page is made on a thread of its own, once for
-// all who wait for it, so that a slow page does not delay another. The distribution ships
+// Takes over connections whose requests are no pages. Both are called by the server's one thread,
+// and must not block it.
+class HttpTaker {
+ public:
+  virtual ~HttpTaker() = default;
+  virtual bool Takes(const HttpRequest& request) const = 0;
+  // `begun`: what has come of the body.
+  virtual void Take(HttpRequest request, io::UniqueFd connection, std::string begun) = 0;
+};
+
+// A small HTTP server on loopback. One thread serves all connections and never blocks on one of
+// them; each page for GET requests is made on a thread of its own, once for all who wait for it, so
+// that a slow page does not delay another. What is no page can be given away with its connection
+// once its head is there (HttpTaker). The distribution ships
 // cpp-httplib and prometheus-cpp as shared libraries only, and they bring a second OpenSSL into a
-// process that links one statically; two pages do not need them. No TLS, no token.
+// process that links one statically; what is served here does not need them. No TLS.
 class HttpServer {
  public:
   // Largest request head; a larger one is answered with 431.
@@ -40,6 +51,7 @@ class HttpServer {
     Nanos page_timeout = std::chrono::seconds(5);
     // From the answer to its last byte.
     Nanos send_timeout = std::chrono::seconds(5);
+    HttpTaker* taker = nullptr;  // borrowed; outlives the server
   };
 
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const rpc::Endpoint& endpoint,
@@ -53,7 +65,7 @@ class HttpServer {
   int port() const { return port_; }
 
  private:
-  enum class Stage { kHead, kPage, kAnswer };
+  enum class Stage { kHead, kPage, kAnswer };  // one that was given away has ended
   // A page and the thread that makes it. Versions of the page are numbered; a request gets the next
   // one to be begun. The server's mutex_ guards the numbers.
   struct Maker {
@@ -67,6 +79,7 @@ class HttpServer {
     MonoTime deadline{};
     Stage stage = Stage::kHead;
     std::string head;
+    std::string begun;             // of the body, with the head
     const Maker* maker = nullptr;  // the page that it waits for,
     uint64_t number = 0;           // in this version or a later one
     std::string answer;
@@ -91,6 +104,7 @@ class HttpServer {
   void Move(Connection& connection);
   void ReadHead(Connection& connection);
   void Dispatch(Connection& connection);
+  void MakePage(Connection& connection, const HttpRequest& request);
   void Answer(Connection& connection, const HttpResponse& response);
   void WriteAnswer(Connection& connection);
   void EndLate();

@@ -2,68 +2,42 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
+#include <set>
 
-#include "common/base/json.h"
-#include "common/base/utf8.h"
 #include "server/core/convert.h"
+#include "server/jobs/questions.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
 
 namespace sft::server {
-namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr size_t kMostQuestionBytes = 4 << 20;
-
-absl::StatusOr<std::string> QuestionOf(const v1::GenerateRequest& request) {
-  if (request.messages().empty() == request.prompt().empty()) {
-    return InvalidArgument("a question is either messages or a prompt");
-  }
-  Json question = Json::object();
-  if (request.messages().empty()) {
-    question["prompt"] = request.prompt();
-  } else {
-    question["messages"] = Json::array();
-    for (const v1::ChatMessage& message : request.messages()) {
-      question["messages"].push_back({{"role", message.role()}, {"content", message.content()}});
+absl::StatusOr<std::vector<v1::ServedModel>> Serving::List(
+    const std::optional<std::vector<std::string>>& visible) {
+  std::vector<v1::ServedModel> models;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs, store::LiveJobs(db));
+    std::ranges::sort(jobs, std::ranges::greater(), &JobRecord::sequence);
+    for (const JobRecord& job : jobs) {
+      const bool seen =
+          !visible.has_value() || std::ranges::find(*visible, job.project) != visible->end();
+      if (job.kind != v1::Job::SERVE || !seen || IsTerminal(job.state)) continue;
+      // One whose settings cannot be read serves no one.
+      const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+      if (!spec.ok()) continue;
+      v1::ServedModel& model = models.emplace_back();
+      model.set_name(JobName(job.project, job.id));
+      model.set_model(job.model);
+      model.set_has_adapter(!spec->job.adapter.empty());
+      model.set_running(job.state == JobState::kRunning);
+      if (!model.running()) model.set_reason(std::string(ToString(job.state)) + ": " + job.reason);
+      *model.mutable_create_time() = ToTimestamp(job.created_us);
     }
-  }
-  question["base"] = request.base();
-  if (request.has_max_new_tokens()) question["max_new_tokens"] = request.max_new_tokens();
-  if (request.has_temperature()) question["temperature"] = request.temperature();
-  if (request.has_top_p()) question["top_p"] = request.top_p();
-  if (request.has_seed()) question["seed"] = request.seed();
-  std::string text = DumpJson(question);
-  if (text.size() <= kMostQuestionBytes) return text;
-  return InvalidArgument(
-      fmt::format("a question of {} bytes; at most {} are taken", text.size(), kMostQuestionBytes));
+    return absl::OkStatus();
+  }));
+  return models;
 }
-
-// What a process wrote is material, as all that nodes send.
-absl::StatusOr<v1::GenerateResponse> PieceOf(const std::string& line) {
-  const nlohmann::json json = ParseJson(line);
-  v1::GenerateResponse piece;
-  const auto text = [&](const char* key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_string() ? ToUtf8(found->get<std::string>()) : "";
-  };
-  const auto number = [&](const char* key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
-  };
-  if (!json.is_object()) return Unavailable("the job's process answers with what is no answer");
-  piece.set_text(text("text"));
-  piece.set_finish_reason(text("finish_reason"));
-  piece.set_error(text("error"));
-  piece.set_prompt_tokens(number("prompt_tokens"));
-  piece.set_answer_tokens(number("answer_tokens"));
-  return piece;
-}
-
-}  // namespace
 
 absl::StatusOr<Serving::Place> Serving::Find(const std::string& name) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
@@ -90,10 +64,9 @@ absl::StatusOr<Serving::Place> Serving::Find(const std::string& name) {
   return place;
 }
 
-absl::Status Serving::Ask(const v1::GenerateRequest& request, const Take& take,
-                          const FileRelay::Gone& gone) {
-  SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
-  SFT_ASSIGN_OR_RETURN(const Place place, Find(request.name()));
+absl::Status Serving::Lines(const std::string& name, const std::string& question,
+                            const TakeLine& take, const Gone& gone) {
+  SFT_ASSIGN_OR_RETURN(const Place place, Find(name));
   SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Ask(place.node, place.attempt_uid, question));
   for (;;) {
     const absl::StatusOr<v1::SendFileRequest> line = transfer->Next(FileRelay::kPatience, gone);
@@ -101,10 +74,65 @@ absl::Status Serving::Ask(const v1::GenerateRequest& request, const Take& take,
     // Whatever it is: the job may be there in a moment.
     if (!line.ok()) return Unavailable(Message(line.status()));
     if (line->data().empty()) return Unavailable("the job's process ended before its answer");
-    SFT_ASSIGN_OR_RETURN(const v1::GenerateResponse piece, PieceOf(line->data()));
-    if (!take(piece)) return Aborted("the reader is gone");
-    if (!piece.finish_reason().empty()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const bool last, take(line->data()));
+    if (last) return absl::OkStatus();
   }
+}
+
+absl::Status Serving::Ask(const v1::GenerateRequest& request,
+                          const Take<v1::GenerateResponse>& take, const Gone& gone) {
+  SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
+  const TakeLine take_line = [&](const std::string& line) -> absl::StatusOr<bool> {
+    v1::GenerateResponse piece;
+    SFT_RETURN_IF_ERROR(server::TakeLine(line, piece));
+    if (!take(piece)) return Aborted("the reader is gone");
+    return !piece.finish_reason().empty();
+  };
+  return Lines(request.name(), question, take_line, gone);
+}
+
+absl::Status Serving::Complete(const v1::CompleteRequest& request,
+                               const Take<v1::CompleteResponse>& take, const Gone& gone) {
+  SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
+  std::set<int32_t> finished;
+  const int64_t answers = AnswersOf(request);
+  const TakeLine take_line = [&](const std::string& line) -> absl::StatusOr<bool> {
+    v1::CompleteResponse piece;
+    SFT_RETURN_IF_ERROR(server::TakeLine(line, piece));
+    if (piece.index() >= answers) {
+      return Unavailable("the job's process answers what was not asked");
+    }
+    if (!take(piece)) return Aborted("the reader is gone");
+    if (!piece.finish_reason().empty()) finished.insert(piece.index());
+    return static_cast<int64_t>(finished.size()) == answers;
+  };
+  return Lines(request.name(), question, take_line, gone);
+}
+
+absl::StatusOr<v1::TokenizeResponse> Serving::Tokenize(const v1::TokenizeRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
+  v1::TokenizeResponse answer;
+  SFT_RETURN_IF_ERROR(Lines(
+      request.name(), question,
+      [&](const std::string& line) { return server::TakeLine(line, answer); }, nullptr));
+  return answer;
+}
+
+absl::StatusOr<v1::DetokenizeResponse> Serving::Detokenize(const v1::DetokenizeRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const std::string question, QuestionOf(request));
+  v1::DetokenizeResponse answer;
+  SFT_RETURN_IF_ERROR(Lines(
+      request.name(), question,
+      [&](const std::string& line) { return server::TakeLine(line, answer); }, nullptr));
+  return answer;
+}
+
+absl::StatusOr<v1::ServedTokenizer> Serving::Tokenizer(const v1::GetTokenizerRequest& request) {
+  v1::ServedTokenizer answer;
+  SFT_RETURN_IF_ERROR(Lines(
+      request.name(), QuestionAboutTokenizer(),
+      [&](const std::string& line) { return server::TakeLine(line, answer); }, nullptr));
+  return answer;
 }
 
 }  // namespace sft::server

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "server/fleet/file_relay.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
+#include "sft/v1/serving_service.pb.h"
 
 namespace sft::server {
 
@@ -15,18 +19,34 @@ class Serving {
   // Both are borrowed.
   Serving(Store& store, FileRelay& relay) : store_(store), relay_(relay) {}
 
+  // Those that have been placed and have not ended, of these projects or of all, newest first.
+  absl::StatusOr<std::vector<v1::ServedModel>> List(
+      const std::optional<std::vector<std::string>>& visible);
+
+  using Gone = FileRelay::Gone;
   // Returns false when the reader is gone.
-  using Take = std::function<bool(const v1::GenerateResponse& piece)>;
-  // As JobService.Generate, whose caller may ask this job. Waits for the node, until `gone` says
-  // that the reader has gone.
-  absl::Status Ask(const v1::GenerateRequest& request, const Take& take,
-                   const FileRelay::Gone& gone = nullptr);
+  template <typename Piece>
+  using Take = std::function<bool(const Piece& piece)>;
+  // As JobService.Generate and the methods of ServingService, whose caller may ask this job. Wait
+  // for the node, until `gone` says that the reader has gone.
+  absl::Status Ask(const v1::GenerateRequest& request, const Take<v1::GenerateResponse>& take,
+                   const Gone& gone = nullptr);
+  absl::Status Complete(const v1::CompleteRequest& request, const Take<v1::CompleteResponse>& take,
+                        const Gone& gone = nullptr);
+  absl::StatusOr<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request);
+  absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request);
+  absl::StatusOr<v1::ServedTokenizer> Tokenizer(const v1::GetTokenizerRequest& request);
 
  private:
   struct Place {
     std::string node, attempt_uid;
   };
   absl::StatusOr<Place> Find(const std::string& name);
+  // Passes a question on, and each line of the answer to `take`, until it returns true: that was
+  // the last.
+  using TakeLine = std::function<absl::StatusOr<bool>(const std::string& line)>;
+  absl::Status Lines(const std::string& name, const std::string& question, const TakeLine& take,
+                     const Gone& gone);
 
   Store& store_;
   FileRelay& relay_;

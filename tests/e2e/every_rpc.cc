@@ -14,6 +14,7 @@
 #include "sft/v1/job_service.pb.h"
 #include "sft/v1/operator_service.pb.h"
 #include "sft/v1/scheduling_service.pb.h"
+#include "sft/v1/serving_service.pb.h"
 #include "sft/v1/storage_service.pb.h"
 #include "sft/v1/worker_service.pb.h"
 
@@ -35,6 +36,7 @@ std::vector<const MethodDescriptor*> Methods() {
   (void)v1::ReadLogRequest::descriptor();
   (void)v1::GetStatsRequest::descriptor();
   (void)v1::HoldJobRequest::descriptor();
+  (void)v1::GetTokenizerRequest::descriptor();
   (void)v1::GetStorageRequest::descriptor();
   (void)v1::WorkerMessage::descriptor();
   std::vector<const MethodDescriptor*> methods;

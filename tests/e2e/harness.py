@@ -152,8 +152,8 @@ class ServiceCase(unittest.TestCase):
         self.processes[name].kill()
         self.processes[name].wait()
 
-    def start_server(self, *options, data_dir=None):
-        self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", "off",
+    def start_server(self, *options, data_dir=None, http="off"):
+        self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", http,
                    "--data-dir", data_dir or self.dir / "server", *(options or ["--restart-delay", "0s"]))
         wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
 

@@ -10,18 +10,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
-#include "common/base/json.h"
-#include "common/base/utf8.h"
-#include "common/data/prompt_row.h"
 #include "worker/engine/base/error.h"
 #include "worker/rank/answer_job.h"
 #include "worker/rank/group_variables.h"
-#include "worker/rank/prompt_rows.h"
 #include "worker/rank/stop_signal.h"
 
 namespace sft::rank {
@@ -35,33 +30,6 @@ constexpr Nanos kSilence = std::chrono::seconds(5);
 
 void ThrowErrno(const std::string& what) {
   throw engine::InfrastructureError(fmt::format("{}: {}", what, strerror(errno)));
-}
-
-// How many bytes of the text are whole characters and no beginning of a stop text.
-size_t SettledBytes(const std::string& text, const std::vector<std::string>& stops) {
-  size_t settled = text.size();
-  for (const std::string& stop : stops) {
-    for (size_t length = std::min(stop.size() - 1, text.size()); length > 0; --length) {
-      if (!text.ends_with(std::string_view(stop).substr(0, length))) continue;
-      settled = std::min(settled, text.size() - length);
-      break;
-    }
-  }
-  // A character of which a token has only a part is shown as U+FFFD until the rest comes.
-  constexpr std::string_view kReplacement = "\xef\xbf\xbd";
-  while (settled >= kReplacement.size() &&
-         std::string_view(text).substr(0, settled).ends_with(kReplacement)) {
-    settled -= kReplacement.size();
-  }
-  return settled;
-}
-
-template <typename T>
-void Take(const nlohmann::ordered_json& question, const char* key, T& value) {
-  const auto found = question.find(key);
-  if (found == question.end()) return;
-  if (!found->is_number()) throw engine::UserError(fmt::format("{} is no number", key));
-  value = found->get<T>();
 }
 
 }  // namespace
@@ -166,69 +134,46 @@ void ServeJob::Read(Asker& asker) {
 }
 
 void ServeJob::Begin(Asker& asker) {
-  nlohmann::ordered_json question = ParseOrderedJson(asker.read);
-  if (!question.is_object()) throw engine::UserError("the question is no JSON object");
-  engine::GenerationRequest request;
-  request.max_new_tokens = options_.max_new_tokens;
-  request.sampling = options_.sampling;
-  Take(question, "max_new_tokens", request.max_new_tokens);
-  Take(question, "temperature", request.sampling.temperature);
-  Take(question, "top_p", request.sampling.top_p);
-  Take(question, "seed", request.sampling.seed);
-  const auto base = question.find("base");
-  request.adapter = base == question.end() || *base != true;
-  for (const char* key : {"max_new_tokens", "temperature", "top_p", "seed", "base"}) {
-    question.erase(key);
-  }
-  const absl::StatusOr<data::PromptRow> row = data::ReadPromptRow(DumpJson(question));
-  if (!row.ok()) throw engine::UserError(std::string(Message(row.status())));
-  request.prompt = EncodeRow(*tokenizer_, *row);
-  asker.prompt_tokens = request.prompt.size();
-  // Who asks for more than can be answered gets what can: "length" says so. A prompt for which
-  // there is no room at all is refused.
-  const int64_t most = batch_->MostNewTokens(static_cast<int64_t>(asker.prompt_tokens));
-  if (most > 0) request.max_new_tokens = std::min(request.max_new_tokens, most);
-  request.stop_ids = tokenizer_->stop_ids();
-  request.stop_strings = asker.stop = options_.stop;
-  request.decode = [this](std::span<const int32_t> ids) { return tokenizer_->DecodeAnswer(ids); };
-  request.on_token = [&asker](int32_t token) {
-    asker.tokens.push_back(token);
-    return !asker.gone;
-  };
-  requests_[batch_->Add(std::move(request))] = &asker;
-}
-
-void ServeJob::Tell(Asker& asker, bool all) {
-  const std::string text = tokenizer_->DecodeAnswer(asker.tokens);
-  const size_t settled = all ? text.size() : SettledBytes(text, asker.stop);
-  if (settled <= asker.told_bytes) return;
-  asker.unsent += DumpJson(nlohmann::json{
-                      {"text", text.substr(asker.told_bytes, settled - asker.told_bytes)}}) +
-                  "\n";
-  asker.told_bytes = settled;
-}
-
-void ServeJob::Finish(Asker& asker, const engine::GenerationAnswer& made) {
-  asker.tokens = made.tokens;
-  if (made.reason == engine::EndReason::kStopString) {
-    const std::string text = tokenizer_->DecodeAnswer(made.tokens).substr(0, made.text_bytes);
-    if (text.size() > asker.told_bytes) {
-      asker.unsent += DumpJson(nlohmann::json{{"text", text.substr(asker.told_bytes)}}) + "\n";
-    }
-  } else {
-    Tell(asker, /*all=*/true);
-  }
-  nlohmann::json end = {{"finish_reason", FinishReason(made)},
-                        {"prompt_tokens", asker.prompt_tokens},
-                        {"answer_tokens", made.tokens.size()}};
-  if (!made.problem.empty()) end["error"] = made.problem;
-  asker.unsent += DumpJson(end) + "\n";
+  asker.question = ReadQuestion(asker.read, options_);
+  asker.read.clear();
+  if (asker.question.kind == ServeQuestion::Kind::kAnswer) return AddRequests(asker);
+  const int64_t positions = generator_->config().max_positions;
+  const int64_t room = batch_->MostNewTokens(0);
+  asker.unsent +=
+      TokenizerLines(asker.question, *tokenizer_, positions > 0 ? std::min(positions, room) : room);
   asker.finished = true;
+}
+
+void ServeJob::AddRequests(Asker& asker) {
+  const auto most = [this](int64_t prompt) { return batch_->MostNewTokens(prompt); };
+  const auto wanted = [&asker] { return !asker.gone && !asker.finished; };
+  for (size_t prompt = 0; prompt < asker.question.prompts.size(); ++prompt) {
+    for (int sample = 0; sample < asker.question.samples; ++sample) {
+      asker.answers.emplace_back(asker.question, *tokenizer_, prompt, sample);
+      const auto answer = std::prev(asker.answers.end());
+      requests_[batch_->Add(answer->Request(most, wanted))] = {&asker, answer};
+    }
+  }
+}
+
+void ServeJob::Finish(const engine::GenerationAnswer& made) {
+  const auto found = requests_.find(made.request);
+  const auto [asker, answer] = found->second;
+  requests_.erase(found);
+  if (!asker->finished) asker->unsent += answer->Finish(made);
+  asker->answers.erase(answer);
+  if (asker->answers.empty()) asker->finished = true;
 }
 
 void ServeJob::Fail(Asker& asker, const std::string& error) {
-  asker.unsent += DumpJson(nlohmann::json{{"finish_reason", "error"}, {"error", error}}) + "\n";
+  asker.unsent = RefusalLine(error);
   asker.finished = true;
+}
+
+void ServeJob::Drop(Asker& asker) {
+  std::erase_if(requests_, [&](const auto& each) {
+    return each.second.asker == &asker && batch_->Withdraw(each.first);
+  });
 }
 
 void ServeJob::Send(Asker& asker) {
@@ -246,23 +191,22 @@ void ServeJob::Send(Asker& asker) {
 }
 
 void ServeJob::Step() {
-  for (const engine::GenerationAnswer& made : batch_->Step()) {
-    const auto found = requests_.find(made.request);
-    Finish(*found->second, made);
-    requests_.erase(found);
-  }
+  for (const engine::GenerationAnswer& made : batch_->Step()) Finish(made);
   const MonoTime now = context_.clock.Mono();
   for (Asker& asker : askers_) {
-    if (asker.asked && !asker.finished) Tell(asker, /*all=*/false);
+    if (!asker.finished && !asker.gone) {
+      for (ServeAnswer& answer : asker.answers) asker.unsent += answer.Tell();
+    }
     if (asker.asked && asker.unsent.empty() && now - asker.told > kSilence) {
       asker.unsent = "{\"text\":\"\"}\n";
     }
     Send(asker);
+    if (asker.gone || asker.finished) Drop(asker);
   }
   // One whose answer is still made stays until the generator has heard that nobody wants it.
   std::erase_if(askers_, [&](const Asker& asker) {
     const bool in_work = std::any_of(requests_.begin(), requests_.end(),
-                                     [&](const auto& each) { return each.second == &asker; });
+                                     [&](const auto& each) { return each.second.asker == &asker; });
     return !in_work && (asker.gone || (asker.finished && asker.unsent.empty()));
   });
 }

@@ -18,16 +18,18 @@
 #include "worker/rank/event_log.h"
 #include "worker/rank/launch_file.h"
 #include "worker/rank/row_answerer.h"
+#include "worker/rank/serve_answer.h"
+#include "worker/rank/serve_question.h"
 
 namespace sft::rank {
 
 // The process of a job of kind "serve": holds a model and answers whoever asks on its Unix socket
 // (channel::RankLaunch::serve_socket), all questions under way together. A question is one line of
-// JSON: "messages" or "prompt", "base" (without the adapter), and max_new_tokens, temperature,
-// top_p and seed where they are not the job's. The answer is lines: {"text": what comes next}, and
-// at the end {"finish_reason", "prompt_tokens", "answer_tokens"}, with "error" where there is one.
-// While an answer has nothing new, an empty text is sent every few seconds. Who closes the
-// connection no longer wants the answer.
+// JSON (ServeQuestion). The answer is lines: {"text": what comes next}, and at the end
+// {"finish_reason", "prompt_tokens", "answer_tokens"}, with "error" where there is one; where
+// several prompts are asked, each line has its answer's number as "index" (ServeAnswer). While
+// there is nothing new, an empty text is sent every few seconds. Who closes the connection no
+// longer wants the answer.
 class ServeJob {
  public:
   struct Context {
@@ -49,13 +51,16 @@ class ServeJob {
     std::string read;       // of the question
     std::string unsent;     // of the answer
     bool asked = false;     // the question is whole
-    bool finished = false;  // all of the answer is in `unsent`
+    bool finished = false;  // all of the answers are in `unsent`
     bool gone = false;
-    size_t prompt_tokens = 0;
-    std::vector<int32_t> tokens;
-    size_t told_bytes = 0;  // of the answer's text
-    std::vector<std::string> stop;
+    ServeQuestion question;
+    std::list<ServeAnswer> answers;  // that are being made
     MonoTime told{};
+  };
+  // An answer that the batch makes.
+  struct Request {
+    Asker* asker;
+    std::list<ServeAnswer>::iterator answer;
   };
 
   bool Stopped();
@@ -66,10 +71,11 @@ class ServeJob {
   void Receive(int listener);
   void Read(Asker& asker);
   void Begin(Asker& asker);
-  // The part of the text so far that will not change, as far as it was not told.
-  void Tell(Asker& asker, bool all);
-  void Finish(Asker& asker, const engine::GenerationAnswer& made);
+  void AddRequests(Asker& asker);
+  void Finish(const engine::GenerationAnswer& made);
   void Fail(Asker& asker, const std::string& error);
+  // Nobody wants what is still to be made.
+  void Drop(Asker& asker);
   void Send(Asker& asker);
   void Step();
 
@@ -80,7 +86,7 @@ class ServeJob {
   std::optional<engine::Generator> generator_;
   std::unique_ptr<engine::BatchGenerator> batch_;
   std::list<Asker> askers_;
-  std::map<int64_t, Asker*> requests_;  // by number in the batch
+  std::map<int64_t, Request> requests_;  // by number in the batch
 };
 
 }  // namespace sft::rank

@@ -52,7 +52,7 @@ bool IsGreedy(const GenerationRequest& request, int64_t answered) {
   const SamplingOptions& o = request.sampling;
   return o.temperature == 0.0 && o.repetition_penalty == 1.0 && o.frequency_penalty == 0.0 &&
          o.presence_penalty == 0.0 && o.no_repeat_ngram == 0 && answered >= o.min_new_tokens &&
-         !request.log_probabilities;
+         !request.log_probabilities && !request.on_choice;
 }
 
 }  // namespace
@@ -99,6 +99,10 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
   made.request = std::move(request);
   waiting_.push_back(std::move(made));
   return waiting_.back().number;
+}
+
+bool BatchGenerator::Withdraw(int64_t number) {
+  return std::erase_if(waiting_, [&](const Running& each) { return each.number == number; }) > 0;
 }
 
 int64_t BatchGenerator::MostNewTokens(int64_t prompt_tokens) const {
@@ -227,13 +231,19 @@ void BatchGenerator::TakeTokens(const std::vector<Piece>& pieces,
 
 int32_t BatchGenerator::Choose(Running& running, const Tensor& logits) {
   const GenerationRequest& request = running.request;
-  Tensor changed = request.log_probabilities ? logits.clone() : logits;
+  const bool told = request.log_probabilities || request.on_choice;
+  Tensor changed = told ? logits.clone() : logits;
   const int32_t token =
       NextToken({changed.mutable_data_ptr<float>(), static_cast<size_t>(changed.numel())},
                 request.sampling, {request.prompt, running.answer.tokens}, request.stop_ids);
+  const std::span<const float> before = {logits.const_data_ptr<float>(),
+                                         static_cast<size_t>(logits.numel())};
+  if (request.on_choice) {
+    request.on_choice(
+        {{token, LogProbability(before, token)}, LikeliestTokens(before, request.alternatives)});
+  }
   if (request.log_probabilities && !Contains(request.stop_ids, token)) {
-    running.answer.log_probabilities.push_back(LogProbability(
-        {logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, token));
+    running.answer.log_probabilities.push_back(LogProbability(before, token));
   }
   return token;
 }

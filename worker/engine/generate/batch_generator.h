@@ -17,6 +17,12 @@
 
 namespace sft::engine {
 
+// A token of an answer and the likeliest at its place, before penalties and temperature.
+struct ChosenToken {
+  TokenLikelihood token;
+  std::vector<TokenLikelihood> likeliest;  // the likeliest first
+};
+
 // A prompt, and how it is to be answered.
 struct GenerationRequest {
   std::vector<int32_t> prompt;   // not empty
@@ -31,6 +37,10 @@ struct GenerationRequest {
   bool prompt_scores = false;      // how likely the prompt's own tokens were
   // Optional; sees each token as it is made, and ends the answer by returning false.
   std::function<bool(int32_t)> on_token;
+  // Optional; sees how likely each token was before on_token sees it, one that ends the answer
+  // included, with the `alternatives` likeliest at its place.
+  std::function<void(const ChosenToken&)> on_choice;
+  int64_t alternatives = 0;
 };
 
 // kFailed: no token could be chosen (NextToken).
@@ -76,6 +86,9 @@ class BatchGenerator {
   // Puts a request behind those that wait, and returns its number, from 0. Throws UserError where
   // it can never be answered.
   int64_t Add(GenerationRequest request);
+
+  // Takes back a request that still waits for room; false: its answer has begun or is over.
+  bool Withdraw(int64_t number);
 
   // Tokens of the longest answer that a prompt of so many tokens can get; below 1: it gets none.
   int64_t MostNewTokens(int64_t prompt_tokens) const;

@@ -221,4 +221,23 @@ double LogProbability(std::span<const float> logits, int32_t token) {
   return static_cast<double>(logits[token]) - static_cast<double>(largest) - std::log(total);
 }
 
+std::vector<TokenLikelihood> LikeliestTokens(std::span<const float> logits, int64_t count) {
+  const size_t kept = std::min(static_cast<size_t>(count), logits.size());
+  if (kept == 0) return {};
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(
+      order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+      [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+  double total = 0.0;
+  Weights(logits, total);
+  const auto largest = static_cast<double>(logits[order[0]]);
+  std::vector<TokenLikelihood> likeliest;
+  for (size_t i = 0; i < kept; ++i) {
+    const auto logit = static_cast<double>(logits[order[i]]);
+    likeliest.push_back({order[i], logit - largest - std::log(total)});
+  }
+  return likeliest;
+}
+
 }  // namespace sft::engine

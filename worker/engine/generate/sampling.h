@@ -54,4 +54,12 @@ int32_t NextToken(std::span<float> logits, const SamplingOptions& options,
 // The natural logarithm of the probability that `logits` give a token.
 double LogProbability(std::span<const float> logits, int32_t token);
 
+// A token and that logarithm.
+struct TokenLikelihood {
+  int32_t token = 0;
+  double log_probability = 0;
+};
+// The `count` likeliest tokens, the likeliest first, of equal ones the least id.
+std::vector<TokenLikelihood> LikeliestTokens(std::span<const float> logits, int64_t count);
+
 }  // namespace sft::engine

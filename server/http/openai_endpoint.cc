@@ -1,0 +1,61 @@
+#include "server/http/openai_endpoint.h"
+
+#include <fmt/format.h>
+
+#include "common/obs/log.h"
+#include "server/http/openai_call.h"
+#include "server/openai/errors.h"
+
+namespace sft::server {
+
+OpenAiEndpoint::~OpenAiEndpoint() {
+  stopping_ = true;
+  std::list<Running> running;
+  {
+    const MutexLock lock(mutex_);
+    running.swap(running_);
+  }
+  for (Running& each : running) each.thread.join();
+}
+
+void OpenAiEndpoint::Reap() {
+  for (auto each = running_.begin(); each != running_.end();) {
+    if (!each->done) {
+      ++each;
+      continue;
+    }
+    each->thread.join();
+    each = running_.erase(each);
+  }
+}
+
+bool OpenAiEndpoint::Takes(const HttpRequest& request) const {
+  return OpenAiCall::Takes(request.path);
+}
+
+void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::string begun) {
+  const MutexLock lock(mutex_);
+  Reap();
+  // Some more may be told that there are too many; beyond those, connections are closed.
+  const bool refused = running_.size() >= kMostCalls;
+  if (running_.size() >= kMostCalls + kMostRefused) return;
+  Running& running = running_.emplace_back();
+  running.thread = std::thread([this, refused, &running, request = std::move(request),
+                                fd = std::move(connection), begun = std::move(begun)]() mutable {
+    obs::NameThread("openai");
+    {
+      HttpCall http(std::move(request), std::move(fd), std::move(begun), stopping_);
+      OpenAiCall call(door_, methods_, http);
+      if (refused) {
+        call.Refuse(ResourceExhausted(
+            fmt::format("{} requests are being answered: try again later", kMostCalls)));
+      } else {
+        call.Run();
+      }
+    }
+    const MutexLock done(mutex_);
+    running.done = true;
+  });
+}
+
+}  // namespace sft::server

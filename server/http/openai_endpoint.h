@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <string>
+#include <thread>
+
+#include "common/base/mutex.h"
+#include "server/door/methods.h"
+#include "server/http/http_call.h"
+#include "server/http/http_server.h"
+#include "sft/v1/serving_service.pb.h"
+
+namespace sft::server {
+
+// The OpenAI-compatible endpoint: /v1/models, /v1/chat/completions, /v1/completions and the routes
+// of a remote tokenizer, each also below /jobs/JOB. A second transport beside gRPC: requests and
+// answers are translated (server/openai), and the door admits, runs and records the call. A thread
+// for each request, kMostCalls at most; more are refused. Thread-safe.
+class OpenAiEndpoint final : public HttpTaker {
+ public:
+  static constexpr int kMostCalls = 128, kMostRefused = 16;
+  static constexpr size_t kMostBodyBytes = 4 << 20;
+
+  // Both are borrowed.
+  OpenAiEndpoint(Door& door, const Methods& methods) : door_(door), methods_(methods) {}
+  // Ends the calls under way.
+  ~OpenAiEndpoint() override;
+
+  bool Takes(const HttpRequest& request) const override;
+  void Take(HttpRequest request, io::UniqueFd connection, std::string begun) override;
+
+ private:
+  struct Running {
+    std::thread thread;
+    bool done = false;
+  };
+  // Joins the threads that have ended.
+  void Reap() SFT_REQUIRES(mutex_);
+
+  Door& door_;
+  const Methods& methods_;
+  std::atomic<bool> stopping_ = false;
+  Mutex mutex_;
+  std::list<Running> running_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server

@@ -1,0 +1,75 @@
+#include "server/openai/errors.h"
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+
+namespace sft::server::openai {
+namespace {
+
+constexpr char kParam[] = "openai/param";
+
+struct Kind {
+  int http_status;
+  const char* type;
+  const char* code;  // may be null
+  int retry_after_s = 0;
+};
+
+Kind KindOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+      return {400, "invalid_request_error", nullptr};
+    case absl::StatusCode::kUnauthenticated:
+      return {401, "authentication_error", "invalid_api_key"};
+    case absl::StatusCode::kPermissionDenied:
+      return {403, "permission_error", nullptr};
+    // A job that has ended, or is of another kind, is no model.
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kFailedPrecondition:
+      return {404, "invalid_request_error", "model_not_found"};
+    case absl::StatusCode::kUnimplemented:
+      return {405, "invalid_request_error", nullptr};
+    case absl::StatusCode::kDeadlineExceeded:
+      return {408, "invalid_request_error", nullptr};
+    case absl::StatusCode::kOutOfRange:
+      return {413, "invalid_request_error", nullptr};
+    case absl::StatusCode::kResourceExhausted:
+      return {429, "rate_limit_error", "rate_limit_exceeded", 2};
+    case absl::StatusCode::kUnavailable:
+      return {503, "service_unavailable_error", nullptr, 5};
+    default:
+      return {500, "server_error", nullptr};
+  }
+}
+
+}  // namespace
+
+absl::Status ParamError(std::string_view param, const std::string& message) {
+  absl::Status status = InvalidArgument(message);
+  status.SetPayload(kParam, absl::Cord(std::string(param)));
+  return status;
+}
+
+absl::Status NoModel(const std::string& message) {
+  absl::Status status = NotFound(message);
+  status.SetPayload(kParam, absl::Cord("model"));
+  return status;
+}
+
+ErrorAnswer ErrorOf(const absl::Status& status) {
+  const Kind kind = KindOf(status.code());
+  nlohmann::ordered_json error = {{"message", std::string(status.message())},
+                                  {"type", kind.type},
+                                  {"param", nullptr},
+                                  {"code", nullptr}};
+  if (const auto param = status.GetPayload(kParam); param.has_value()) {
+    error["param"] = std::string(*param);
+  }
+  if (kind.code != nullptr) error["code"] = kind.code;
+  nlohmann::ordered_json body;
+  body["error"] = std::move(error);
+  return {kind.http_status, DumpJson(body), kind.retry_after_s};
+}
+
+}  // namespace sft::server::openai

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+// Errors as OpenAI's API has them: a status of HTTP and {"error": {"message", "type", "param",
+// "code"}}.
+
+namespace sft::server::openai {
+
+// INVALID_ARGUMENT that names a parameter of the request.
+absl::Status ParamError(std::string_view param, const std::string& message);
+// NOT_FOUND for what is no model, or no page.
+absl::Status NoModel(const std::string& message);
+
+// What HTTP answers with for an error.
+struct ErrorAnswer {
+  int http_status = 500;
+  std::string body;       // JSON
+  int retry_after_s = 0;  // 0: the same again would fail again
+};
+// OUT_OF_RANGE stands for a body that is too large, UNIMPLEMENTED for a method that a path does not
+// have, DEADLINE_EXCEEDED for a request that does not come.
+ErrorAnswer ErrorOf(const absl::Status& status);
+
+}  // namespace sft::server::openai
