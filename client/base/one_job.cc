@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/serving_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -82,6 +83,13 @@ absl::Status AddRows(Connection& connection, const LocalFile& file, const std::s
   sent.set_size(file.size);
   sent.set_client_path(file.shown());
   return UploadDataset(connection, file, project);
+}
+
+std::string EndpointOf(Connection& connection, const std::string& id) {
+  const auto served =
+      connection.Call(&v1::ServingService::Stub::ListServedModels, v1::ListServedModelsRequest());
+  if (!served.ok() || served->base_url().empty()) return "";
+  return fmt::format("{}, model {} (on the server's machine)", served->base_url(), id);
 }
 
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason) {

@@ -41,6 +41,10 @@ absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& a
 absl::Status AddRows(Connection& connection, const LocalFile& file, const std::string& project,
                      v1::SubmitJobRequest& request);
 
+// Where programs reach a running job that serves, by OpenAI's API, and as which model. Empty where
+// the server has no such address, or is too old for one.
+std::string EndpointOf(Connection& connection, const std::string& id);
+
 // After Ctrl-C: ends a job that nobody waits for any more, and says so. Tries for some seconds to
 // reach a server that is away.
 void CancelOwn(Connection& connection, const std::string& id, const std::string& reason);

@@ -114,7 +114,11 @@ class Chat {
     };
     handlers.on_metric = [](const v1::Metric&) {};
     SFT_ASSIGN_OR_RETURN(const v1::Job job, FollowJob(connection_, id_, follow, handlers));
-    if (running) return absl::OkStatus();
+    if (running) {
+      const std::string endpoint = EndpointOf(connection_, id_);
+      if (!endpoint.empty()) Say("programs ask it at " + endpoint);
+      return absl::OkStatus();
+    }
     own_ = false;  // it has ended by itself
     PrintEnding(connection_, job);
     return FailedPrecondition(fmt::format("{} is {}", id_, StateName(job.state())));

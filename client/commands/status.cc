@@ -2,6 +2,7 @@
 
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
+#include "client/base/one_job.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
@@ -61,6 +62,9 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   }
   if (job.attempts_size() > 1) {
     for (const v1::Attempt& attempt : job.attempts()) line("", AttemptLine(attempt, job.kind()));
+  }
+  if (job.kind() == v1::Job::SERVE && job.state() == v1::Job::RUNNING) {
+    line("endpoint", EndpointOf(connection, ShortName(job.name())));
   }
   if (job.checkpoint_step() > 0) line("checkpoint", fmt::format("step {}", job.checkpoint_step()));
   const v1::Progress& progress = job.progress();

@@ -158,7 +158,8 @@ void CheckPort(std::string_view name, const absl::StatusOr<rpc::Endpoint>& endpo
 void CheckPorts(const Options& options, bool held, CheckReport& report) {
   const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
   CheckPort("listen", listen, held, report);
-  if (options.http == "off") return report.Ok("http", "off: no /metrics and /healthz");
+  if (options.http == "off")
+    return report.Ok("http", "off: no /metrics, no /healthz, no OpenAI-compatible endpoint");
   if (listen.ok()) CheckPort("http", HttpEndpoint(*listen, options.http), held, report);
 }
 

@@ -209,8 +209,8 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                "TLS and tokens on loopback too, where everybody on the machine may do everything");
   app.add_option(
       "--http", options.http,
-      "Address of /healthz and /metrics, without TLS or token, or off [loopback, the port after "
-      "--listen's]");
+      "Address of /healthz, /metrics and the OpenAI-compatible endpoint, without TLS, or off "
+      "[loopback, the port after --listen's]");
   app.add_option("--data-dir", options.data_dir,
                  "Folder of the database, data sets, adapters and logs [--dev: temporary]");
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")

@@ -51,7 +51,7 @@ struct Options {
   int cpu_slots = -1;
 };
 
-// The endpoint of /metrics and /healthz for an Options::http other than "off". By default the port
+// The endpoint of /metrics, /healthz and OpenAI's API for an Options::http other than "off". By default the port
 // after the gRPC one, on loopback, because these pages have neither TLS nor tokens.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 

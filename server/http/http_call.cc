@@ -59,6 +59,7 @@ HttpCall::HttpCall(HttpRequest request, io::UniqueFd fd, std::string begun,
       fd_(std::move(fd)),
       stopping_(stopping),
       peer_(PeerOf(fd_.get())),
+      in_chunks_(request_.version != "HTTP/1.0"),
       body_(std::move(begun)) {}
 
 bool HttpCall::Await(int16_t events, MonoTime deadline) const {
@@ -127,14 +128,14 @@ bool HttpCall::Respond(const HttpResponse& response) {
 
 bool HttpCall::Begin(const HttpResponse& head) {
   begun_ = true;
-  return Send(ChunkedHead(head));
+  return Send(in_chunks_ ? ChunkedHead(head) : EndlessHead(head));
 }
 
 bool HttpCall::Write(std::string_view piece) {
-  return Send(fmt::format("{:x}\r\n{}\r\n", piece.size(), piece));
+  return Send(in_chunks_ ? fmt::format("{:x}\r\n{}\r\n", piece.size(), piece) : std::string(piece));
 }
 
-bool HttpCall::End() { return Send("0\r\n\r\n"); }
+bool HttpCall::End() { return !in_chunks_ || Send("0\r\n\r\n"); }
 
 bool HttpCall::Gone() const {
   if (stopping_) return true;

@@ -48,6 +48,7 @@ class HttpCall {
   const io::UniqueFd fd_;
   const std::atomic<bool>& stopping_;
   const std::string peer_;
+  const bool in_chunks_;  // HTTP/1.0 knows no chunks: the connection's end is the body's
   std::string body_;
   bool begun_ = false;
 };

@@ -105,6 +105,8 @@ std::string ChunkedHead(const HttpResponse& response) {
   return HeadOf(response) + "Transfer-Encoding: chunked\r\n\r\n";
 }
 
+std::string EndlessHead(const HttpResponse& response) { return HeadOf(response) + "\r\n"; }
+
 std::string_view HttpRequest::Field(std::string_view name) const {
   const auto found = std::ranges::find(fields, name, &std::pair<std::string, std::string>::first);
   return found == fields.end() ? std::string_view() : std::string_view(found->second);

@@ -20,6 +20,8 @@ struct HttpResponse {
 std::string ToBytes(const HttpResponse& response);
 // The head of an answer whose body comes in chunks (RFC 9112, 7.1).
 std::string ChunkedHead(const HttpResponse& response);
+// The head of one whose body ends with the connection.
+std::string EndlessHead(const HttpResponse& response);
 
 // The head of a request, parsed.
 struct HttpRequest {

@@ -1,6 +1,9 @@
 #include "server/http/openai_endpoint.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <system_error>
 
 #include "common/obs/log.h"
 #include "server/http/openai_call.h"
@@ -40,8 +43,8 @@ void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::str
   const bool refused = running_.size() >= kMostCalls;
   if (running_.size() >= kMostCalls + kMostRefused) return;
   Running& running = running_.emplace_back();
-  running.thread = std::thread([this, refused, &running, request = std::move(request),
-                                fd = std::move(connection), begun = std::move(begun)]() mutable {
+  auto serve = [this, refused, &running, request = std::move(request), fd = std::move(connection),
+                begun = std::move(begun)]() mutable {
     obs::NameThread("openai");
     {
       HttpCall http(std::move(request), std::move(fd), std::move(begun), stopping_);
@@ -55,7 +58,14 @@ void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::str
     }
     const MutexLock done(mutex_);
     running.done = true;
-  });
+  };
+  try {
+    running.thread = std::thread(std::move(serve));
+  } catch (const std::system_error& error) {
+    // The machine has no thread left: the connection is closed.
+    spdlog::error("a request for an answer is not served: {}", error.what());
+    running_.pop_back();
+  }
 }
 
 }  // namespace sft::server

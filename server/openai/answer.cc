@@ -1,5 +1,7 @@
 #include "server/openai/answer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -92,23 +94,29 @@ Answer::Json Answer::TextTokens(const v1::CompleteResponse& piece, Choice& choic
   return tokens;
 }
 
-void Answer::Append(Json& tokens, const Json& more) {
-  for (const auto& item : more.items()) {
-    if (!item.value().is_array()) continue;
-    for (const Json& each : item.value()) tokens[item.key()].push_back(each);
-  }
+Answer::Json Answer::Tokens(const v1::CompleteResponse& piece, Choice& choice) const {
+  if (!asked_.request.has_logprobs()) return nullptr;
+  return asked_.chat ? ChatTokens(piece) : TextTokens(piece, choice);
 }
 
-Answer::Json Answer::AddTokens(const v1::CompleteResponse& piece, Choice& choice) const {
-  if (!asked_.request.has_logprobs()) return nullptr;
-  Json fresh = asked_.chat ? ChatTokens(piece) : TextTokens(piece, choice);
-  if (asked_.stream) return piece.tokens().empty() ? Json() : fresh;
-  if (choice.tokens.is_null()) {
-    choice.tokens = std::move(fresh);
-  } else {
-    Append(choice.tokens, fresh);
+// As text: a tree of them takes several times as much.
+absl::Status Answer::Keep(const v1::CompleteResponse& piece, const Json& tokens, Choice& choice) {
+  choice.text += piece.text();
+  bytes_ += piece.text().size();
+  for (const auto& item : tokens.items()) {
+    if (!item.value().is_array()) continue;
+    std::string& list = choice.tokens[item.key()];
+    for (const Json& each : item.value()) {
+      const std::string text = DumpJson(each);
+      bytes_ += text.size() + 1;
+      list += (list.empty() ? "" : ",") + text;
+    }
   }
-  return nullptr;
+  if (bytes_ <= kMostBytes) return absl::OkStatus();
+  return InvalidArgument(fmt::format(
+      "the answer has more than {} MiB: let it stream, or ask for fewer tokens, answers or "
+      "log-probabilities",
+      kMostBytes >> 20));
 }
 
 std::string Answer::Event(int32_t index, Choice& choice, const std::string& text,
@@ -136,7 +144,7 @@ absl::StatusOr<std::vector<std::string>> Answer::Take(const v1::CompleteResponse
   }
   if (piece.finish_reason() == "error") return Internal(piece.error());
   Choice& choice = choices_[static_cast<size_t>(piece.index())];
-  const Json tokens = AddTokens(piece, choice);
+  const Json tokens = Tokens(piece, choice);
   if (!piece.finish_reason().empty()) {
     choice.finish_reason = piece.finish_reason();
     if (piece.index() % std::max(asked_.request.samples(), 1) == 0) {
@@ -146,9 +154,10 @@ absl::StatusOr<std::vector<std::string>> Answer::Take(const v1::CompleteResponse
   }
   std::vector<std::string> events;
   if (!asked_.stream) {
-    choice.text += piece.text();
-  } else if (!piece.text().empty() || !tokens.is_null() || !piece.finish_reason().empty()) {
-    events.push_back(Event(piece.index(), choice, piece.text(), tokens, piece.finish_reason()));
+    SFT_RETURN_IF_ERROR(Keep(piece, tokens, choice));
+  } else if (!piece.text().empty() || !piece.tokens().empty() || !piece.finish_reason().empty()) {
+    events.push_back(Event(piece.index(), choice, piece.text(),
+                           piece.tokens().empty() ? Json() : tokens, piece.finish_reason()));
   }
   return events;
 }
@@ -165,26 +174,44 @@ std::vector<std::string> Answer::LastEvents() const {
   return events;
 }
 
-Answer::Json Answer::ChoiceJson(int32_t index, const Choice& choice) const {
+std::string Answer::TokensText(const Choice& choice) const {
+  if (!asked_.request.has_logprobs()) return "null";
+  std::string text = "{";
+  const bool with_top = asked_.request.logprobs() > 0;
+  for (const char* key : {"content", "tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+    if (asked_.chat != (std::string_view(key) == "content")) continue;
+    const auto found = choice.tokens.find(key);
+    const bool none = std::string_view(key) == "top_logprobs" && !with_top;
+    text += fmt::format("{}\"{}\":", text.size() > 1 ? "," : "", key);
+    text += none ? "null" : "[" + (found == choice.tokens.end() ? "" : found->second) + "]";
+  }
+  return text + "}";
+}
+
+std::string Answer::ChoiceText(int32_t index, const Choice& choice) const {
   Json json = {{"index", index}};
   if (asked_.chat) {
     json["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
   } else {
     json["text"] = choice.text;
   }
-  json["logprobs"] = choice.tokens;
   json["finish_reason"] = OrNull(choice.finish_reason);
-  return json;
+  std::string text = DumpJson(json);
+  text.pop_back();
+  return text + ",\"logprobs\":" + TokensText(choice) + "}";
 }
 
 std::string Answer::Whole() const {
-  Json whole = Head(asked_.chat ? "chat.completion" : "text_completion");
-  whole["choices"] = Json::array();
+  Json head = Head(asked_.chat ? "chat.completion" : "text_completion");
+  head["usage"] = Usage();
+  std::string whole = DumpJson(head);
+  whole.pop_back();
+  whole += ",\"choices\":[";
   for (size_t i = 0; i < choices_.size(); ++i) {
-    whole["choices"].push_back(ChoiceJson(static_cast<int32_t>(i), choices_[i]));
+    if (i > 0) whole += ",";
+    whole += ChoiceText(static_cast<int32_t>(i), choices_[i]);
   }
-  whole["usage"] = Usage();
-  return DumpJson(whole);
+  return whole + "]}";
 }
 
 }  // namespace sft::server::openai

@@ -3,10 +3,14 @@
 it, and what becomes of questions whose askers hang up."""
 
 import json
+import math
 import os
 import pathlib
+import re
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import time
 import unittest
@@ -16,7 +20,7 @@ from families_test import GOLDENS, write_tokenizer
 
 SUCCEEDED = 0
 DEPS = pathlib.Path(os.environ.get("SFT_DEPS_DIR", pathlib.Path(__file__).parents[2] / "build/deps"))
-PYTHON = DEPS / "openai/bin/python"
+PYTHON = DEPS / "clients/bin/python"
 HERE = pathlib.Path(__file__).parent
 
 
@@ -39,8 +43,8 @@ class OpenAiTest(harness.ServiceCase):
         self.http = harness.free_port()
         self.base = f"http://127.0.0.1:{self.http}/v1"
 
-    def serve(self, name="serve", tokens=12):
-        path = self.dir / f"{name}.toml"
+    def serve(self, arguments=()):
+        path = self.dir / "serve.toml"
         path.write_text(f"""
 [job]
 kind = "serve"
@@ -51,10 +55,10 @@ gpu_type = "H100"
 [scheduling]
 time_limit = "1h"
 [generate]
-max_new_tokens = {tokens}
+max_new_tokens = 12
 batch = 4
 """)
-        result = self.sftctl("submit", path, "--json")
+        result = self.sftctl("submit", path, "--json", *arguments)
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
         return json.loads(result.stdout)["job"]
 
@@ -82,6 +86,172 @@ batch = 4
         self.assertEqual(result.returncode, 0, result.stderr)
         # The job still answers, and has not failed on any of it.
         self.assertEqual(self.status(job)["state"], "RUNNING")
+
+    def write_tasks(self):
+        """Two tasks of lm_eval: how likely words are after others, and answers up to a letter."""
+        tasks = self.dir / "tasks"
+        tasks.mkdir()
+        rows = [{"text": "hello", "word": "world"}, {"text": "again", "word": "I"}, {"text": "abcabcabc", "word": "abc"}]
+        (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        common = f"""
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {tasks}/rows.jsonl
+test_split: test
+doc_to_text: "{{{{text}}}}"
+doc_to_target: "{{{{word}}}}"
+target_delimiter: ""
+"""
+        (tasks / "likely.yaml").write_text(
+            "task: likely" + common + "output_type: loglikelihood\nmetric_list:\n  - metric: perplexity\n  - metric: acc\n")
+        (tasks / "answers.yaml").write_text(
+            "task: answers" + common + "output_type: generate_until\ngeneration_kwargs:\n  until: [\"Z\"]\n"
+            "  max_gen_toks: 6\n  temperature: 0\nmetric_list:\n  - metric: exact_match\n")
+        return tasks, rows
+
+    def log_likelihood(self, text, word):
+        """By the engine's plain forward, whose logits `sft-rank logits` writes."""
+        ids = [ord(letter) - 33 + 4 for letter in text + word]
+        tokens, out = self.dir / "ids.safetensors", self.dir / "logits.safetensors"
+        header = json.dumps({"input_ids": {"dtype": "I64", "shape": [1, len(ids)],
+                                           "data_offsets": [0, 8 * len(ids)]}}).encode()
+        tokens.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack(f"<{len(ids)}q", *ids))
+        subprocess.run([str(harness.BUILD / "bin/sft-rank"), "logits", "--model", str(self.model), "--adapter",
+                        str(self.dir / "models/mine"), "--tokens", str(tokens), "--out", str(out)],
+                       check=True, capture_output=True, timeout=harness.DEADLINE_S)
+        content = out.read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        logits = json.loads(content[8:8 + size])["logits"]
+        first, vocabulary = 8 + size + logits["data_offsets"][0], logits["shape"][2]
+        total = 0.0
+        for place in range(len(text), len(ids)):
+            row = struct.unpack_from(f"<{vocabulary}f", content, first + 4 * vocabulary * (place - 1))
+            total += row[ids[place]] - math.log(sum(math.exp(each) for each in row))
+        return total
+
+    def test_lm_eval_scores_and_generates_with_the_remote_tokenizer(self):
+        self.start_all()
+        job = self.serve()
+        self.said(job)
+        tasks, rows = self.write_tasks()
+        result = self.client(
+            "-m", "lm_eval", "--model", "local-completions", "--tasks", "likely,answers", "--include_path", tasks,
+            "--model_args", f"model={job},base_url={self.base}/completions,tokenizer_backend=remote,max_length=60",
+            "--batch_size", 2, "--output_path", self.dir / "out", "--log_samples")
+        self.assertEqual(result.returncode, 0, result.stderr[-3000:])
+        samples = {}
+        for path in self.dir.glob("out/**/samples_*.jsonl"):
+            for line in path.read_text().splitlines():
+                sample = json.loads(line)
+                samples[path.name.split("_")[1], sample["doc"]["text"]] = sample["resps"][0][0]
+        self.assertEqual(len(samples), 2 * len(rows), samples)
+        for row in rows:
+            found = float(samples["likely", row["text"]][0])
+            self.assertAlmostEqual(found, self.log_likelihood(row["text"], row["word"]), delta=1e-3)
+            self.assertLessEqual(len(samples["answers", row["text"]]), 6)
+            self.assertTrue(samples["answers", row["text"]])
+
+    def test_each_caller_sees_the_models_of_his_projects_and_nobody_without_a_token(self):
+        made = subprocess.run([str(harness.BUILD / "bin/sft-server"), "init", "--data-dir", str(self.dir / "server"),
+                               "--name", "127.0.0.1"], capture_output=True, text=True, check=True).stdout
+        found = {key: re.search(rf"^{key} +(\S+)", made, re.M).group(1)
+                 for key in ("fingerprint", "admin token", "join token")}
+        self.secret("admin", found["admin token"])
+        self.secret("join", found["join token"])
+        self.start("server", harness.BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--require-token",
+                   "--http", f"127.0.0.1:{self.http}", "--data-dir", self.dir / "server")
+
+        def admin(*arguments):
+            result = subprocess.run([str(harness.BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}",
+                                     *map(str, arguments)], capture_output=True, text=True, check=False,
+                                    env={**os.environ, "XDG_CONFIG_HOME": str(self.dir / "home")})
+            return result
+        harness.wait_until("the admin to be let in", lambda: admin(
+            "login", "--fingerprint", found["fingerprint"], "--token-file", self.dir / "admin.token").returncode == 0)
+        self.sftctl = lambda *arguments: admin(*arguments)
+        tokens = {"admin": found["admin token"], "forged": found["admin token"][:-3] + "xyz", "none": "none"}
+        for name, role in (("ann", "alpha=submitter"), ("eve", "alpha=viewer"), ("bob", "beta=submitter")):
+            self.assertEqual(admin("admin", "user", "set", name, "--project", role).returncode, 0)
+            tokens[name] = admin("admin", "token", "create", name).stdout.strip()
+        self.start("node-a", harness.BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
+                   "--data-dir", self.dir / "node-a", "--node", "node-a", "--models", self.dir / "models",
+                   "--simulate-gpus", "H100:1", "--cpu-slots", 0, "--grace", 1,
+                   "--join-token-file", self.dir / "join.token")
+        job = self.serve(arguments=("--project", "alpha"))
+        harness.wait_until("the job to run", lambda: self.status(job)["state"] == "RUNNING")
+        harness.wait_until("its model to be loaded", lambda: self.client(
+            HERE / "openai_callers.py", self.base, job, tokens["ann"], "loaded").returncode == 0)
+        for who, outcome in (("admin", "answers"), ("ann", "answers"), ("eve", "PermissionDeniedError"),
+                             ("bob", "NotFoundError"), ("forged", "AuthenticationError"),
+                             ("none", "AuthenticationError")):
+            result = self.client(HERE / "openai_callers.py", self.base, job, tokens[who], outcome)
+            self.assertEqual(result.returncode, 0, f"{who}: {result.stderr}")
+        audit = admin("admin", "audit", "--json").stdout
+        for secret in tokens.values():
+            self.assertNotIn(secret, audit + (self.dir / "server.log").read_text())
+
+    def secret(self, name, text):
+        path = self.dir / f"{name}.token"
+        path.write_text(text + "\n")
+        path.chmod(0o600)
+
+    def stream(self, job, **more):
+        """A connection on which an answer is asked for, as a stream."""
+        body = json.dumps({"model": job, "prompt": "hello", "stream": True, **more}).encode()
+        connection = socket.create_connection(("127.0.0.1", self.http), timeout=harness.DEADLINE_S)
+        self.addCleanup(connection.close)
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        return connection
+
+    def openai_threads(self):
+        tasks = pathlib.Path(f"/proc/{self.processes['server'].pid}/task").glob("*/comm")
+        return sum(path.read_text().strip() == "openai" for path in tasks)
+
+    def test_who_hangs_up_is_forgotten_and_a_dead_process_is_told_of(self):
+        self.start_all()
+        job = self.serve()
+        said = self.said(job)
+        rank, = harness.processes_with(f"--launch {self.dir}/node-a")[-1:]
+        os.kill(rank, signal.SIGSTOP)
+        # As many questions as one job takes wait; the others are told to come again.
+        waiting = [self.stream(job) for _ in range(64)]
+        harness.wait_until("all of them to be asked", lambda: self.openai_threads() == 64)
+        time.sleep(1)
+        refused = self.stream(job).recv(4096).decode()
+        self.assertIn("HTTP/1.1 429 Too Many Requests", refused)
+        self.assertIn("\r\nRetry-After: 2\r\n", refused)
+        self.assertIn("rate_limit_exceeded", refused)
+        for connection in waiting:
+            connection.close()
+        harness.wait_until("the server to forget them", lambda: self.openai_threads() == 0)
+        os.kill(rank, signal.SIGCONT)
+        self.assertEqual(self.said(job), said)
+        # One whose process dies.
+        os.kill(rank, signal.SIGSTOP)
+        cut = self.stream(job)
+        harness.wait_until("it to be asked", lambda: self.openai_threads() == 1)
+        time.sleep(1)
+        os.kill(rank, signal.SIGKILL)
+        self.assertIn("HTTP/1.1 503 Service Unavailable", cut.recv(4096).decode())
+        # The job comes back, and says so meanwhile: the client's own retries are of no use for that long.
+        self.assertEqual(self.said(job), said)
+        # Requests that do not come, or are none.
+        half = socket.create_connection(("127.0.0.1", self.http), timeout=harness.DEADLINE_S)
+        self.addCleanup(half.close)
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 100\r\n\r\n{")
+        for head, status in ((b"Content-Length: x", b"400"), (b"Content-Length: 5000000", b"413"),
+                             (b"Content-Length: -1", b"400"), (b"Content-Length: 2\r\nContent-Length: 3", b"400"),
+                             (b"Transfer-Encoding: chunked", b"400")):
+            with socket.create_connection(("127.0.0.1", self.http), timeout=harness.DEADLINE_S) as other:
+                other.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                              b"Content-Type: application/json\r\n" + head + b"\r\n\r\n{}")
+                self.assertEqual(other.recv(4096).split(b" ")[1], status, head)
+        # The server ends with the one that waits for its body, at once.
+        self.processes["server"].send_signal(signal.SIGTERM)
+        self.assertEqual(self.processes["server"].wait(20), 0)
 
 
 if __name__ == "__main__":

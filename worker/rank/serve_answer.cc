@@ -99,8 +99,12 @@ std::string ServeAnswer::TextOf(std::span<const int32_t> before, int32_t token) 
 
 Json ServeAnswer::TokensJson(size_t first, size_t last) const {
   std::vector<int32_t> before;
-  if (!question_.echo) before = prompt_;
-  for (size_t i = 0; i < first; ++i) before.push_back(scored_[i].chosen.token.token);
+  if (!question_.echo)
+    before.assign(prompt_.end() - static_cast<std::ptrdiff_t>(std::min(prompt_.size(), kContext)),
+                  prompt_.end());
+  for (size_t i = first - std::min(first, kContext); i < first; ++i) {
+    before.push_back(scored_[i].chosen.token.token);
+  }
   Json list = Json::array();
   for (size_t i = first; i < last; ++i) {
     const engine::ChosenToken& chosen = scored_[i].chosen;

@@ -25,6 +25,7 @@ namespace {
 constexpr int kIdleMs = 200;
 constexpr int kBacklog = 64;
 constexpr size_t kMostAskers = 256, kMostQuestionBytes = size_t{5} << 20;
+constexpr size_t kMostUnsentBytes = size_t{256} << 20;
 constexpr int64_t kConversationTokens = 4096;
 constexpr Nanos kSilence = std::chrono::seconds(5);
 
@@ -201,6 +202,7 @@ void ServeJob::Step() {
       asker.unsent = "{\"text\":\"\"}\n";
     }
     Send(asker);
+    if (asker.unsent.size() > kMostUnsentBytes) asker.gone = true;  // it is not read
     if (asker.gone || asker.finished) Drop(asker);
   }
   // One whose answer is still made stays until the generator has heard that nobody wants it.

@@ -3,12 +3,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
+#include <tuple>
 
 #include "common/io/file.h"
 #include "server/http/exposition.h"
+#include "server/http/http_call.h"
 #include "server/http/http_server.h"
 #include "server/http/metrics_page.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
@@ -117,6 +121,51 @@ TEST_F(HttpServerTest, RefusesEverythingElseWithAReason) {
       Talk(server_->port(), "POST /yes HTTP/1.1\r\nHost: localhost\r\n\r\n").find("HTTP/1.1 405"),
       0u);
   EXPECT_EQ(Talk(server_->port(), "rubbish\r\n\r\n").find("HTTP/1.1 400"), 0u);
+}
+
+// Takes all below /taken, and answers with what it got.
+class Taker final : public HttpTaker {
+ public:
+  bool Takes(const HttpRequest& request) const override {
+    return request.path.starts_with("/taken");
+  }
+  void Take(HttpRequest request, io::UniqueFd connection, std::string begun) override {
+    std::thread([request = std::move(request), fd = std::move(connection),
+                 begun = std::move(begun)]() mutable {
+      const std::atomic<bool> stopping = false;
+      HttpCall call(std::move(request), std::move(fd), std::move(begun), stopping);
+      const auto body = call.ReadBody(10);
+      (void)call.Respond({200, "text/plain", body.ok() ? *body : body.status().ToString(), {}});
+    }).detach();
+  }
+};
+
+TEST(HttpTakerTest, AConnectionIsGivenAwayWithWhatHasComeOfItsBody) {
+  Taker taker;
+  HttpServer::Options options = Patient();
+  options.taker = &taker;
+  const auto server = Serve({Yes()}, options);
+  const auto post = [&](const std::string& fields, const std::string& body) {
+    return Talk(server->port(),
+                "POST /taken/x?y HTTP/1.1\r\nHost: localhost\r\n" + fields + "\r\n" + body);
+  };
+  EXPECT_NE(post("Content-Length: 5\r\n", "hello").find("\r\n\r\nhello"), std::string::npos);
+  EXPECT_NE(post("CONTENT-LENGTH: 0\r\n", "").find("\r\n\r\n"), std::string::npos);
+  for (const auto& [fields, body, why] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"", "", "no Content-Length"},
+           {"Content-Length: five\r\n", "hello", "no number"},
+           {"Content-Length: -5\r\n", "hello", "no number"},
+           {"Content-Length: 99999999999999999999999\r\n", "hello", "no number"},
+           {"Content-Length: 5\r\nContent-Length: 6\r\n", "hello", "no number"},
+           {"Content-Length: 11\r\n", "hello", "at most 10"},
+           {"Content-Length: 2\r\n", "hello", "longer"},
+           {"Transfer-Encoding: chunked\r\n", "5\r\nhello", "in chunks"}}) {
+    EXPECT_NE(post(fields, body).find(why), std::string::npos) << fields;
+  }
+  // The pages are there as before.
+  EXPECT_EQ(Talk(server->port(), Get("/yes")).find("HTTP/1.1 200"), 0u);
+  EXPECT_EQ(Talk(server->port(), Get("/no")).find("HTTP/1.1 404"), 0u);
 }
 
 TEST_F(HttpServerTest, AHeadMayComeInPieces) {

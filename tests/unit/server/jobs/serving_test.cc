@@ -93,6 +93,86 @@ TEST_F(ServingTest, AnAnswerThatBreaksOffIsNoAnswer) {
   EXPECT_TRUE(absl::IsUnavailable(Ask(Question(job))));
 }
 
+TEST_F(ServingTest, SeveralPromptsAreOneQuestionAndItsAnswersAreNumbered) {
+  const std::string job = Running(
+      v1::Job::SERVE,
+      {"{\"text\":\"\"}\n",
+       "{\"index\":1,\"text\":\"b\",\"tokens\":[{\"id\":5,\"text\":\"b\",\"logprob\":-0.5,"
+       "\"top\":[{\"id\":6,\"text\":\"c\",\"logprob\":-0.25}]},{\"id\":-7},8]}\n",
+       "{\"index\":1,\"finish_reason\":\"length\",\"prompt_tokens\":1,\"answer_tokens\":1}\n",
+       "{\"index\":0,\"finish_reason\":\"stop\",\"prompt_tokens\":2,\"answer_tokens\":0}\n",
+       "{\"index\":0,\"text\":\"behind the end\"}\n"});
+  v1::CompleteRequest request;
+  request.set_name(job);
+  request.add_prompts()->set_text("a");
+  request.add_prompts()->add_tokens(3);
+  request.set_logprobs(1);
+  request.add_stop("end");
+  std::vector<v1::CompleteResponse> pieces;
+  const absl::Status status = serving_.Complete(request, [&](const v1::CompleteResponse& piece) {
+    pieces.push_back(piece);
+    return true;
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(asked_.question(),
+            "{\"prompts\":[{\"prompt\":\"a\"},{\"tokens\":[3]}],\"base\":false,\"stop\":[\"end\"],"
+            "\"logprobs\":1}");
+  ASSERT_EQ(pieces.size(), 4u);
+  ASSERT_EQ(pieces[1].tokens_size(), 3) << "what is no token has no id";
+  EXPECT_EQ(pieces[1].tokens(0).logprob(), -0.5);
+  EXPECT_EQ(pieces[1].tokens(0).top(0).id(), 6);
+  EXPECT_EQ(pieces[1].tokens(1).id(), -1);
+  EXPECT_FALSE(pieces[1].tokens(1).has_logprob());
+}
+
+TEST_F(ServingTest, AProcessThatRefusesOrAnswersWhatWasNotAskedIsToldApart) {
+  v1::CompleteRequest request;
+  request.add_prompts()->set_text("a");
+  const auto ask = [&](const std::string& line) {
+    request.set_name(Running(v1::Job::SERVE, {line}));
+    return serving_.Complete(request, [](const v1::CompleteResponse&) { return true; });
+  };
+  const absl::Status refused =
+      ask("{\"finish_reason\":\"error\",\"error\":\"top_p is 2\",\"refused\":true}\n");
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(Message(refused)), HasSubstr("top_p is 2"));
+}
+
+TEST_F(ServingTest, AnswersThatWereNotAskedForAreNone) {
+  v1::CompleteRequest request;
+  request.add_prompts()->set_text("a");
+  request.set_name(Running(v1::Job::SERVE, {"{\"index\":1,\"text\":\"b\"}\n"}));
+  const auto take = [](const v1::CompleteResponse&) { return true; };
+  EXPECT_TRUE(absl::IsUnavailable(serving_.Complete(request, take)));
+  request.mutable_prompts(0)->add_tokens(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(serving_.Complete(request, take))) << "text and tokens";
+  request.clear_prompts();
+  EXPECT_TRUE(absl::IsInvalidArgument(serving_.Complete(request, take)));
+}
+
+TEST_F(ServingTest, TokensComeInSeveralLines) {
+  v1::TokenizeRequest request;
+  request.set_name(Running(v1::Job::SERVE, {"{\"tokens\":[1,2]}\n", "{\"tokens\":[3]}\n",
+                                            "{\"max_tokens\":64}\n", "{\"end\":true}\n"}));
+  request.set_text("abc");
+  const auto answer = serving_.Tokenize(request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->tokens_size(), 3);
+  EXPECT_EQ(answer->max_tokens(), 64);
+  EXPECT_EQ(asked_.question(), "{\"tokenize\":\"abc\",\"add_special_tokens\":false}");
+}
+
+TEST_F(ServingTest, RunningJobsThatServeAreListedToThoseWhoMaySeeThem) {
+  Running(v1::Job::SERVE, {});
+  const auto all = serving_.List(std::nullopt);
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 1u);
+  EXPECT_EQ(all->front().name(), "projects/default/jobs/job-1");
+  EXPECT_TRUE(all->front().running());
+  EXPECT_EQ(serving_.List(std::vector<std::string>{"default"})->size(), 1u);
+  EXPECT_TRUE(serving_.List(std::vector<std::string>{"other"})->empty());
+}
+
 TEST_F(ServingTest, OnlyARunningJobThatServesCanBeAsked) {
   const std::string job = Running(v1::Job::SFT, {});
   EXPECT_TRUE(absl::IsFailedPrecondition(Ask(Question(job))));

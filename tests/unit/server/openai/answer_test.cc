@@ -143,6 +143,18 @@ TEST(OpenAiAnswerTest, TheTokensOfACompletionHaveTheLikeliestAndThemselves) {
   EXPECT_EQ(logprobs["top_logprobs"][3], json({{"c", -0.25}, {"token_id:8", -3}}));
 }
 
+TEST(OpenAiAnswerTest, WhatIsKeptHasALimitAndWhatStreamsHasNone) {
+  for (const bool streams : {false, true}) {
+    const Asked asked = Chat(streams ? R"(, "stream": true)" : "");
+    Answer answer(asked, "i", "m", 5);
+    const std::string mebibyte(1 << 20, 'x');
+    absl::Status status;
+    for (int i = 0; i < 40 && status.ok(); ++i) status = answer.Take(Piece(0, mebibyte)).status();
+    EXPECT_EQ(status.ok(), streams) << status;
+    EXPECT_EQ(absl::IsInvalidArgument(status), !streams);
+  }
+}
+
 TEST(OpenAiModelsTest, AJobIsAModelAndItsBaseAnother) {
   v1::ListServedModelsResponse served;
   v1::ServedModel& tuned = *served.add_models();

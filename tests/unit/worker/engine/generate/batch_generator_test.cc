@@ -220,6 +220,52 @@ TEST_F(BatchGeneratorTest, TokensOfAPromptAreAsLikelyAsAWholeForwardSays) {
   }
 }
 
+TEST_F(BatchGeneratorTest, EachChosenTokenIsToldWithTheLikeliestAtItsPlace) {
+  Generator generator = Open();
+  std::vector<GenerationRequest> requests = Seven();
+  std::vector<std::vector<ChosenToken>> told(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].alternatives = 4;
+    requests[i].on_choice = [&told, i](const ChosenToken& chosen) { told[i].push_back(chosen); };
+  }
+  const auto answers = Answers(generator, requests);
+  ExpectSame(answers, Answers(generator, Seven()));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    // The token that ends an answer is told and is no part of it.
+    const bool stopped = answers[i].reason == EndReason::kStopToken;
+    ASSERT_EQ(told[i].size(), answers[i].tokens.size() + (stopped ? 1 : 0));
+    for (size_t k = 0; k < answers[i].tokens.size(); ++k) {
+      const ChosenToken& chosen = told[i][k];
+      EXPECT_EQ(chosen.token.token, answers[i].tokens[k]);
+      EXPECT_EQ(chosen.token.log_probability, answers[i].log_probabilities[k]);
+      ASSERT_EQ(chosen.likeliest.size(), 4u);
+      const bool greedy =
+          requests[i].sampling.temperature == 0.0 && requests[i].sampling.repetition_penalty == 1.0;
+      if (!greedy) continue;
+      EXPECT_EQ(chosen.likeliest[0].token, chosen.token.token);
+      EXPECT_EQ(chosen.likeliest[0].log_probability, chosen.token.log_probability);
+    }
+  }
+}
+
+TEST_F(BatchGeneratorTest, ARequestThatStillWaitsCanBeTakenBack) {
+  Generator generator = Open();
+  const std::vector<GenerationRequest> requests = Seven();
+  const auto batch = generator.MakeBatch({.most_requests = 1});
+  const int64_t first = batch->Add(requests[0]);
+  const int64_t second = batch->Add(requests[1]);
+  const int64_t third = batch->Add(requests[2]);
+  batch->Step();
+  EXPECT_FALSE(batch->Withdraw(first)) << "its answer has begun";
+  EXPECT_TRUE(batch->Withdraw(second));
+  EXPECT_FALSE(batch->Withdraw(second));
+  std::vector<int64_t> answered;
+  while (!batch->idle()) {
+    for (const GenerationAnswer& answer : batch->Step()) answered.push_back(answer.request);
+  }
+  EXPECT_EQ(answered, (std::vector<int64_t>{first, third}));
+}
+
 TEST_F(BatchGeneratorTest, ASeedMakesTheSameAnswerAndAnotherSeedAnother) {
   Generator generator = Open();
   GenerationRequest request;

@@ -32,6 +32,20 @@ TEST(SamplingTest, DrawsAreSpreadAsTheProbabilities) {
   EXPECT_NEAR(counts[3], 0.3 * kDraws, 300);
 }
 
+TEST(SamplingTest, TheLikeliestComeInOrderWithTheirLogarithms) {
+  const std::vector<float> logits = {1.0f, 3.0f, 2.0f, 3.0f, kNever};
+  const std::vector<TokenLikelihood> likeliest = LikeliestTokens(logits, 3);
+  ASSERT_EQ(likeliest.size(), 3u);
+  EXPECT_EQ(likeliest[0].token, 1) << "of equal ones the least id";
+  EXPECT_EQ(likeliest[1].token, 3);
+  EXPECT_EQ(likeliest[2].token, 2);
+  for (const TokenLikelihood& each : likeliest) {
+    EXPECT_EQ(each.log_probability, LogProbability(logits, each.token));
+  }
+  EXPECT_TRUE(LikeliestTokens(logits, 0).empty());
+  EXPECT_EQ(LikeliestTokens(logits, 100).size(), logits.size());
+}
+
 TEST(SamplingTest, TheEndsOfTheRangeDrawTokensThatMayCome) {
   const std::vector<float> logits = {kNever, 0.0f, 0.0f, kNever};
   EXPECT_EQ(DrawToken(logits, 0.0), 1);
