@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "client/base/ask.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
 #include "client/base/one_job.h"
@@ -202,38 +203,16 @@ class Chat {
     return absl::OkStatus();
   }
 
-  // A job that runs may still load its model, or answer as many questions as it can.
   absl::StatusOr<std::string> Stream(const v1::GenerateRequest& request) {
-    const MonoTime end = connection_.clock().Mono() + kOutageLimit;
-    for (;;) {
-      std::string answer;
-      bool heard = false;
-      const grpc::Status status = StreamOnce(request, answer, heard);
-      if (Interrupt::Raised()) return absl::CancelledError("interrupted");
-      if (status.ok()) return answer;
-      const bool passing = !heard && (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                                      status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
-      if (!passing || connection_.clock().Mono() > end) return connection_.Describe(status);
-      Say(fmt::format("waits: {}", status.error_message()));
-      connection_.clock().Sleep(std::chrono::milliseconds(500));
-    }
-  }
-
-  grpc::Status StreamOnce(const v1::GenerateRequest& request, std::string& answer, bool& heard) {
-    grpc::ClientContext context;
-    const Interrupt interrupt(context);
-    const auto reader = connection_.To<v1::JobService>().Generate(&context, request);
-    v1::GenerateResponse piece;
-    std::string error;
-    while (reader->Read(&piece)) {
-      heard = heard || !piece.text().empty();
-      answer += piece.text();
-      connection_.console().out << Lines(piece.text()) << std::flush;
-      if (piece.finish_reason() == "error") error = piece.error();
-    }
-    const grpc::Status status = reader->Finish();
-    if (!status.ok() || error.empty()) return status;
-    return {grpc::StatusCode::FAILED_PRECONDITION, error};
+    std::string answer;
+    const Asking asking{.on_text =
+                            [&](const std::string& text) {
+                              answer += text;
+                              connection_.console().out << Lines(text) << std::flush;
+                            },
+                        .on_wait = [&](const std::string& why) { Say("waits: " + why); }};
+    SFT_RETURN_IF_ERROR(AskServing(connection_, request, asking).status());
+    return answer;
   }
 
   // Each thing once.

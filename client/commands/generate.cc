@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/base/artifact_file.h"
+#include "client/base/ask.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
 #include "client/base/one_job.h"
@@ -40,6 +41,9 @@ class OnePrompt {
     if (!IsUtf8(options_.prompt) || !IsUtf8(options_.system)) {
       return Fail(connection_, InvalidArgument("the prompt is not UTF-8"));
     }
+    absl::StatusOr<bool> serves = Serves();
+    if (!serves.ok()) return Fail(connection_, serves.status());
+    if (*serves) return Ask();
     absl::Status status = FindAnswerer();
     if (status.ok()) status = Submit();
     if (!status.ok()) return Fail(connection_, status);
@@ -58,6 +62,65 @@ class OnePrompt {
   }
 
  private:
+  // Whether JOB is one that answers by itself.
+  absl::StatusOr<bool> Serves() {
+    if (options_.job.empty()) return false;
+    v1::GetJobRequest request;
+    request.set_name(options_.job);
+    SFT_ASSIGN_OR_RETURN(const v1::Job job,
+                         connection_.Call(&v1::JobService::Stub::GetJob, request));
+    if (job.kind() != v1::Job::SERVE) return false;
+    id_ = ShortName(job.name());
+    if (options_.gpu_type.empty() && options_.project.empty()) return true;
+    return InvalidArgument(fmt::format(
+        "{} runs already and answers by itself: leave out --gpu-type and --project", id_));
+  }
+
+  // A job that serves answers at once, and the answer is printed as it is made.
+  ExitCode Ask() {
+    v1::GenerateRequest request;
+    request.set_name(id_);
+    if (options_.raw) {
+      request.set_prompt(options_.prompt);
+    } else {
+      if (!options_.system.empty()) AddMessage(request, "system", options_.system);
+      AddMessage(request, "user", options_.prompt);
+    }
+    request.set_max_new_tokens(options_.max_new_tokens);
+    if (options_.temperature) request.set_temperature(*options_.temperature);
+    if (options_.top_p) request.set_top_p(*options_.top_p);
+    if (options_.seed) request.set_seed(*options_.seed);
+    Console& console = connection_.console();
+    std::string answer;
+    const Asking asking{
+        .on_text =
+            [&](const std::string& text) {
+              answer += text;
+              if (!json_) console.out << Lines(text) << std::flush;
+            },
+        .on_wait = [&](const std::string& why) { console.err << OneLine(why) << "\n"; }};
+    const auto last = AskServing(connection_, request, asking);
+    if (!json_) console.out << "\n" << std::flush;
+    if (!last.ok() && Interrupt::Raised()) return kInterrupted;
+    if (!last.ok()) return Fail(connection_, last.status());
+    if (json_) {
+      const Json shown = {{"answer", answer},
+                          {"finish_reason", last->finish_reason()},
+                          {"prompt_tokens", last->prompt_tokens()},
+                          {"answer_tokens", last->answer_tokens()},
+                          {"job", id_}};
+      console.out << DumpJson(shown, 2) << "\n";
+    }
+    return kSucceeded;
+  }
+
+  static void AddMessage(v1::GenerateRequest& request, const std::string& role,
+                         const std::string& content) {
+    v1::ChatMessage& message = *request.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+  }
+
   absl::Status FindAnswerer() {
     if (options_.job.empty()) {
       answerer_.model = options_.model;

@@ -84,6 +84,12 @@ batch = 4
         job = self.serve()
         result = self.client(HERE / "openai_client.py", self.base, "none", job, self.said(job))
         self.assertEqual(result.returncode, 0, result.stderr)
+        one = self.sftctl("generate", job, "--prompt", "hello", "--max-new-tokens", 12)
+        self.assertEqual((one.returncode, one.stdout), (0, self.said(job) + "\n"), one.stderr)
+        shown = json.loads(self.sftctl("generate", job, "--prompt", "hello", "--max-new-tokens", 3, "--json").stdout)
+        self.assertEqual((shown["answer_tokens"], shown["finish_reason"], shown["job"]), (3, "length", job))
+        self.assertEqual(self.sftctl("generate", job, "--prompt", "hello", "--project", "default").returncode, 2)
+        self.assertIn(f"{self.base}, model {job}", self.sftctl("status", job).stdout)
         # The job still answers, and has not failed on any of it.
         self.assertEqual(self.status(job)["state"], "RUNNING")
 

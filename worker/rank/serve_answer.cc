@@ -116,9 +116,11 @@ Json ServeAnswer::TokensJson(size_t first, size_t last) const {
       token["ends"] = true;
     }
     for (const engine::TokenLikelihood& each : chosen.likeliest) {
-      token["top"].push_back({{"id", each.token},
-                              {"text", TextOf(before, each.token)},
-                              {"logprob", each.log_probability}});
+      // A part of a character is shown as such: nothing comes that would complete it.
+      std::string text = TextOf(before, each.token);
+      if (text.empty()) text = tokenizer_.tokenizer().Decode(std::span(&each.token, 1), false);
+      token["top"].push_back(
+          {{"id", each.token}, {"text", std::move(text)}, {"logprob", each.log_probability}});
     }
     before.push_back(id);
     list.push_back(std::move(token));
@@ -150,7 +152,7 @@ std::string ServeAnswer::Lines(std::string_view text) {
 
 std::string ServeAnswer::Tell() {
   // The prompt comes first, and how likely it was is known at the end.
-  if (question_.echo) return "";
+  if (question_.echo || tokens_.empty()) return "";
   const std::string text = tokenizer_.DecodeAnswer(tokens_);
   const size_t settled = SettledBytes(text, question_.stop);
   const std::string_view fresh =

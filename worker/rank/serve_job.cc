@@ -102,24 +102,31 @@ void ServeJob::Receive(int listener) {
     if ((seen & (POLLIN | POLLHUP | POLLERR)) != 0) Read(asker);
     if ((seen & POLLOUT) != 0) Send(asker);
   }
-  if ((entries[0].revents & POLLIN) == 0 || askers_.size() >= kMostAskers) return;
-  io::UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.valid()) return;
-  Asker& asker = askers_.emplace_back();
-  asker.fd = std::move(fd);
-  asker.told = context_.clock.Mono();
+  if ((entries[0].revents & POLLIN) == 0) return;
+  while (askers_.size() < kMostAskers) {
+    io::UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    Asker& asker = askers_.emplace_back();
+    asker.fd = std::move(fd);
+    asker.told = context_.clock.Mono();
+  }
 }
 
 void ServeJob::Read(Asker& asker) {
   char buffer[65536];
-  const ssize_t got = recv(asker.fd.get(), buffer, sizeof(buffer), 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) {
-    asker.gone = true;
-    return;
+  while (!asker.gone) {
+    const ssize_t got = recv(asker.fd.get(), buffer, sizeof(buffer), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) {
+      asker.gone = true;
+    } else if (!asker.asked) {  // one question a connection
+      TakeBytes(asker, {buffer, static_cast<size_t>(got)});
+    }
   }
-  if (asker.asked) return;  // one question a connection
-  asker.read.append(buffer, static_cast<size_t>(got));
+}
+
+void ServeJob::TakeBytes(Asker& asker, std::string_view bytes) {
+  asker.read.append(bytes);
   const size_t end = asker.read.find('\n');
   if (end == std::string::npos) {
     if (asker.read.size() > kMostQuestionBytes) asker.gone = true;
@@ -137,7 +144,7 @@ void ServeJob::Read(Asker& asker) {
 void ServeJob::Begin(Asker& asker) {
   asker.question = ReadQuestion(asker.read, options_);
   asker.read.clear();
-  if (asker.question.kind == ServeQuestion::Kind::kAnswer) return AddRequests(asker);
+  if (asker.question.kind == ServeQuestion::Kind::kAnswer) return MakeRequests(asker);
   const int64_t positions = generator_->config().max_positions;
   const int64_t room = batch_->MostNewTokens(0);
   asker.unsent +=
@@ -145,15 +152,33 @@ void ServeJob::Begin(Asker& asker) {
   asker.finished = true;
 }
 
-void ServeJob::AddRequests(Asker& asker) {
+void ServeJob::MakeRequests(Asker& asker) {
   const auto most = [this](int64_t prompt) { return batch_->MostNewTokens(prompt); };
   const auto wanted = [&asker] { return !asker.gone && !asker.finished; };
   for (size_t prompt = 0; prompt < asker.question.prompts.size(); ++prompt) {
     for (int sample = 0; sample < asker.question.samples; ++sample) {
       asker.answers.emplace_back(asker.question, *tokenizer_, prompt, sample);
       const auto answer = std::prev(asker.answers.end());
-      requests_[batch_->Add(answer->Request(most, wanted))] = {&asker, answer};
+      asker.waiting.push_back({answer, answer->Request(most, wanted)});
+      batch_->Check(asker.waiting.back().request);
     }
+  }
+}
+
+void ServeJob::Feed() {
+  const auto most = static_cast<size_t>(options_.most_requests);
+  // Of one asker: no answer is put back once it has begun.
+  const size_t share = std::max<size_t>(1, most - std::max<size_t>(1, most / 4));
+  while (requests_.size() < most) {
+    const auto next = std::ranges::find_if(askers_, [&](const Asker& asker) {
+      const bool wants = !asker.waiting.empty() && !asker.gone && !asker.finished;
+      return wants && asker.answers.size() - asker.waiting.size() < share;
+    });
+    if (next == askers_.end()) return;
+    Asker::Waiting turn = std::move(next->waiting.front());
+    next->waiting.pop_front();
+    requests_[batch_->Add(std::move(turn.request))] = {&*next, turn.answer};
+    askers_.splice(askers_.end(), askers_, next);  // behind the others for the next turn
   }
 }
 
@@ -172,6 +197,7 @@ void ServeJob::Fail(Asker& asker, const std::string& error) {
 }
 
 void ServeJob::Drop(Asker& asker) {
+  asker.waiting.clear();
   std::erase_if(requests_, [&](const auto& each) {
     return each.second.asker == &asker && batch_->Withdraw(each.first);
   });
@@ -192,13 +218,14 @@ void ServeJob::Send(Asker& asker) {
 }
 
 void ServeJob::Step() {
+  Feed();
   for (const engine::GenerationAnswer& made : batch_->Step()) Finish(made);
   const MonoTime now = context_.clock.Mono();
   for (Asker& asker : askers_) {
     if (!asker.finished && !asker.gone) {
       for (ServeAnswer& answer : asker.answers) asker.unsent += answer.Tell();
     }
-    if (asker.asked && asker.unsent.empty() && now - asker.told > kSilence) {
+    if (asker.unsent.empty() && now - asker.told > kSilence) {
       asker.unsent = "{\"text\":\"\"}\n";
     }
     Send(asker);

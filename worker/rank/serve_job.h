@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
@@ -54,7 +56,13 @@ class ServeJob {
     bool finished = false;  // all of the answers are in `unsent`
     bool gone = false;
     ServeQuestion question;
-    std::list<ServeAnswer> answers;  // that are being made
+    std::list<ServeAnswer> answers;  // that are not finished
+    // Those of them that wait for their turn, and what the batch will be asked.
+    struct Waiting {
+      std::list<ServeAnswer>::iterator answer;
+      engine::GenerationRequest request;
+    };
+    std::deque<Waiting> waiting;
     MonoTime told{};
   };
   // An answer that the batch makes.
@@ -70,8 +78,12 @@ class ServeJob {
   // Takes what has come, and waits for more where there is nothing else to do.
   void Receive(int listener);
   void Read(Asker& asker);
+  void TakeBytes(Asker& asker, std::string_view bytes);
   void Begin(Asker& asker);
-  void AddRequests(Asker& asker);
+  void MakeRequests(Asker& asker);
+  // Gives the batch what it has room for, one request of each asker in turn and three quarters of
+  // the room to one, so that who asks for many answers keeps nobody else waiting for all of them.
+  void Feed();
   void Finish(const engine::GenerationAnswer& made);
   void Fail(Asker& asker, const std::string& error);
   // Nobody wants what is still to be made.

@@ -68,7 +68,7 @@ BatchGenerator::BatchGenerator(const ModelConfig& config, Decoder& decoder, at::
       decoder_(config, decoder, at::TensorOptions(device).dtype(compute), pages_.most(),
                options.most_requests) {}
 
-int64_t BatchGenerator::Add(GenerationRequest request) {
+void BatchGenerator::Check(const GenerationRequest& request) const {
   CheckRequest(request, config_.vocab);
   const int64_t most = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
   if (config_.learned_positions > 0 && most > config_.learned_positions) {
@@ -91,6 +91,10 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
         "cannot answer beside it",
         "bad_prompt", "ask the base without the adapter");
   }
+}
+
+int64_t BatchGenerator::Add(GenerationRequest request) {
+  Check(request);
   Running made;
   made.number = made.answer.request = added_++;
   made.tokens = request.prompt;

@@ -83,8 +83,9 @@ class BatchGenerator {
   BatchGenerator(const ModelConfig& config, Decoder& decoder, at::Device device,
                  at::ScalarType compute, bool optional_adapters, const BatchOptions& options);
 
-  // Puts a request behind those that wait, and returns its number, from 0. Throws UserError where
-  // it can never be answered.
+  // Throws UserError where a request can never be answered.
+  void Check(const GenerationRequest& request) const;
+  // Checks a request, puts it behind those that wait, and returns its number, from 0.
   int64_t Add(GenerationRequest request);
 
   // Takes back a request that still waits for room; false: its answer has begun or is over.
