@@ -55,8 +55,7 @@ ServeAnswer::ServeAnswer(const ServeQuestion& question, const engine::ChatTokeni
                          size_t prompt, int sample)
     : question_(question), tokenizer_(tokenizer), prompt_number_(prompt), sample_(sample) {}
 
-engine::GenerationRequest ServeAnswer::Request(const MostNewTokens& most_new_tokens,
-                                               std::function<bool()> wanted) {
+engine::GenerationRequest ServeAnswer::Request(const MostNewTokens& most_new_tokens) {
   engine::GenerationRequest request;
   prompt_ = TokensOf(question_.prompts[prompt_number_], tokenizer_);
   request.prompt = prompt_;
@@ -73,9 +72,9 @@ engine::GenerationRequest ServeAnswer::Request(const MostNewTokens& most_new_tok
   request.stop_ids = tokenizer_.stop_ids();
   request.stop_strings = question_.stop;
   request.decode = [this](std::span<const int32_t> ids) { return tokenizer_.DecodeAnswer(ids); };
-  request.on_token = [this, wanted = std::move(wanted)](int32_t token) {
+  request.on_token = [this](int32_t token) {
     tokens_.push_back(token);
-    return wanted();
+    return true;
   };
   if (question_.logprobs.has_value()) {
     request.alternatives = *question_.logprobs;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -21,11 +22,9 @@ class ServeAnswer {
               int sample);
 
   // What the generator is asked. `most_new_tokens`: that there is room for beside a prompt of so
-  // many tokens. Its callbacks keep a pointer to this answer; `wanted`: somebody still waits for
-  // it. Throws UserError.
+  // many tokens. Its callbacks keep a pointer to this answer. Throws UserError.
   using MostNewTokens = std::function<int64_t(int64_t prompt_tokens)>;
-  engine::GenerationRequest Request(const MostNewTokens& most_new_tokens,
-                                    std::function<bool()> wanted);
+  engine::GenerationRequest Request(const MostNewTokens& most_new_tokens);
 
   // The part of the answer so far that will not change, as far as it was not told; mostly nothing.
   std::string Tell();

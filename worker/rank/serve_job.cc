@@ -26,7 +26,7 @@ constexpr int kIdleMs = 200;
 constexpr int kBacklog = 64;
 constexpr size_t kMostAskers = 256, kMostQuestionBytes = size_t{5} << 20;
 constexpr size_t kMostUnsentBytes = size_t{256} << 20;
-constexpr int64_t kConversationTokens = 4096;
+constexpr int64_t kConversationTokens = 4096, kStepTokensOfCpu = 128;
 constexpr Nanos kSilence = std::chrono::seconds(5);
 
 void ThrowErrno(const std::string& what) {
@@ -67,7 +67,11 @@ void ServeJob::MakeBatch(const Device& device) {
   if (positions > 0) longest = std::min(longest, positions);
   const CacheRoom room = CacheRoomOf(options_, *generator_, device);
   const int64_t tokens = CacheTokens(options_.most_requests, longest, room);
-  batch_ = generator_->MakeBatch({.cache_tokens = tokens, .most_requests = options_.most_requests});
+  // A step of a CPU takes long, and between two steps those who wait hear that somebody is there.
+  const int64_t step =
+      device.torch.is_cpu() ? kStepTokensOfCpu : engine::BatchOptions().step_tokens;
+  batch_ = generator_->MakeBatch(
+      {.cache_tokens = tokens, .most_requests = options_.most_requests, .step_tokens = step});
   fmt::print("keeps keys and values of {} tokens: {}\n", tokens,
              BytesText(tokens * room.token_bytes));
 }
@@ -154,12 +158,11 @@ void ServeJob::Begin(Asker& asker) {
 
 void ServeJob::MakeRequests(Asker& asker) {
   const auto most = [this](int64_t prompt) { return batch_->MostNewTokens(prompt); };
-  const auto wanted = [&asker] { return !asker.gone && !asker.finished; };
   for (size_t prompt = 0; prompt < asker.question.prompts.size(); ++prompt) {
     for (int sample = 0; sample < asker.question.samples; ++sample) {
       asker.answers.emplace_back(asker.question, *tokenizer_, prompt, sample);
       const auto answer = std::prev(asker.answers.end());
-      asker.waiting.push_back({answer, answer->Request(most, wanted)});
+      asker.waiting.push_back({answer, answer->Request(most)});
       batch_->Check(asker.waiting.back().request);
     }
   }
@@ -197,10 +200,13 @@ void ServeJob::Fail(Asker& asker, const std::string& error) {
 }
 
 void ServeJob::Drop(Asker& asker) {
-  asker.waiting.clear();
   std::erase_if(requests_, [&](const auto& each) {
-    return each.second.asker == &asker && batch_->Withdraw(each.first);
+    if (each.second.asker != &asker) return false;
+    batch_->Withdraw(each.first);
+    return true;
   });
+  asker.waiting.clear();
+  asker.answers.clear();
 }
 
 void ServeJob::Send(Asker& asker) {
@@ -232,11 +238,8 @@ void ServeJob::Step() {
     if (asker.unsent.size() > kMostUnsentBytes) asker.gone = true;  // it is not read
     if (asker.gone || asker.finished) Drop(asker);
   }
-  // One whose answer is still made stays until the generator has heard that nobody wants it.
-  std::erase_if(askers_, [&](const Asker& asker) {
-    const bool in_work = std::any_of(requests_.begin(), requests_.end(),
-                                     [&](const auto& each) { return each.second.asker == &asker; });
-    return !in_work && (asker.gone || (asker.finished && asker.unsent.empty()));
+  std::erase_if(askers_, [](const Asker& asker) {
+    return asker.gone || (asker.finished && asker.unsent.empty());
   });
 }
 

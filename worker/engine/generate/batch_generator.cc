@@ -106,7 +106,14 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
 }
 
 bool BatchGenerator::Withdraw(int64_t number) {
-  return std::erase_if(waiting_, [&](const Running& each) { return each.number == number; }) > 0;
+  const auto is_it = [&](const Running& each) { return each.number == number; };
+  if (std::erase_if(waiting_, is_it) > 0) return true;
+  const auto found = std::ranges::find_if(running_, is_it);
+  if (found == running_.end()) return false;
+  pages_.GiveBack(found->pages);
+  running_.erase(found);
+  moved_ = true;
+  return true;
 }
 
 int64_t BatchGenerator::MostNewTokens(int64_t prompt_tokens) const {

@@ -88,7 +88,8 @@ class BatchGenerator {
   // Checks a request, puts it behind those that wait, and returns its number, from 0.
   int64_t Add(GenerationRequest request);
 
-  // Takes back a request that still waits for room; false: its answer has begun or is over.
+  // Takes back a request that waits or is being answered: Step says no more of it. False: there is
+  // none of this number any more.
   bool Withdraw(int64_t number);
 
   // Tokens of the longest answer that a prompt of so many tokens can get; below 1: it gets none.

@@ -248,22 +248,34 @@ TEST_F(BatchGeneratorTest, EachChosenTokenIsToldWithTheLikeliestAtItsPlace) {
   }
 }
 
-TEST_F(BatchGeneratorTest, ARequestThatStillWaitsCanBeTakenBack) {
+TEST_F(BatchGeneratorTest, ARequestCanBeTakenBackAndTheOthersStayAsTheyAre) {
   Generator generator = Open();
   const std::vector<GenerationRequest> requests = Seven();
-  const auto batch = generator.MakeBatch({.most_requests = 1});
-  const int64_t first = batch->Add(requests[0]);
-  const int64_t second = batch->Add(requests[1]);
-  const int64_t third = batch->Add(requests[2]);
+  const std::vector<GenerationAnswer> alone = OneByOne(generator);
+  const auto batch = generator.MakeBatch({.most_requests = 3, .step_tokens = 7});
+  for (const GenerationRequest& request : requests) batch->Add(request);
   batch->Step();
-  EXPECT_FALSE(batch->Withdraw(first)) << "its answer has begun";
-  EXPECT_TRUE(batch->Withdraw(second));
-  EXPECT_FALSE(batch->Withdraw(second));
-  std::vector<int64_t> answered;
+  EXPECT_TRUE(batch->Withdraw(1)) << "its prompt is being read";
+  EXPECT_TRUE(batch->Withdraw(5)) << "it waits";
+  EXPECT_FALSE(batch->Withdraw(5));
+  std::map<int64_t, GenerationAnswer> answers;
+  int steps = 0;
   while (!batch->idle()) {
-    for (const GenerationAnswer& answer : batch->Step()) answered.push_back(answer.request);
+    for (const GenerationAnswer& answer : batch->Step()) answers[answer.request] = answer;
+    if (++steps == 20) batch->Withdraw(6);
   }
-  EXPECT_EQ(answered, (std::vector<int64_t>{first, third}));
+  EXPECT_FALSE(batch->Withdraw(0)) << "it is over";
+  EXPECT_FALSE(answers.contains(1) || answers.contains(5));
+  for (const int64_t each : {0, 2, 3, 4}) {
+    ASSERT_TRUE(answers.contains(each)) << each;
+    EXPECT_EQ(answers[each].tokens, alone[static_cast<size_t>(each)].tokens) << each;
+  }
+  // Its pages are there for others.
+  for (int i = 0; i < 50; ++i) {
+    const int64_t number = batch->Add(requests[1]);
+    batch->Step();
+    EXPECT_TRUE(batch->Withdraw(number));
+  }
 }
 
 TEST_F(BatchGeneratorTest, ASeedMakesTheSameAnswerAndAnotherSeedAnother) {
