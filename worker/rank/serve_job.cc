@@ -180,6 +180,13 @@ void ServeJob::Begin(Asker& asker) {
   for (const char* key : {"max_new_tokens", "temperature", "top_p", "seed", "base"}) {
     question.erase(key);
   }
+  for (const char* key : {"num_beams", "length_penalty", "early_stopping"}) {
+    if (!question.contains(key)) continue;
+    throw engine::UserError(
+        fmt::format("{}: a job that serves gives its answers token by token, a search with beams "
+                    "at its end; ask beams of a job of kind = \"generate\"",
+                    key));
+  }
   const absl::StatusOr<data::PromptRow> row = data::ReadPromptRow(DumpJson(question));
   if (!row.ok()) throw engine::UserError(std::string(Message(row.status())));
   request.prompt = EncodeRow(*tokenizer_, *row);
