@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
 #include <linux/landlock.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -16,7 +19,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 
 #include "common/base/clock.h"
 #include "common/base/plain_text.h"
@@ -104,10 +109,54 @@ bool ConfineFiles(const ChildPlan& plan) {
   return done;
 }
 
+#if defined(__x86_64__)
+constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64, kFirstForeign = 0x40000000;
+#elif defined(__aarch64__)
+constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64, kFirstForeign = UINT32_MAX;
+#else
+#error "which calls programs that grade may make is not known for this architecture"
+#endif
+
+// Landlock keeps nobody from the Unix sockets of other processes, by which shims and jobs that
+// serve are asked: no socket can be made, nor a ring by which the kernel would make one.
+bool ConfineSockets() {
+  const auto load = [](size_t offset) {
+    return sock_filter(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)));
+  };
+  const auto refuse_if = [](uint16_t how, uint32_t value) {
+    return sock_filter(BPF_JUMP(static_cast<uint16_t>(BPF_JMP | BPF_K | how), value, 0, 1));
+  };
+  const sock_filter refuse = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES);
+  const sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+  const sock_filter kill = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+  sock_filter filter[] = {
+      load(offsetof(seccomp_data, arch)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kArchitecture, 1, 0),
+      kill,
+      load(offsetof(seccomp_data, nr)),
+      refuse_if(BPF_JGE, kFirstForeign),
+      refuse,
+      refuse_if(BPF_JEQ, __NR_socket),
+      refuse,
+      refuse_if(BPF_JEQ, __NR_io_uring_setup),
+      refuse,
+      allow,
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
+  return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
 [[noreturn]] void Fail(const ChildPlan& plan) {
   const int error = errno;
   [[maybe_unused]] const ssize_t told = write(plan.failure, &error, sizeof(error));
   _exit(kNotStarted);
+}
+
+// Closes all files from `first` on, but one (-1: none).
+void CloseFrom(int first, int but) {
+  const auto from = static_cast<unsigned>(first);
+  if (but > first) syscall(__NR_close_range, from, static_cast<unsigned>(but - 1), 0u);
+  syscall(__NR_close_range, but < first ? from : static_cast<unsigned>(but + 1), ~0u, 0u);
 }
 
 // In a namespace of processes the program is their first: when it ends, all others are killed. This
@@ -120,13 +169,8 @@ void EnterNamespaces(const ChildPlan& plan) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     return;
   }
-  close(plan.failure);
-  close(plan.input);
-  close(plan.output);
-  close(plan.error);
-  close(STDIN_FILENO);
-  close(STDOUT_FILENO);
-  close(STDERR_FILENO);
+  // Other threads' pipes too, whose ends would not come before this process's.
+  CloseFrom(STDIN_FILENO, -1);
   int status = 0;
   while (waitpid(first, &status, 0) < 0 && errno == EINTR) {
   }
@@ -154,12 +198,9 @@ void EnterNamespaces(const ChildPlan& plan) {
       setrlimit(RLIMIT_CPU, &plan.cpu) != 0 || setrlimit(RLIMIT_NPROC, &plan.processes) != 0) {
     Fail(plan);
   }
-  if (!ConfineFiles(plan)) Fail(plan);
+  if (!ConfineFiles(plan) || !ConfineSockets()) Fail(plan);
   umask(077);
-  for (int fd = STDERR_FILENO + 1; fd < 1024; ++fd) {
-    if (fd != plan.failure) close(fd);
-  }
-  syscall(__NR_close_range, 1024u, ~0u, 0u);
+  CloseFrom(STDERR_FILENO + 1, plan.failure);
   sigset_t all_signals;
   sigemptyset(&all_signals);
   sigprocmask(SIG_SETMASK, &all_signals, nullptr);
@@ -221,10 +262,10 @@ void Kill(const Watched& child) {
   kill(child.pid, SIGKILL);
 }
 
-// Waits for its end; false when it does not come.
-bool Reap(const Watched& child, MonoTime deadline, int& status) {
+// Waits for its end; false when it does not come, or `stop` does.
+bool Reap(const Watched& child, MonoTime deadline, const std::atomic<bool>& stop, int& status) {
   while (waitpid(child.pid, &status, WNOHANG) == 0) {
-    if (Clock::Real().Mono() >= deadline) return false;
+    if (stop || Clock::Real().Mono() >= deadline) return false;
     Clock::Real().Sleep(milliseconds(2));
   }
   return true;
@@ -256,8 +297,8 @@ std::string Watch(Watched& child, const Confinement& confinement, MonoTime deadl
   return "";
 }
 
-std::string FirstLine(const std::string& text) {
-  // The last line of an exception of Python's says what it was.
+std::string LastLine(const std::string& text) {
+  // That of an exception of Python's says what it was.
   std::string_view rest = text;
   while (rest.ends_with('\n')) rest.remove_suffix(1);
   const size_t line = rest.rfind('\n');
@@ -268,11 +309,11 @@ std::string FirstLine(const std::string& text) {
 absl::Status Ended(const Watched& child, int status) {
   if (WIFSIGNALED(status)) {
     return InvalidArgument(fmt::format("was ended by signal {} ({}){}", WTERMSIG(status),
-                                       strsignal(WTERMSIG(status)), FirstLine(child.error_text)));
+                                       strsignal(WTERMSIG(status)), LastLine(child.error_text)));
   }
   if (WEXITSTATUS(status) != 0) {
     return InvalidArgument(
-        fmt::format("ended with exit code {}{}", WEXITSTATUS(status), FirstLine(child.error_text)));
+        fmt::format("ended with exit code {}{}", WEXITSTATUS(status), LastLine(child.error_text)));
   }
   return absl::OkStatus();
 }
@@ -355,16 +396,15 @@ absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
   while (got < 0 && errno == EINTR);
   const std::string why =
       got == sizeof(start_error) ? "" : Watch(child, confinement, deadline, stop);
-  // What it has started and left behind goes with it.
+  // What it has started and left behind goes with it: the first process of its namespace.
   if (!why.empty()) Kill(child);
   int status = 0;
+  const std::atomic<bool> goes_on = false;
   const MonoTime last = why.empty() ? deadline : Clock::Real().Mono() + kReapPatience;
-  const bool reaped = Reap(child, last, status);
+  const bool reaped = Reap(child, last, why.empty() ? stop : goes_on, status);
   if (!reaped) {
     Kill(child);
-    (void)Reap(child, Clock::Real().Mono() + kReapPatience, status);
-  } else {
-    kill(-child.pid, SIGKILL);
+    (void)Reap(child, Clock::Real().Mono() + kReapPatience, goes_on, status);
   }
   if (got == sizeof(start_error)) return ErrnoStatus("cannot start " + argv[0], start_error);
   if (stop) return absl::AbortedError("stopped");

@@ -28,10 +28,10 @@ struct Confinement {
 // child.
 absl::Status CheckConfinement();
 
-// Runs a program to its end: no shell, `input` on its standard input, an environment of PATH, HOME,
-// TMPDIR and LANG alone, no file of this process open, its own process group, which is killed
-// whole. Returns its standard output. ABORTED where `stop` was set; another error says what went
-// wrong, with the first line of its standard error. Safe in a process with many threads.
+// Runs a program to its end: no shell, no sockets, `input` on its standard input, an environment of
+// PATH, HOME, TMPDIR and LANG alone, no file of this process open, and whatever it has started is
+// killed with it. Returns its standard output. ABORTED where `stop` was set; another error says
+// what went wrong, with the last line of its standard error. Safe in a process with many threads.
 absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
                                         std::string_view input, const Confinement& confinement,
                                         const std::atomic<bool>& stop);

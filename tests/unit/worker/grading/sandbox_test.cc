@@ -15,6 +15,7 @@ namespace sft::grading {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 class SandboxTest : public testing::Test {
@@ -73,6 +74,13 @@ TEST_F(SandboxTest, ItReachesNoNetworkNoOtherProcessAndNoOtherFile) {
   EXPECT_EQ(Run("echo $$"), "1\n") << "it sees itself alone";
   EXPECT_THAT(Run("exec 3<>/dev/tcp/127.0.0.1/1 || exec bash -c 'exec 3<>/dev/udp/1.1.1.1/53'"),
               HasSubstr("ERROR"));
+}
+
+// Sockets in the file system, by which shims and jobs that serve are asked.
+TEST_F(SandboxTest, ItMakesNoSockets) {
+  const std::string python =
+      "exec python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"" + dir_ + "/s\")'";
+  EXPECT_THAT(Run(python), AnyOf(HasSubstr("Permission denied"), HasSubstr("not found")));
 }
 
 TEST_F(SandboxTest, WhatTakesTooMuchIsKilledWhole) {
