@@ -55,8 +55,9 @@ TEST(KindTest, ASearchWithBeamsDrawsNothingAndGivesAsManyAnswersAsBeams) {
   EXPECT_EQ(problems("num_beams = 2\nearly_stopping = false\n"), "");
   EXPECT_THAT(problems("num_beams = 2\nearly_stopping = \"soon\"\n"),
               HasSubstr("\"false\", \"true\" or \"never\""));
-  EXPECT_THAT(problems("num_beams = 2\ntemperature = 0.5\n"),
-              HasSubstr("generate.num_beams:8: generate.temperature = 0.5 (line 9) draws tokens"));
+  EXPECT_THAT(
+      problems("num_beams = 2\ntemperature = 0.5\n"),
+      HasSubstr("generate.num_beams:8: generate.temperature = 0.5 (job.toml:9) draws tokens"));
   EXPECT_THAT(problems("num_beams = 2\nnum_samples = 3\n"),
               HasSubstr("a search with 2 beams finds 2 answers"));
   EXPECT_THAT(problems("num_beams = 65\n"), HasSubstr("generate.num_beams"));
