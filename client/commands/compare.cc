@@ -58,6 +58,13 @@ int64_t GpusOf(const RunFigures& run) {
   return run.resolved.contains(key) ? run.resolved.at(key).get<int64_t>() : 0;
 }
 
+// The last validation that answered rows; null: none did.
+const v1::Metric* LastGraded(const RunFigures& run) {
+  const auto found = std::find_if(run.validations.rbegin(), run.validations.rend(),
+                                  [](const v1::Metric& m) { return m.values_size() > 0; });
+  return found == run.validations.rend() ? nullptr : &*found;
+}
+
 Json RunJson(const RunFigures& run, const CommonSamples& common) {
   const LossAt at = LossAtSamples(run, common);
   Json json = {{"job", ShortName(run.job.name())},
@@ -75,6 +82,11 @@ Json RunJson(const RunFigures& run, const CommonSamples& common) {
   json["loss"] = run.steps.empty() ? Json(nullptr) : JsonNumber(run.steps.back().loss());
   json["val_loss"] =
       run.validations.empty() ? Json(nullptr) : JsonNumber(run.validations.back().val_loss());
+  if (const v1::Metric* graded = LastGraded(run)) {
+    for (const v1::NamedValue& value : graded->values()) {
+      json[value.name()] = JsonNumber(value.value());
+    }
+  }
   json["step_at_samples"] = at.known ? Json(at.step) : Json(nullptr);
   json["loss_at_samples"] = at.known ? JsonNumber(at.loss) : Json(nullptr);
   json["mean_loss_at_samples"] = at.known ? JsonNumber(at.mean) : Json(nullptr);
@@ -93,6 +105,33 @@ void PrintJson(const std::vector<RunFigures>& runs, std::ostream& out) {
 
 std::string Loss(bool known, double loss) { return known ? fmt::format("{:.4f}", loss) : "-"; }
 
+// What the last answers to validation rows were graded by, a column for each run.
+void PrintGrades(const std::vector<RunFigures>& runs, std::ostream& out) {
+  std::vector<std::string> header = {"VALIDATION"}, names;
+  for (const RunFigures& run : runs) {
+    header.push_back(ShortName(run.job.name()));
+    const v1::Metric* graded = LastGraded(run);
+    if (graded == nullptr) continue;
+    for (const v1::NamedValue& value : graded->values()) {
+      if (std::ranges::find(names, value.name()) == names.end()) names.push_back(value.name());
+    }
+  }
+  Table table(header);
+  for (const std::string& name : names) {
+    std::vector<std::string> row = {name};
+    for (const RunFigures& run : runs) {
+      const v1::Metric* graded = LastGraded(run);
+      row.emplace_back("-");
+      if (graded == nullptr) continue;
+      for (const v1::NamedValue& value : graded->values()) {
+        if (value.name() == name) row.back() = fmt::format("{:.2f}", value.value());
+      }
+    }
+    table.Add(row);
+  }
+  if (!names.empty()) out << "\n" << table.Render();
+}
+
 void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
   const CommonSamples common = CommonSamplesOf(runs);
   Table table({"JOB", "NAME", "STATE", "METHOD", "GPUS", "STEPS", "SAMPLES", "LOSS",
@@ -108,6 +147,7 @@ void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
          Count(run.tokens_per_second), Bytes(run.gpu_memory_bytes), Duration(run.wall_seconds)});
   }
   out << table.Render();
+  PrintGrades(runs, out);
   std::vector<std::string> header = {"DIFFERENT"};
   for (const RunFigures& run : runs) header.push_back(ShortName(run.job.name()));
   Table differences(header);

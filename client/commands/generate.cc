@@ -28,7 +28,7 @@ struct GenerateOptions {
   bool raw = false;
   int max_new_tokens = 256;
   std::optional<double> temperature, top_p;
-  std::optional<int> seed;
+  std::optional<int> seed, num_beams;
 };
 
 // Answers one prompt by a job of kind "generate".
@@ -137,6 +137,7 @@ class OnePrompt {
     text += fmt::format("[generate]\nmax_new_tokens = {}\n", options_.max_new_tokens);
     if (options_.temperature) text += fmt::format("temperature = {}\n", *options_.temperature);
     if (options_.top_p) text += fmt::format("top_p = {}\n", *options_.top_p);
+    if (options_.num_beams) text += fmt::format("num_beams = {}\n", *options_.num_beams);
     if (options_.seed) text += fmt::format("seed = {}\n", *options_.seed);
     return text;
   }
@@ -220,6 +221,8 @@ void AddGenerate(Command& app, Session& session) {
                      "Above 0: draw tokens (default: always the likeliest)");
   command->AddOption("--top-p", options->top_p,
                      "Draw from the likeliest tokens of this much probability");
+  command->AddOption("--num-beams", options->num_beams,
+                     "Above 1: search for the likeliest answer with so many beams");
   command->AddOption("--seed", options->seed, "Another seed draws another answer");
   command->AddOption("--gpu-type", options->gpu_type,
                      "Type of GPU, or CPU (default: that of JOB, or the only one)");

@@ -1,5 +1,7 @@
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "client/base/interrupt.h"
@@ -56,6 +58,46 @@ std::vector<std::string> Row(const v1::Metric& metric) {
   return row;
 }
 
+// Points of a curve as a table, which has a column for each value that some validation has.
+class CurveTable {
+ public:
+  void Add(const v1::Metric& metric) {
+    prefers_ = prefers_ || metric.has_preference();
+    for (const v1::NamedValue& value : metric.values()) {
+      if (std::ranges::find(names_, value.name()) == names_.end()) names_.push_back(value.name());
+    }
+    metrics_.push_back(metric);
+  }
+
+  std::string Render() const {
+    std::vector<std::string> header = {"STEP",      "LOSS",   "VAL.LOSS", "LR",
+                                       "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
+    if (prefers_) header.insert(header.end(), {"CHOSEN", "REJECTED", "MARGIN", "ACCURACY"});
+    const size_t columns = header.size();
+    for (const std::string& name : names_) header.push_back(absl::AsciiStrToUpper(name));
+    Table table(header);
+    for (const v1::Metric& metric : metrics_) {
+      std::vector<std::string> row = Row(metric);
+      row.resize(columns);
+      for (const std::string& name : names_) row.push_back(ValueOf(metric, name));
+      table.Add(std::move(row));
+    }
+    return table.Render();
+  }
+
+ private:
+  static std::string ValueOf(const v1::Metric& metric, const std::string& name) {
+    for (const v1::NamedValue& value : metric.values()) {
+      if (value.name() == name) return fmt::format("{:.2f}", value.value());
+    }
+    return "";
+  }
+
+  std::vector<v1::Metric> metrics_;
+  std::vector<std::string> names_;  // in the order of their first appearance
+  bool prefers_ = false;
+};
+
 // The row of a table of metrics, for a job that answers prompts.
 std::vector<std::string> AnswersRow(const v1::Metric& metric) {
   return {std::to_string(metric.step()), std::to_string(metric.total_steps()),
@@ -85,12 +127,8 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   request.set_follow(options.follow);
   request.set_all_attempts(options.all_attempts);
   const bool answers = AnswersPrompts(connection, options.job);
-  const std::vector<std::string> of_answers = {"ANSWERS", "OF", "TOKENS", "TOK/S"};
-  std::vector<std::string> of_steps = {"STEP",      "LOSS",   "VAL.LOSS", "LR",
-                                       "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
-  const std::vector<std::string> of_preferences = {"CHOSEN", "REJECTED", "MARGIN", "ACCURACY"};
-  std::vector<std::vector<std::string>> rows;
-  bool prefers = false;
+  Table of_answers({"ANSWERS", "OF", "TOKENS", "TOK/S"});
+  CurveTable of_steps;
   // A broken stream resumes at the point it had reached.
   const auto stream = [&](bool& heard, bool& ended) {
     grpc::ClientContext context;
@@ -103,9 +141,10 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
         if (json || options.follow) {
           connection.console().out << DumpJson(answers ? AnswersJson(metric) : MetricJson(metric))
                                    << std::endl;
+        } else if (answers) {
+          of_answers.Add(AnswersRow(metric));
         } else {
-          prefers = prefers || metric.has_preference();
-          rows.push_back(answers ? AnswersRow(metric) : Row(metric));
+          of_steps.Add(metric);
         }
       }
       request.set_index(response.next_index());
@@ -120,10 +159,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   }
   if (!status.ok()) return Fail(connection, status);
   if (json || options.follow) return kSucceeded;
-  if (prefers) of_steps.insert(of_steps.end(), of_preferences.begin(), of_preferences.end());
-  Table table(answers ? of_answers : of_steps);
-  for (std::vector<std::string>& row : rows) table.Add(std::move(row));
-  connection.console().out << table.Render();
+  connection.console().out << (answers ? of_answers.Render() : of_steps.Render());
   return kSucceeded;
 }
 

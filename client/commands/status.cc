@@ -69,7 +69,8 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   if (job.checkpoint_step() > 0) line("checkpoint", fmt::format("step {}", job.checkpoint_step()));
   const v1::Progress& progress = job.progress();
   if (progress.step() > 0) {
-    line("progress", ProgressLine(progress, job.kind(), 100));
+    const int width = 100 + static_cast<int>(ValuesText(progress.values()).size());
+    line("progress", ProgressLine(progress, job.kind(), width));
   } else {
     line("progress", progress.phase());
   }

@@ -30,6 +30,11 @@ Json PreferenceJson(const v1::Preference& preference) {
 
 }  // namespace
 
+// "val.rouge_l": 34.1, beside "val.loss".
+void AddValues(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values, Json& json) {
+  for (const v1::NamedValue& value : values) json[value.name()] = Number(value.value());
+}
+
 Json ProgressJson(const v1::Progress& progress) {
   Json json = {{"step", progress.step()},
                {"total_steps", progress.total_steps()},
@@ -42,6 +47,7 @@ Json ProgressJson(const v1::Progress& progress) {
   if (progress.mfu() > 0) json["mfu"] = progress.mfu();
   if (progress.of_limit() > 0) json["of_limit"] = progress.of_limit();
   if (progress.has_preference()) json.update(PreferenceJson(progress.preference()));
+  AddValues(progress.values(), json);
   json["trainable_parameters"] = progress.trainable_parameters();
   json["total_parameters"] = progress.total_parameters();
   return json;
@@ -186,6 +192,7 @@ Json PlainMetricJson(const v1::Metric& metric) {
 Json MetricJson(const v1::Metric& metric) {
   Json json = PlainMetricJson(metric);
   if (metric.has_preference()) json.update(PreferenceJson(metric.preference()));
+  AddValues(metric.values(), json);
   return json;
 }
 

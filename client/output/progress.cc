@@ -14,6 +14,17 @@ double MarginOf(const v1::Preference& preference) {
   return preference.rewards_chosen() - preference.rewards_rejected();
 }
 
+std::string ValuesText(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values,
+                       size_t most) {
+  std::string text;
+  for (const v1::NamedValue& value : values) {
+    const std::string next = fmt::format("  {} {:.2f}", value.name(), value.value());
+    if (text.size() + next.size() > most) break;
+    text += next;
+  }
+  return text;
+}
+
 // Margin and accuracy of a job that learns from preferences, shown behind its loss.
 std::string PreferenceText(const v1::Preference& preference) {
   return fmt::format("  margin {:.4f}  accuracy {:.0f}%", MarginOf(preference),
@@ -31,6 +42,8 @@ std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int w
   if (progress.of_limit() > 0) tail += fmt::format("  {:.0f}% of limit", 100 * progress.of_limit());
   if (progress.gpu_memory_bytes() > 0) tail += "  " + Bytes(progress.gpu_memory_bytes());
   tail += "  eta " + Duration(progress.eta_seconds());
+  const size_t used = tail.size() + 1, columns = static_cast<size_t>(std::max(width, 0));
+  tail += ValuesText(progress.values(), columns > used ? columns - used : 0);
   const int room = std::min(width - static_cast<int>(tail.size()) - 3, 40);
   if (room < 5 || progress.total_steps() <= 0) return tail.substr(1, std::max(width - 1, 0));
   const double share =
@@ -70,8 +83,9 @@ void ProgressView::OnJob(const v1::Job& job) {
 void ProgressView::OnMetric(const v1::Metric& metric) {
   if (console_.terminal) return;
   if (metric.is_eval()) {
-    PrintLine(fmt::format("step {}  val.loss {:.4f}{}", metric.step(), metric.val_loss(),
-                          metric.has_preference() ? PreferenceText(metric.preference()) : ""));
+    PrintLine(fmt::format("step {}  val.loss {:.4f}{}{}", metric.step(), metric.val_loss(),
+                          metric.has_preference() ? PreferenceText(metric.preference()) : "",
+                          ValuesText(metric.values())));
     return;
   }
   if (CountsAnswers(kind_)) {

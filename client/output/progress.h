@@ -32,6 +32,10 @@ class ProgressView {
 std::string OutlookText(const v1::Outlook& outlook);
 
 // How much larger the reward of chosen answers is.
+// "  val.rouge_l 34.10  val.exact_match 12.00"; of the first so many bytes, whole values only.
+std::string ValuesText(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values,
+                       size_t most = std::string::npos);
+
 double MarginOf(const v1::Preference& preference);
 
 // "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`; of a

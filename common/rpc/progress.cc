@@ -12,6 +12,7 @@ void Advance(const v1::Metric& point, v1::Progress& progress) {
   if (point.is_eval()) {
     progress.set_val_loss(point.val_loss());
     progress.set_has_val_loss(true);
+    if (point.values_size() > 0) *progress.mutable_values() = point.values();
     return;
   }
   if (point.total_steps() > 0) progress.set_total_steps(point.total_steps());

@@ -133,6 +133,9 @@ struct GraderKeys {
 };
 void CheckGraders(Draft* draft, const GraderKeys& keys);  // graders.cc
 
+// Checks the programs that grade answers, a table each.
+void CheckGraderPrograms(std::string_view key, Draft* draft);  // graders.cc
+
 // The override that contradicts the stage of a DeepSpeed JSON; empty: none.
 std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc
 

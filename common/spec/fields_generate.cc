@@ -18,7 +18,7 @@ constexpr Field kGenerateTable[] = {
      .type = Type::kInt,
      .def = "1",
      .doc = "Answers to each prompt, a line each, numbered by \"sample\". More than one need a "
-            "temperature above 0: else all are the same.",
+            "temperature above 0, or as many beams: else all are the same.",
      .min = 1,
      .max = 1000,
      .aliases = "generate.n generate.num_return_sequences",
@@ -89,6 +89,31 @@ constexpr Field kGenerateTable[] = {
      .min = 0,
      .max = 1e6,
      .since = 2},
+    {.key = "generate.num_beams",
+     .type = Type::kInt,
+     .def = "1",
+     .doc = "Above 1: beam search. So many beginnings of an answer are kept at each token, those "
+            "that are the likeliest as a whole; num_samples of the answers found are given, the "
+            "best first. Needs a temperature of 0, and takes keys and values for each beam.",
+     .min = 1,
+     .max = 64,
+     .since = 2},
+    {.key = "generate.length_penalty",
+     .type = Type::kFloat,
+     .def = "1",
+     .doc = "With beams: an answer's log-probability is divided by its number of tokens to this "
+            "power. Above 0 prefers longer answers, below 0 shorter ones.",
+     .min = -100,
+     .max = 100,
+     .since = 2},
+    {.key = "generate.early_stopping",
+     .type = Type::kChoice,
+     .def = "false",
+     .doc = "With beams: true ends the search once there are num_beams whole answers; false when "
+            "the best beam, as it is, is not better than the worst of them; \"never\" only when no "
+            "beam can become better.",
+     .choices = "false|true|never",
+     .since = 2},
     {.key = "generate.stop",
      .type = Type::kList,
      .def = "",
@@ -140,6 +165,16 @@ constexpr Field kGenerateTable[] = {
             "the reference.",
      .is_text = true,
      .aliases = "evaluate.regex",
+     .since = 2},
+    {.key = "evaluate.grader",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Programs that grade answers, a table each ([[evaluate.grader]], docs/evaluate.md): "
+            "type = \"command\", name, command (a list: the program and its arguments), low and "
+            "high (the scores that it gives, 0 and 1), timeout_seconds (10), memory_mb (1024).",
+     .max = 16,
+     .is_text = true,
+     .may_be_empty = true,
      .since = 2},
 };
 

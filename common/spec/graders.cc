@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "common/grade/metric.h"
 #include "common/spec/draft.h"
+#include "common/spec/grader.h"
 
 // Names of metrics and their pattern: known when a job is submitted, not hours later.
 
@@ -36,6 +38,18 @@ void CheckGraders(Draft* draft, const GraderKeys& keys) {
   }
   const auto grader = grade::Grader::Make(metrics, pattern);
   if (!grader.ok()) draft->AddProblem(keys.metrics, std::string(Message(grader.status())));
+}
+
+void CheckGraderPrograms(std::string_view key, Draft* draft) {
+  if (draft->Faulty({key})) return;
+  std::set<std::string> names;
+  for (const std::string& item : ListOf(*draft, key)) {
+    const absl::StatusOr<CommandGrader> grader = ParseGrader(item);
+    if (!grader.ok()) return draft->AddProblem(key, std::string(Message(grader.status())));
+    if (!names.insert(grader->name).second) {
+      return draft->AddProblem(key, fmt::format("two graders are called \"{}\"", grader->name));
+    }
+  }
 }
 
 }  // namespace sft::spec

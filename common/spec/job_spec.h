@@ -50,6 +50,9 @@ enum class ExportForm { kMerged, kGguf };
 enum class ExportType { kBf16, kF32, kQ8 };
 enum class ExportBase { kBetter, kOriginal, kTrained };
 enum class TrainedOn { kOriginal, kNf4, kNf4Single, kInt8 };
+// When a search with several beams ends: kNo by how good the beams can still become, as a rule of
+// thumb; kYes once there are as many answers as beams; kNever when none can become better.
+enum class EarlyStopping { kNo, kYes, kNever };
 enum class Dedup { kOff, kExact, kPrompt };
 enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.
@@ -141,6 +144,7 @@ struct JobSpec {
       int generate_every = 1;            // validations
       int generate_rows = 200;           // the first of the validation rows; 0: all
       int generate_max_new_tokens = 64;  // of an answer
+      int generate_num_beams = 1;        // of the search for an answer; 1: the likeliest token
       int generate_seconds = 300;        // of one validation; 0: as long as it takes
     } validation;
   } training;
@@ -242,6 +246,9 @@ struct JobSpec {
     double presence_penalty = 0;
     int64_t no_repeat_ngram = 0;
     int64_t min_new_tokens = 0;
+    int num_beams = 1;  // above 1: beam search, of which the first num_samples are the answers
+    double length_penalty = 1;
+    EarlyStopping early_stopping = EarlyStopping::kNo;
     std::vector<std::string> stop;
     uint64_t seed = 0;
     int batch = 32;
@@ -252,6 +259,8 @@ struct JobSpec {
   struct Evaluate {
     std::vector<std::string> metrics = {"exact_match", "f1", "rouge_l"};
     std::string pattern;  // of the metric "regex"
+    // Programs that grade answers, each as JSON (common/spec/grader.h).
+    std::vector<std::string> grader;
   } evaluate;
 
   struct Export {

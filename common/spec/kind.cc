@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kKindKey = "job.kind", kAdapterKey = "job.adapter",
                            kSamplesKey = "generate.num_samples", kMetricsKey = "evaluate.metrics",
-                           kPatternKey = "evaluate.pattern";
+                           kPatternKey = "evaluate.pattern", kBeamsKey = "generate.num_beams",
+                           kTemperatureKey = "generate.temperature";
 // Tables and keys that only one kind of job has.
 constexpr std::string_view kOfTraining[] = {"training.", "hyperparameters.", "lora.",
                                             "quantization.", "checkpoint."};
@@ -26,6 +27,9 @@ constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.
 constexpr std::string_view kDataOfExport[] = {
     "data.topology.", "data.chat_template", "data.max_examples", "data.columns",
     "data.roles",     "data.loss_on",       "data.on_bad_rows",  "data.on_long_rows"};
+// A search with beams knows its tokens at its end only.
+constexpr std::string_view kOfSearch[] = {kBeamsKey, "generate.length_penalty",
+                                          "generate.early_stopping"};
 // What a job without a file of prompts has no use for.
 constexpr std::string_view kOfPrompts[] = {"job.data", "data.max_examples", "generate.num_samples"};
 
@@ -92,10 +96,41 @@ void CheckExport(Draft* draft) {
       "that was trained on");
 }
 
+int64_t BeamsOf(const Draft& draft) { return draft.Has(kBeamsKey) ? draft.Int(kBeamsKey) : 1; }
+
+bool IsDrawn(const Draft& draft) {
+  return draft.Has(kTemperatureKey) && draft.Float(kTemperatureKey) > 0;
+}
+
+void CheckSearch(Draft* draft) {
+  if (draft->Faulty({kBeamsKey, kTemperatureKey})) return;
+  if (BeamsOf(*draft) > 1 && IsDrawn(*draft)) {
+    draft->AddProblem(kBeamsKey, fmt::format("{} draws tokens, a search with beams takes the "
+                                             "likeliest answer: leave one of the two out",
+                                             draft->Quote(kTemperatureKey)));
+  }
+}
+
+// Several answers to a prompt have to differ.
+void CheckSamples(Draft* draft) {
+  if (draft->Faulty({kSamplesKey, kBeamsKey, kTemperatureKey}) || !draft->Has(kSamplesKey)) return;
+  const int64_t samples = draft->Int(kSamplesKey), beams = BeamsOf(*draft);
+  if (samples <= beams || IsDrawn(*draft)) return;
+  draft->AddProblem(
+      kSamplesKey,
+      beams > 1 ? fmt::format("a search with {} beams finds {} answers to a prompt: lower it, or "
+                              "raise {}",
+                              beams, beams, kBeamsKey)
+                : "with a temperature of 0 all answers to a prompt would be the same: set "
+                  "generate.temperature, or leave it out");
+}
+
 }  // namespace
 
 bool IsOfKind(const Field& field, std::string_view kind) {
-  if (kind == kServeKind && IsAmong(field.key, kOfPrompts)) return false;
+  if (kind == kServeKind && (IsAmong(field.key, kOfPrompts) || IsAmong(field.key, kOfSearch))) {
+    return false;
+  }
   if (kind == kEvaluateKind) {
     if (field.key == kSamplesKey) return false;
     if (IsAmong(field.key, kRowsOfData)) return true;
@@ -130,6 +165,9 @@ void ResolveKind(Draft* draft) {
                   ? "a job of kind = \"evaluate\" grades one answer to each row"
               : trains || (kind == kExportKind && IsAmong(field->key, kOfGeneration))
                   ? "is for jobs of kind = \"generate\""
+              : IsAmong(field->key, kOfSearch)
+                  ? "a job of kind = \"serve\" gives its answers token by token, a search with "
+                    "beams at its end: ask beams of a job of kind = \"generate\""
               : IsAmong(field->key, kOfPrompts)
                   ? "a job of kind = \"serve\" has no file of prompts"
                   : fmt::format("a job of kind = \"{}\" trains nothing", kind),
@@ -137,15 +175,12 @@ void ResolveKind(Draft* draft) {
   }
   if (kind == kExportKind) return CheckExport(draft);
   if (trains) return;
-  if (kind == kEvaluateKind) return CheckGraders(draft, {kMetricsKey, kPatternKey});
-  const bool same =
-      !draft->Has("generate.temperature") || draft->Float("generate.temperature") == 0;
-  if (draft->Has("generate.num_samples") && draft->Int("generate.num_samples") > 1 && same &&
-      !draft->Faulty({"generate.temperature"})) {
-    draft->AddProblem("generate.num_samples",
-                      "with a temperature of 0 all answers to a prompt would be the same: set "
-                      "generate.temperature, or leave it out");
+  CheckSearch(draft);
+  if (kind == kEvaluateKind) {
+    CheckGraderPrograms("evaluate.grader", draft);
+    return CheckGraders(draft, {kMetricsKey, kPatternKey});
   }
+  CheckSamples(draft);
 }
 
 void CheckNodesOfKind(Draft* draft) {

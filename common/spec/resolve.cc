@@ -293,8 +293,10 @@ constexpr Idle kIdle[] = {
      "0"},
     {"training.validation.generate_metrics training.validation.generate_pattern "
      "training.validation.generate_every training.validation.generate_rows "
-     "training.validation.generate_max_new_tokens training.validation.generate_seconds",
+     "training.validation.generate_max_new_tokens training.validation.generate_num_beams "
+     "training.validation.generate_seconds",
      "training.validation.predict_with_generate", "false"},
+    {"generate.length_penalty generate.early_stopping", "generate.num_beams", "1"},
     {"checkpoint.save_steps", "checkpoint.save_strategy", "no|epoch|time"},
     {"checkpoint.save_minutes", "checkpoint.save_strategy", "no|epoch|steps"},
     {"scheduling.warn_before", "scheduling.time_limit", "0s|0m|0h|0d"},

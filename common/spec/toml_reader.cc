@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/toml_limits.h"
 #include "common/base/toml_plus_plus.h"
 
@@ -46,6 +48,41 @@ std::optional<std::string> FileItem(const toml::node& node) {
   return text;
 }
 
+// The JSON of a table of a list that has a type, such as [[evaluate.grader]].
+std::optional<nlohmann::json> JsonOf(const toml::node& node) {
+  if (const auto* v = node.as_boolean()) return v->get();
+  if (const auto* v = node.as_integer()) return v->get();
+  if (const auto* v = node.as_floating_point()) return v->get();
+  if (const auto* v = node.as_string()) return v->get();
+  nlohmann::json made;
+  if (const auto* list = node.as_array()) {
+    made = nlohmann::json::array();
+    for (const toml::node& item : *list) {
+      std::optional<nlohmann::json> inner = JsonOf(item);
+      if (!inner) return std::nullopt;
+      made.push_back(*std::move(inner));
+    }
+    return made;
+  }
+  const toml::table* const table = node.as_table();
+  if (table == nullptr) return std::nullopt;
+  made = nlohmann::json::object();
+  for (const auto& [key, value] : *table) {
+    std::optional<nlohmann::json> inner = JsonOf(value);
+    if (!inner) return std::nullopt;
+    made[std::string(key.str())] = *std::move(inner);
+  }
+  return made;
+}
+
+std::optional<std::string> TableItem(const toml::node& node) {
+  const toml::table* const table = node.as_table();
+  if (table == nullptr || table->contains("path") || !table->contains("type"))
+    return FileItem(node);
+  const std::optional<nlohmann::json> json = JsonOf(node);
+  return json ? std::optional(DumpJson(*json)) : std::nullopt;
+}
+
 std::optional<Value> Scalar(const toml::node& node) {
   if (const auto* v = node.as_boolean()) return Value(v->get());
   if (const auto* v = node.as_integer()) return Value(v->get());
@@ -55,7 +92,7 @@ std::optional<Value> Scalar(const toml::node& node) {
     std::vector<std::string> items;
     for (const toml::node& item : *list) {
       const auto* text = item.as_string();
-      std::optional<std::string> file = text != nullptr ? text->get() : FileItem(item);
+      std::optional<std::string> file = text != nullptr ? text->get() : TableItem(item);
       if (!file.has_value()) return std::nullopt;
       items.push_back(*std::move(file));
     }

@@ -321,9 +321,14 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       break;
     }
     case Type::kChoice: {
+      const auto choices = SplitWords(field.choices, '|');
+      // true stands for itself where it is one of the words.
+      if (std::holds_alternative<bool>(value) &&
+          std::find(choices.begin(), choices.end(), ToText(value)) != choices.end()) {
+        value = ToText(value);
+      }
       if (!std::holds_alternative<std::string>(value)) return Wrong(field, Quoted(value));
       const std::string text = Canonical(field, std::get<std::string>(value));
-      const auto choices = SplitWords(field.choices, '|');
       if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
         return Wrong(field, fmt::format("\"{}\"", text));
       }

@@ -58,6 +58,8 @@ SFT_SPEC_ENUM(ExportBase, {"better", ExportBase::kBetter}, {"original", ExportBa
               {"trained", ExportBase::kTrained});
 SFT_SPEC_ENUM(TrainedOn, {"original", TrainedOn::kOriginal}, {"nf4", TrainedOn::kNf4},
               {"nf4_single", TrainedOn::kNf4Single}, {"int8", TrainedOn::kInt8});
+SFT_SPEC_ENUM(EarlyStopping, {"false", EarlyStopping::kNo}, {"true", EarlyStopping::kYes},
+              {"never", EarlyStopping::kNever});
 SFT_SPEC_ENUM(Dedup, {"off", Dedup::kOff}, {"exact", Dedup::kExact}, {"prompt", Dedup::kPrompt});
 SFT_SPEC_ENUM(LongRows, {"error", LongRows::kError}, {"skip", LongRows::kSkip},
               {"truncate_right", LongRows::kTruncateRight},
@@ -124,6 +126,9 @@ void VisitGenerate(Generate& g, Visit&& visit) {
   visit("generate.presence_penalty", g.presence_penalty);
   visit("generate.no_repeat_ngram", g.no_repeat_ngram);
   visit("generate.min_new_tokens", g.min_new_tokens);
+  visit("generate.num_beams", g.num_beams);
+  visit("generate.length_penalty", g.length_penalty);
+  visit("generate.early_stopping", g.early_stopping);
   visit("generate.stop", g.stop);
   visit("generate.seed", g.seed);
   visit("generate.batch", g.batch);
@@ -180,6 +185,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.validation.generate_every", v.generate_every);
   visit("training.validation.generate_rows", v.generate_rows);
   visit("training.validation.generate_max_new_tokens", v.generate_max_new_tokens);
+  visit("training.validation.generate_num_beams", v.generate_num_beams);
   visit("training.validation.generate_seconds", v.generate_seconds);
   auto& h = s.hyperparameters;
   visit("hyperparameters.n_epochs", h.n_epochs);
@@ -251,6 +257,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   VisitGenerate(s.generate, visit);
   visit("evaluate.metrics", s.evaluate.metrics);
   visit("evaluate.pattern", s.evaluate.pattern);
+  visit("evaluate.grader", s.evaluate.grader);
   VisitExport(s.exporting, visit);
 }
 

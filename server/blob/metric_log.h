@@ -13,11 +13,11 @@
 
 namespace sft::server {
 
-// One point of a training curve.
+// One point of a training curve: a step, a validation's loss, or a further value of a validation.
 struct MetricPoint {
   int64_t attempt = 0;
   int64_t step = 0;
-  int32_t is_eval = 0;
+  int32_t is_eval = 0;  // 0: a step, 1: a validation's loss, from 2 on: its further values
   float of_limit = 0;
   int64_t total_steps = 0;
   int64_t tokens = 0;
@@ -26,6 +26,9 @@ struct MetricPoint {
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, val_loss = 0;
   double step_seconds = 0, epoch = 0;
   std::optional<PreferenceFigures> preference;
+  // A further value of a validation, which has no other members than those that say when it was.
+  std::string name;
+  double value = 0;
 };
 
 // Training curves of jobs: one file per job of fixed-size records, at offset index × 128.
@@ -34,10 +37,12 @@ struct MetricPoint {
 //   record: "SFTM" as little-endian uint32, a version as uint32, then little-endian the bytes of
 //   version 1  PlainRecord, the members of MetricPoint; of_limit was zeros once
 //   version 2  PreferenceRecord (metric_log_record.cc): with preferences, some members narrower
+//   version 3  ValueRecord: a value with its name
 //   128 bytes in all.
 class MetricLog {
  public:
   static constexpr int64_t kRecordBytes = 128;
+  static constexpr size_t kMaxName = 80;  // bytes of MetricPoint::name
   static constexpr size_t kMaxOpen = 64;
 
   explicit MetricLog(std::string dir) : dir_(std::move(dir)) {}

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -14,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "records are little-en
 
 constexpr char kMetricMagic[4] = {'S', 'F', 'T', 'M'};
 constexpr int64_t kHeaderBytes = 8;
-enum RecordVersion : uint32_t { kPlain = 1, kWithPreference = 2 };
+enum RecordVersion : uint32_t { kPlain = 1, kWithPreference = 2, kValue = 3 };
 
 struct PlainRecord {
   int64_t attempt = 0, step = 0;
@@ -37,6 +38,15 @@ struct PreferenceRecord {
   uint32_t unused = 0;
 };
 static_assert(sizeof(PreferenceRecord) == MetricLog::kRecordBytes - kHeaderBytes);
+
+struct ValueRecord {
+  int64_t step = 0;
+  int32_t attempt = 0, is_eval = 0;
+  int64_t time_us = 0;
+  double value = 0;
+  char name[MetricLog::kMaxName + 8] = {};  // zeros behind it
+};
+static_assert(sizeof(ValueRecord) == MetricLog::kRecordBytes - kHeaderBytes);
 
 template <typename Record>
 std::string BytesOf(RecordVersion version, const Record& record) {
@@ -93,6 +103,28 @@ MetricPoint PointOf(const PreferenceRecord& record) {
   return point;
 }
 
+MetricPoint PointOf(const ValueRecord& record) {
+  MetricPoint point;
+  point.attempt = record.attempt;
+  point.step = record.step;
+  point.is_eval = record.is_eval;
+  point.time_us = record.time_us;
+  point.value = record.value;
+  point.name.assign(record.name, strnlen(record.name, sizeof(record.name)));
+  return point;
+}
+
+std::string EncodeValue(const MetricPoint& point) {
+  ValueRecord record;
+  record.step = point.step;
+  record.attempt = static_cast<int32_t>(point.attempt);
+  record.is_eval = point.is_eval;
+  record.time_us = point.time_us;
+  record.value = point.value;
+  std::memcpy(record.name, point.name.data(), std::min(point.name.size(), MetricLog::kMaxName));
+  return BytesOf(kValue, record);
+}
+
 std::string EncodePlain(const MetricPoint& point) {
   PlainRecord record;
   CopyShared(point, record);
@@ -109,6 +141,7 @@ std::string EncodePlain(const MetricPoint& point) {
 }  // namespace
 
 std::string EncodeMetric(const MetricPoint& point) {
+  if (!point.name.empty()) return EncodeValue(point);
   if (!point.preference) return EncodePlain(point);
   PreferenceRecord record;
   CopyShared(point, record);
@@ -129,6 +162,7 @@ absl::StatusOr<MetricPoint> DecodeMetric(std::string_view record, const std::str
     std::memcpy(&version, record.data() + sizeof(kMetricMagic), sizeof(version));
   }
   if (version == kPlain) return PointOf(RecordOf<PlainRecord>(record));
+  if (version == kValue) return PointOf(RecordOf<ValueRecord>(record));
   if (version == kWithPreference) return PointOf(RecordOf<PreferenceRecord>(record));
   return DataLoss(fmt::format("a stored metric of {} cannot be read", job_id));
 }

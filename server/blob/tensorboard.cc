@@ -34,10 +34,19 @@ std::string Preamble(const MetricPoint& first) {
   return bytes;
 }
 
+// "val.rouge_l" is shown beside "eval/loss".
+std::string TagOf(const std::string& name) {
+  const size_t dot = name.find('.');
+  return "eval/" + (dot == name.npos ? name : name.substr(dot + 1));
+}
+
 std::string PointRecord(const MetricPoint& point) {
   const auto f = [](double value) { return static_cast<float>(value); };
   tf_events::Scalars scalars;
-  if (point.is_eval != 0) {
+  const std::string tag = TagOf(point.name);
+  if (!point.name.empty()) {
+    scalars = {{tag, f(point.value)}};
+  } else if (point.is_eval != 0) {
     scalars = {{"eval/loss", f(point.val_loss)}};
   } else {
     scalars = {{"train/loss", f(point.loss)},

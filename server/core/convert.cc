@@ -44,7 +44,9 @@ Verdict FromProto(const v1::Verdict& proto) {
   return verdict;
 }
 
-v1::Metric ToProto(const MetricPoint& point) {
+namespace {
+
+v1::Metric MetricOf(const MetricPoint& point) {
   v1::Metric metric;
   metric.set_attempt(static_cast<int32_t>(point.attempt));
   metric.set_step(point.step);
@@ -66,7 +68,7 @@ v1::Metric ToProto(const MetricPoint& point) {
   return metric;
 }
 
-MetricPoint FromProto(const v1::Metric& metric, int attempt) {
+MetricPoint PointOf(const v1::Metric& metric, int attempt) {
   MetricPoint point;
   point.attempt = attempt;
   point.step = metric.step();
@@ -86,6 +88,42 @@ MetricPoint FromProto(const v1::Metric& metric, int attempt) {
   point.step_seconds = metric.step_seconds();
   point.epoch = metric.epoch();
   return point;
+}
+
+}  // namespace
+
+std::vector<v1::Metric> MetricsOf(const std::vector<MetricPoint>& points) {
+  std::vector<v1::Metric> metrics;
+  for (const MetricPoint& point : points) {
+    if (point.name.empty()) {
+      metrics.push_back(MetricOf(point));
+      continue;
+    }
+    const bool follows = !metrics.empty() && metrics.back().is_eval() &&
+                         metrics.back().step() == point.step &&
+                         metrics.back().attempt() == point.attempt;
+    if (!follows) continue;
+    v1::NamedValue& value = *metrics.back().add_values();
+    value.set_name(point.name);
+    value.set_value(point.value);
+  }
+  return metrics;
+}
+
+void AddPoints(const v1::Metric& metric, int attempt, std::vector<MetricPoint>& points) {
+  points.push_back(PointOf(metric, attempt));
+  if (!metric.is_eval()) return;
+  const MetricPoint validation = points.back();
+  int32_t order = validation.is_eval;
+  for (const v1::NamedValue& value : metric.values()) {
+    MetricPoint& point = points.emplace_back();
+    point.attempt = validation.attempt;
+    point.step = validation.step;
+    point.time_us = validation.time_us;
+    point.is_eval = ++order;
+    point.name = value.name();
+    point.value = value.value();
+  }
 }
 
 v1::JobEvent ToProto(const EventRecord& event) {

@@ -21,8 +21,10 @@ google::protobuf::Timestamp ToTimestamp(int64_t unix_micros);
 v1::Verdict ToProto(const Verdict& verdict);
 Verdict FromProto(const v1::Verdict& verdict);
 
-v1::Metric ToProto(const MetricPoint& point);
-MetricPoint FromProto(const v1::Metric& metric, int attempt);
+// A point of the wire is a step or a validation with all of its values, which are points of their
+// own in a MetricLog: they follow their validation. Values without one are left out.
+std::vector<v1::Metric> MetricsOf(const std::vector<MetricPoint>& points);
+void AddPoints(const v1::Metric& metric, int attempt, std::vector<MetricPoint>& points);
 
 v1::JobEvent ToProto(const EventRecord& event);
 v1::Artifact ToProto(const ArtifactRecord& artifact);

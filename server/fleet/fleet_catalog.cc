@@ -55,20 +55,22 @@ absl::StatusOr<std::shared_ptr<const FleetCatalog::Fleet>> FleetCatalog::Get() {
     version = version_;
   }
   std::vector<NodeRecord> nodes;
-  bool downloads = false;
+  bool downloads = false, runs_graders = false;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
     SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
-    downloads = std::any_of(nodes.begin(), nodes.end(), [&](const NodeRecord& node) {
+    for (const NodeRecord& node : nodes) {
       const auto found = facts.find(node.name);
       v1::NodeFacts said;
-      return found != facts.end() && said.ParseFromString(found->second.facts) &&
-             !said.hub().endpoint().empty();
-    });
+      if (found == facts.end() || !said.ParseFromString(found->second.facts)) continue;
+      downloads = downloads || !said.hub().endpoint().empty();
+      runs_graders = runs_graders || said.graders().roots_size() > 0;
+    }
     return absl::OkStatus();
   }));
   Fleet summary = Summarise(nodes);
   summary.downloads = downloads;
+  summary.runs_graders = runs_graders;
   auto fleet = std::make_shared<const Fleet>(std::move(summary));
   const MutexLock lock(mutex_);
   if (version_ == version) fleet_ = fleet;

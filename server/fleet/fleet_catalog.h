@@ -27,7 +27,8 @@ class FleetCatalog {
   struct Fleet {
     std::map<std::string, Type> types;
     bool has_nodes = false;
-    bool downloads = false;  // some node downloads models from a hub
+    bool downloads = false;     // some node downloads models from a hub
+    bool runs_graders = false;  // some node runs programs of jobs that grade answers
   };
 
   explicit FleetCatalog(Store& store) : store_(store) {}

@@ -47,7 +47,7 @@ absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
                              const std::vector<MetricPoint>& points) {
   if (points.empty()) return absl::OkStatus();
   v1::Progress progress = ToProto(attempt.progress);
-  for (const MetricPoint& point : points) rpc::Advance(ToProto(point), progress);
+  for (const v1::Metric& metric : MetricsOf(points)) rpc::Advance(metric, progress);
   return store::SetProgress(db, attempt.uid, FromProto(progress));
 }
 
@@ -107,7 +107,7 @@ Ingest::Believed Ingest::BelievedOf(const v1::AppendEventsRequest& request, int 
       continue;
     }
     if (event.has_metric() && request.rank() == 0) {
-      believed.points.push_back(FromProto(event.metric(), attempt));
+      AddPoints(event.metric(), attempt, believed.points);
     }
     if (event.body_case() == v1::RankEvent::kNote) believed.notes.push_back(&event);
   }
@@ -309,6 +309,14 @@ absl::StatusOr<Ingest::CurvePart> Ingest::ReadCurve(const std::string& job_id, i
                                                     int max, bool all_attempts) {
   CurvePart part;
   SFT_ASSIGN_OR_RETURN(part.points, metrics_.Read(job_id, index, max));
+  // More may follow: a validation is given with all of its values, or later.
+  if (static_cast<int>(part.points.size()) == max) {
+    const auto whole = std::find_if(part.points.rbegin(), part.points.rend(),
+                                    [](const MetricPoint& p) { return p.name.empty(); });
+    if (whole != part.points.rend() && whole->is_eval != 0 && whole + 1 != part.points.rend()) {
+      part.points.erase(whole.base() - 1, part.points.end());
+    }
+  }
   part.next_index = index + static_cast<int64_t>(part.points.size());
   if (all_attempts || part.points.empty()) return part;
   SFT_ASSIGN_OR_RETURN(const std::vector<MetricLog::Start> starts, metrics_.Starts(job_id));

@@ -1,5 +1,6 @@
 #include "server/gangs/node_checks.h"
 
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "common/base/plain_text.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "server/blob/metric_log.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -24,7 +26,7 @@ constexpr int64_t kMaxSteps = int64_t{1} << 40, kMaxTokens = int64_t{1} << 58;
 constexpr int64_t kMaxEventBytes = 16 << 20;      // that one request stands for
 constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
 constexpr int kMaxFiles = 4096, kMaxSlots = 4096, kMaxLinks = 1024, kMaxNetworks = 256;
-constexpr int kMaxCpus = 1 << 16;
+constexpr int kMaxCpus = 1 << 16, kMaxValues = 64;
 constexpr size_t kMaxWord = 128, kMaxLine = 512, kMaxPath = 4096, kMaxConfig = 1 << 20;
 constexpr size_t kMaxText = 16'000, kMaxEvidence = 64;
 
@@ -84,6 +86,17 @@ absl::Status Files(const google::protobuf::RepeatedPtrField<v1::ArtifactFile>& f
   return Number("files", sum, 0, kMaxBytes);
 }
 
+// It stands beside "val.loss" in what clients print.
+bool IsValueName(std::string_view name) {
+  constexpr std::string_view kBegin = "val.";
+  return name.size() <= MetricLog::kMaxName && name.size() > kBegin.size() &&
+         name.starts_with(kBegin) && name != "val.loss" &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' ||
+                  c == '.';
+         });
+}
+
 absl::Status Metric(const v1::Metric& metric) {
   SFT_RETURN_IF_ERROR(Number("step", metric.step(), 0, kMaxSteps));
   SFT_RETURN_IF_ERROR(Number("total_steps", metric.total_steps(), 0, kMaxSteps));
@@ -109,6 +122,13 @@ absl::Status Metric(const v1::Metric& metric) {
         {"preference.logps_rejected", preference.logps_rejected()},
         {"preference.kl", preference.kl()}}) {
     SFT_RETURN_IF_ERROR(Real(field, value));
+  }
+  SFT_RETURN_IF_ERROR(Number("values", metric.values_size(), 0, kMaxValues));
+  for (const v1::NamedValue& value : metric.values()) {
+    if (!IsValueName(value.name())) {
+      return Wrong("values.name", value.name(), "\"val.\" and a name of a-z, A-Z, 0-9, _, - and .");
+    }
+    SFT_RETURN_IF_ERROR(Real("values.value", value.value()));
   }
   return absl::OkStatus();
 }
@@ -314,6 +334,10 @@ absl::Status CheckFacts(const v1::NodeFacts& facts) {
   SFT_RETURN_IF_ERROR(Number("facts.links", facts.links_size(), 0, kMaxSlots));
   SFT_RETURN_IF_ERROR(Number("facts.networks", facts.networks_size(), 0, kMaxNetworks));
   SFT_RETURN_IF_ERROR(Text("facts.hub.endpoint", facts.hub().endpoint(), kMaxLine));
+  SFT_RETURN_IF_ERROR(Number("facts.graders.roots", facts.graders().roots_size(), 0, kMaxValues));
+  for (const std::string& root : facts.graders().roots()) {
+    SFT_RETURN_IF_ERROR(Text("facts.graders.roots", root, kMaxPath));
+  }
   for (const v1::SlotLinks& link : facts.links()) {
     SFT_RETURN_IF_ERROR(Number("facts.links.slot", link.slot(), 0, kMaxSlots - 1));
     SFT_RETURN_IF_ERROR(Number("facts.links.active_links", link.active_links(), 0, kMaxLinks));

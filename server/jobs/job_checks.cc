@@ -74,6 +74,17 @@ void CheckVariant(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution
   }
 }
 
+void CheckGraderPrograms(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution) {
+  constexpr std::string_view kGrader = "evaluate.grader";
+  if (resolution.spec.evaluate.grader.empty() || fleet.runs_graders ||
+      IsFaulty(resolution, kGrader)) {
+    return;
+  }
+  AddProblem(resolution, kGrader,
+             "no node runs programs that grade answers: ask an operator to start workers with "
+             "--grader-root FOLDER, and to put the program there");
+}
+
 absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& reader,
                         spec::Resolution& resolution) {
   const std::string& model = resolution.spec.job.model;

@@ -27,6 +27,8 @@ bool IsFaulty(const spec::Resolution& resolution, std::string_view key);
 
 // Whether some node has so many GPUs of the job's type.
 void CheckVariant(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution);
+// Whether some node runs programs that grade answers, for a job that names some.
+void CheckGraderPrograms(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution);
 // Whether some node has the job's model and can use it. Nothing is said of models of other
 // projects.
 absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& reader,

@@ -226,6 +226,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
+    CheckGraderPrograms(*fleet, resolution);
     SFT_RETURN_IF_ERROR(
         PinModel(planner_.fleet(), planner_.hub(), reader.project, resumed, resolution));
     SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));

@@ -55,7 +55,7 @@ class CurveFollower final : public Follower {
         ingest_.ReadCurve(id_, request_.index(), kMetricsInMessage, request_.all_attempts()));
     if (part.next_index > request_.index()) {
       v1::ReadMetricsResponse response;
-      for (const MetricPoint& point : part.points) *response.add_metrics() = ToProto(point);
+      for (v1::Metric& metric : MetricsOf(part.points)) *response.add_metrics() = std::move(metric);
       request_.set_index(part.next_index);
       response.set_next_index(part.next_index);
       exchange.Write(response);

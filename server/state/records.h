@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/spec/job_spec.h"
@@ -106,6 +107,7 @@ struct Progress {
   int64_t total_parameters = 0;
   double of_limit = 0;  // speed as part of what the GPU's measured rates allow; 0: not known
   std::optional<PreferenceFigures> preference;
+  std::vector<std::pair<std::string, double>> values;  // of the last validation that has some
 };
 
 // One try of a job.

@@ -38,6 +38,11 @@ v1::Progress ToProto(const Progress& progress) {
   proto.set_total_parameters(progress.total_parameters);
   proto.set_of_limit(progress.of_limit);
   if (progress.preference) *proto.mutable_preference() = ToProto(*progress.preference);
+  for (const auto& [name, value] : progress.values) {
+    v1::NamedValue& named = *proto.add_values();
+    named.set_name(name);
+    named.set_value(value);
+  }
   return proto;
 }
 
@@ -57,6 +62,9 @@ Progress FromProto(const v1::Progress& proto) {
   progress.total_parameters = proto.total_parameters();
   progress.of_limit = proto.of_limit();
   if (proto.has_preference()) progress.preference = FromProto(proto.preference());
+  for (const v1::NamedValue& value : proto.values()) {
+    progress.values.emplace_back(value.name(), value.value());
+  }
   return progress;
 }
 

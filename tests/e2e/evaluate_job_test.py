@@ -182,6 +182,7 @@ val = "heldout.jsonl"
 predict_with_generate = true
 eval_steps = 10
 generate_max_new_tokens = 4
+generate_num_beams = 2
 metric_for_best_model = "exact_match"
 save_best_model_at_end = true
 early_stopping_patience = 2
@@ -194,6 +195,7 @@ early_stopping_patience = 2
         self.assertRegex(log, r"delivering the weights of step \d+, whose val\.exact_match is the best: 100")
         history = self.sftctl("events", job).stdout
         self.assertRegex(history, r"after step 0: val\.exact_match 0\.0000.* over 12 answers, val\.loss")
+        self.assert_curves(job)
         report = self.evaluate(job, "--data", self.held_out)
         self.assertEqual(report["metrics"][0]["tuned"], 100)
         refused = self.train(rest="[data]\nval = \"heldout.jsonl\"\n[training.validation]\n"
@@ -201,6 +203,116 @@ early_stopping_patience = 2
         self.assertEqual(refused.returncode, USAGE)
         self.assertIn("metric_for_best_model", refused.stderr)
         self.assertIn("predict_with_generate", refused.stderr)
+
+    def assert_curves(self, job):
+        lines = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
+        validations = [line for line in lines if line["type"] == "validation"]
+        names = [f"val.{name}" for name in ("exact_match", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum")]
+        for line in validations:
+            self.assertEqual([key for key in line if key.startswith("val.") and key != "val.loss"], names)
+        self.assertEqual(validations[0]["val.exact_match"], 0)
+        self.assertEqual(max(line["val.exact_match"] for line in validations), 100)
+        last = validations[-1]["val.exact_match"]
+        table = self.sftctl("metrics", job).stdout.splitlines()
+        self.assertIn("VAL.EXACT_MATCH", table[0])
+        self.assertTrue(any("100.00" in line for line in table))
+        self.assertEqual(self.status(job)["progress"]["val.exact_match"], last)
+        self.assertIn(f"val.exact_match {last:.2f}", self.sftctl("status", job).stdout)
+        runs = json.loads(self.sftctl("compare", job, job, "--json").stdout)["runs"]
+        self.assertEqual(runs[0]["val.rouge_l"], validations[-1]["val.rouge_l"])
+        self.assertRegex(self.sftctl("compare", job, job).stdout, rf"val\.exact_match +{last:.2f} +{last:.2f}")
+        folder = self.dir / "curves"
+        self.sftctl("metrics", job, "--tensorboard", folder)
+        events = b"".join(path.read_bytes() for path in (folder / job).iterdir())
+        self.assertEqual(events.count(b"eval/exact_match"), len(validations))
+
+    def test_programs_of_the_users_grade_beside_the_metrics(self):
+        roots = self.dir / "graders"
+        roots.mkdir()
+        program = roots / "score"
+        program.write_text("""#!/usr/bin/env python3
+import json, os, socket, sys
+row = json.load(sys.stdin)
+answer = row["sample"]["output_text"].replace(" ", "")
+if row["item"]["line"] == 5:
+    sys.exit("not this one")
+open("scratch", "w").write(answer)
+try:
+    socket.create_connection(("127.0.0.1", 1), 1)
+except OSError as error:
+    said = str(error)
+print(json.dumps({"score": 10 if answer == row["item"]["reference"].replace(" ", "") else 0,
+                  "text": f"{said}, {sorted(os.environ)}"}))
+""")
+        program.chmod(0o755)
+        grader = f"""
+[[evaluate.grader]]
+type = "command"
+name = "mine"
+command = ["{program}"]
+high = 10
+"""
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True, options=("--grader-root", roots))
+        job = self.trained()
+        file = self.dir / "evaluate.toml"
+        text = f"""
+[job]
+kind = "evaluate"
+model = "small"
+adapter = "{job}"
+data = "heldout.jsonl"
+[compute]
+gpu_type = "H100"
+gpu_count = 2
+[generate]
+max_new_tokens = 4
+num_beams = 3
+[evaluate]
+metrics = ["exact_match"]
+"""
+        file.write_text(text + grader)
+        result = self.sftctl("submit", file, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        evaluation = json.loads(result.stdout)["job"]
+        self.assert_ends(evaluation, SUCCEEDED)
+        report = json.loads(self.sftctl("evaluate", evaluation, "--json").stdout)
+        found = {metric["name"]: metric for metric in report["metrics"]}
+        self.assertEqual(list(found), ["exact_match", "mine", "loss", "perplexity", "bits_per_byte"])
+        self.assertEqual((found["mine"]["base"], found["mine"]["tuned"]), (0, 100))
+        self.assertEqual(found["mine"]["rows"], 11)
+        self.assertEqual(found["mine"]["ungraded"], 1)
+        self.assertEqual(found["mine"]["first_ungraded"], "line 5: mine ended with exit code 1: not this one")
+        self.assertIn("mine", self.sftctl("evaluate", evaluation).stdout)
+        said = report["samples"][0]["tuned"]["said"]["mine"]
+        self.assertIn("Permission denied, ['HOME', 'LANG', 'PATH', 'TMPDIR']", said)
+        self.assertEqual(report["samples"][4]["base"]["ungraded"],
+                         {"mine": "mine ended with exit code 1: not this one"})
+        for command, why in (("/bin/true", "is no program below"), (str(roots / "none"), "is no program below")):
+            file.write_text(text + grader.replace(str(program), command))
+            refused = json.loads(self.sftctl("submit", file, "--json").stdout)["job"]
+            self.assert_ends(refused, USER_FAILURE)
+            self.assertIn(why, json.dumps(self.status(refused)))
+
+    def test_programs_run_only_where_an_operator_lets_them(self):
+        self.start_both()
+        file = self.dir / "evaluate.toml"
+        file.write_text("""
+[job]
+kind = "evaluate"
+model = "small"
+data = "heldout.jsonl"
+[compute]
+gpu_type = "H100"
+[[evaluate.grader]]
+type = "command"
+name = "mine"
+command = ["/bin/true"]
+""")
+        refused = self.sftctl("submit", file)
+        self.assertEqual(refused.returncode, USAGE)
+        self.assertIn("evaluate.grader", refused.stderr)
+        self.assertIn("--grader-root FOLDER", refused.stderr)
 
     def test_answers_that_take_too_long_do_not_count_and_become_fewer(self):
         self.start_both()

@@ -48,9 +48,8 @@ gpu_type = "H100"
 gpu_count = {ranks}
 [generate]
 max_new_tokens = {tokens}
-temperature = 0.9
+{generate or "temperature = 0.9"}
 seed = 3
-{generate}
 """)
         return job
 
@@ -95,16 +94,37 @@ seed = 3
         self.assertNotEqual(base, whole, "the base alone answers otherwise")
         left = list(self.dir.glob("node-a/checkpoints/*/answers"))
         self.assertEqual(left, [], "delivered answers do not stay on the node")
-        narrow = self.submit_generate(ranks=1, generate="nf4 = true")
+        narrow = self.submit_generate(ranks=1, generate="temperature = 0.9\nnf4 = true")
         self.sftctl("wait", narrow, "--timeout", f"{harness.DEADLINE_S}s")
         self.assertIn("none has a multiple of 64 inputs", json.dumps(self.status(narrow)))
+
+    def test_a_search_gives_the_same_answers_on_any_number_of_ranks(self):
+        self.write_prompts(rows=60)
+        self.start_server()
+        self.start_worker(gpus="H100:3", engine=True)
+        beams = "num_beams = 4\nnum_return_sequences = 3\nno_repeat_ngram = 2\nlength_penalty = 0.7\nbatch = 5"
+        whole = self.answers(self.submit_generate(generate=beams))
+        rows = [json.loads(line) for line in whole.splitlines()]
+        self.assertEqual([(row["id"], row["sample"]) for row in rows],
+                         [(f"row {row}", sample) for row in range(60) for sample in range(3)])
+        self.assertGreater(len({(row["id"], row["answer"]) for row in rows}), 150)
+        # Shares that begin within the answers to a prompt.
+        self.assertEqual(self.answers(self.submit_generate(ranks=3, generate=beams)), whole)
+        greedy = [json.loads(line)["answer"] for line in
+                  self.answers(self.submit_generate(generate="no_repeat_ngram = 2")).splitlines()]
+        self.assertNotEqual(greedy, [row["answer"] for row in rows if row["sample"] == 0])
+        for keys, said in (("num_beams = 2\ntemperature = 0.5", "draws tokens"),
+                           ("num_beams = 2\nnum_samples = 3", "a search with 2 beams finds 2 answers")):
+            refused = self.sftctl("submit", self.write_job(generate=keys))
+            self.assertEqual(refused.returncode, USAGE)
+            self.assertIn(said, refused.stderr)
 
     def test_samples_of_a_prompt_differ_and_are_numbered(self):
         self.write_prompts(rows=7)
         self.start_server()
         self.start_worker(gpus="H100:2", engine=True)
         rows = [json.loads(line) for line in
-                self.answers(self.submit_generate(ranks=2, generate="num_samples = 3")).splitlines()]
+                self.answers(self.submit_generate(ranks=2, generate="temperature = 0.9\nnum_samples = 3")).splitlines()]
         self.assertEqual([(row["id"], row["sample"]) for row in rows],
                          [(f"row {row}", sample) for row in range(7) for sample in range(3)])
         self.assertGreater(len({row["answer"] for row in rows}), 14)
@@ -113,7 +133,7 @@ seed = 3
         self.write_prompts()
         self.start_server()
         self.start_worker(gpus="H100:2", engine=True)
-        long = f"min_new_tokens = {LONG}\n"
+        long = f"temperature = 0.9\nmin_new_tokens = {LONG}\n"
         whole = self.answers(self.submit_generate(ranks=1, tokens=LONG, generate=long))
         # One at a time, which changes no answer, and is slow.
         job = self.submit_generate(ranks=2, tokens=LONG, generate=long + "batch = 1")

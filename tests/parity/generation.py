@@ -1,4 +1,4 @@
-"""What transformers generates: greedy answers of every tiny model of families.py, alone and with its
+"""What transformers generates: greedy answers and beam searches of every tiny model of families.py, alone and with its
 adapter, and the probabilities that its logits processors leave to sample from.
 
 tests/parity/README.md lists the files.
@@ -17,6 +17,8 @@ PROMPTS = [3, 9, 17]  # tokens of each prompt
 NEW_TOKENS = 20
 # A token whose logit leads by less may be another with another order of sums.
 LEAST_LEAD = 2e-4
+# The same of a candidate of a search, of which there are many at each token.
+LEAST_SEARCH_LEAD = 2e-5
 VOCABULARY, ROWS = 300, 4
 # Options by the names of transformers' generation config; each case has all of them.
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -41,6 +43,15 @@ SAMPLING = [
      "no_repeat_ngram_size": 2, "min_new_tokens": 9},
 ]
 EOS = [7, 11]
+# Searches with beams, by the names of transformers' generation config.
+BEAMS = [
+    {"num_beams": 2},
+    {"num_beams": 4, "length_penalty": 0.6},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": -1.0, "early_stopping": True},
+    {"num_beams": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "min_new_tokens": 5},
+    {"num_beams": 5, "length_penalty": 0.0, "early_stopping": "never", "no_repeat_ngram_size": 1},
+]
 
 
 def answer(model, prompt, new_tokens, **options):
@@ -56,6 +67,63 @@ def answer(model, prompt, new_tokens, **options):
             break
         logs.append(round(torch.log_softmax(logits[0].float(), dim=-1)[token].item(), 5))
     return {"tokens": tokens[:len(logs)], "log_probabilities": logs}
+
+
+class Closest:
+    """Looks at every choice of a search: the least lead of a candidate over the one after it."""
+
+    def __init__(self, model):
+        self.model, self.lead = model, float("inf")
+        self.choose = model._get_top_k_continuations
+
+    def __enter__(self):
+        def look(accumulated_log_probs, **others):
+            best = accumulated_log_probs[0].topk(others["beams_to_keep"] + 1).values
+            best = best[best > -1e8]
+            if len(best) > 1:
+                self.lead = min(self.lead, (best[:-1] - best[1:]).min().item())
+            return self.choose(accumulated_log_probs=accumulated_log_probs, **others)
+        self.model._get_top_k_continuations = look
+        return self
+
+    def __exit__(self, *_):
+        del self.model._get_top_k_continuations
+
+
+def search(model, prompt, eos, options, **others):
+    out = model.generate(torch.tensor([prompt]), do_sample=False, eos_token_id=eos or None, pad_token_id=0,
+                         return_dict_in_generate=True, output_scores=True,
+                         num_return_sequences=options["num_beams"], **options, **others)
+    answers = []
+    for row, score in zip(out.sequences[:, len(prompt):].tolist(), out.sequences_scores.tolist()):
+        ends = [i for i, token in enumerate(row) if token in eos]
+        answers.append({"tokens": row[:ends[0]] if ends else row, "score": round(score, 5),
+                        "stopped": bool(ends)})
+    return answers
+
+
+def searches(name, model, vocabulary, new_tokens, **others):
+    """Beam searches that no other order of sums decides otherwise. Tokens that end an answer are some that
+    the search without them finds."""
+    generator = families.seeded(f"{name} beams")
+    cases = []
+    for options in BEAMS:
+        for _ in range(50):
+            prompt = torch.randint(3, vocabulary, (11,), generator=generator).tolist()
+            asked = {"max_new_tokens": new_tokens, **options}
+            free = search(model, prompt, [], asked, **others)
+            eos = sorted({free[0]["tokens"][new_tokens // 3], free[1]["tokens"][new_tokens // 2],
+                          free[-1]["tokens"][1]})
+            with Closest(model) as closest:
+                answers = search(model, prompt, eos, asked, **others)
+            scores = [a["score"] for a in answers]
+            apart = all(abs(a - b) > LEAST_SEARCH_LEAD for i, a in enumerate(scores) for b in scores[:i])
+            if closest.lead >= LEAST_SEARCH_LEAD and apart:
+                break
+        else:
+            raise AssertionError(f"{name}: every search with {options} is too close to call")
+        cases.append({"prompt": prompt, "eos": eos, "options": asked, "answers": answers})
+    return cases
 
 
 def greedy(name, folder):
@@ -76,6 +144,7 @@ def greedy(name, folder):
     case = {"prompts": prompts, "plain": [answer(model, p, new_tokens, **options) for p in prompts],
             # Tied heads like to say the same again.
             "unrepeated": [answer(model, p, new_tokens, no_repeat_ngram_size=1, **options) for p in prompts]}
+    case["searches"] = searches(name, model, vocabulary, min(new_tokens, 14), **options)
     wrapped = peft.PeftModel.from_pretrained(model, folder / "adapter").eval()
     case["adapted"] = [answer(wrapped, p, new_tokens, **options) for p in prompts]
     return case
@@ -118,12 +187,17 @@ def sampling(folder):
     (folder / "sampling.json").write_text(json.dumps(text, indent=1) + "\n")
 
 
+def write(path, cases):
+    lines = [f" {json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def make(out, goldens):
     torch.set_num_threads(1)
     out.mkdir(parents=True)
     answers = {name: greedy(name, goldens / "families" / name) for name in families.CASES}
-    lines = [f" {json.dumps(name)}: {json.dumps(case)}" for name, case in answers.items()]
-    (out / "greedy.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write(out / "beams.json", {name: case.pop("searches") for name, case in answers.items()})
+    write(out / "greedy.json", answers)
     sampling(out)
     for name, case in answers.items():
         print(f"generation/{name}", *(len(a["tokens"]) for kind in ("plain", "unrepeated", "adapted") for a in case[kind]))

@@ -96,6 +96,46 @@ TEST_P(GenerationParityTest, AnswersHaveTheSameBitsAloneAndInSmallSteps) {
   }
 }
 
+BeamOptions BeamsOf(const nlohmann::json& options) {
+  BeamOptions beams{.beams = options["num_beams"], .answers = options["num_beams"]};
+  beams.length_penalty = options.value("length_penalty", 1.0);
+  const nlohmann::json early = options.value("early_stopping", nlohmann::json(false));
+  if (early == true) beams.stop = BeamStop::kYes;
+  if (early == "never") beams.stop = BeamStop::kNever;
+  return beams;
+}
+
+// All searches in one batch.
+TEST_P(GenerationParityTest, SearchesEqualTransformers) {
+  const nlohmann::json cases = ReadGolden("beams.json").at(GetParam());
+  ASSERT_EQ(cases.size(), 6u);
+  const auto batch = generator_.MakeBatch({});
+  for (const nlohmann::json& one : cases) {
+    const nlohmann::json& options = one["options"];
+    batch->Add({.prompt = one["prompt"].get<Ids>(),
+                .max_new_tokens = options["max_new_tokens"],
+                .sampling = {.repetition_penalty = options.value("repetition_penalty", 1.0),
+                             .no_repeat_ngram = options.value("no_repeat_ngram_size", 0),
+                             .min_new_tokens = options.value("min_new_tokens", 0)},
+                .beams = BeamsOf(options),
+                .stop_ids = one["eos"].get<Ids>(),
+                .adapter = false});
+  }
+  size_t compared = 0;
+  while (!batch->idle()) {
+    for (const GenerationAnswer& answer : batch->Step()) {
+      const nlohmann::json& one = cases[static_cast<size_t>(answer.request)];
+      const nlohmann::json& golden = one["answers"][static_cast<size_t>(answer.sample)];
+      EXPECT_EQ(answer.tokens, golden["tokens"].get<Ids>())
+          << one["options"].dump() << ", answer " << answer.sample;
+      EXPECT_NEAR(answer.score, golden["score"].get<double>(), 1e-4) << one["options"].dump();
+      EXPECT_EQ(answer.reason == EndReason::kStopToken, golden["stopped"].get<bool>());
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 21u);
+}
+
 std::vector<std::string> Families() {
   const nlohmann::json golden = ReadGolden("greedy.json");
   std::vector<std::string> names;

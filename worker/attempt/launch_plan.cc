@@ -135,6 +135,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   if (input.job.serves()) rank.serve_socket = setup.ServeSocket(input.attempt_uid);
   rank.job_id = dispatch.job_id();
   rank.node = setup.node;
+  if (input.job.evaluates()) rank.grader_roots = setup.grader_roots;
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
   rank.resume_dir = input.staged.resume_dir;
   rank.resume_step = dispatch.resume().step();

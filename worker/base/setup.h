@@ -28,6 +28,8 @@ struct NodeSetup {
   std::vector<std::string> hub_dirs;
   // A path that a job names must lie below one of these.
   std::vector<std::string> roots;
+  // Programs with which jobs grade answers must lie below one of these; empty: there are none.
+  std::vector<std::string> grader_roots;
   // The user of ranks, and of the worker where it works on their files; none: the worker's own.
   std::optional<RankUser> rank_user;
   std::string rank_binary;

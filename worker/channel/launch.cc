@@ -45,6 +45,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("output_dir", l.output_dir);
   v("job_id", l.job_id);
   v("node", l.node);
+  v("grader_roots", l.grader_roots);
   v("checkpoint_dir", l.checkpoint_dir);
   v("resume_dir", l.resume_dir);
   v("resume_step", l.resume_step);

@@ -63,6 +63,8 @@ struct RankLaunch {
   std::string node;  // its name, for messages
   // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).
   std::string serve_socket;
+  // Folders in which programs that grade answers may lie; empty: there may be none.
+  std::vector<std::string> grader_roots;
   // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
   // A complete checkpoint to continue from; empty: begin at step 0.

@@ -115,6 +115,10 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
     setup.roots.push_back(std::move(path));
   }
+  for (const std::string& dir : options.grader_roots) {
+    SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
+    setup.grader_roots.push_back(std::move(path));
+  }
   setup.roots.push_back(setup.shared_dir);
   if (options.dev) setup.roots = {"/"};
   const std::string beside = program.substr(0, program.rfind('/'));
@@ -183,6 +187,9 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
+  for (const std::string& root : setup.grader_roots) {
+    message.mutable_facts()->mutable_graders()->add_roots(root);
+  }
   v1::HubFacts& hub = *message.mutable_facts()->mutable_hub();
   if (models.Downloads()) hub.set_endpoint(models.setup().endpoint);
   hub.set_cache_limit_bytes(models.setup().cache_limit);

@@ -101,6 +101,7 @@ void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& rep
   for (const std::string& dir : setup.model_dirs) look("model folder", dir);
   for (const std::string& dir : hubs) look("hub cache", dir);
   for (const std::string& dir : options.data_roots) look("data root", dir);
+  for (const std::string& dir : options.grader_roots) look("grader root", dir);
 }
 
 // Checks the driver's device files, which ranks open themselves.

@@ -82,6 +82,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--models", options.models, "Folder with models; may be given several times");
   app.add_option("--data-root", options.data_roots,
                  "Jobs may name files below this folder; may be given several times");
+  app.add_option("--grader-root", options.grader_roots,
+                 "Jobs of kind evaluate may grade answers with programs below this folder "
+                 "(docs/evaluate.md says how they are confined); may be given several times "
+                 "[none: they may not]");
   app.add_option("--shared", options.shared,
                  "Folder that all nodes see: receives full models and checkpoints "
                  "[DATA-DIR/shared, for full models only]");

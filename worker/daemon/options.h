@@ -16,6 +16,7 @@ struct Options {
   std::string address = "127.0.0.1";
   std::vector<std::string> models;
   std::vector<std::string> data_roots;
+  std::vector<std::string> grader_roots;
   std::string shared;
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;

@@ -29,6 +29,18 @@ std::unique_ptr<RowTask> TaskOf(const Launch& launch) {
   return std::make_unique<PromptTask>(launch);
 }
 
+engine::BeamStop StopOf(spec::EarlyStopping early) {
+  switch (early) {
+    case spec::EarlyStopping::kNo:
+      return engine::BeamStop::kNo;
+    case spec::EarlyStopping::kYes:
+      return engine::BeamStop::kYes;
+    case spec::EarlyStopping::kNever:
+      return engine::BeamStop::kNever;
+  }
+  throw engine::InternalError("unknown early_stopping");
+}
+
 }  // namespace
 
 AnswerOptions OptionsFor(const Launch& launch) {
@@ -47,6 +59,10 @@ AnswerOptions OptionsFor(const Launch& launch) {
                        .no_repeat_ngram = g.no_repeat_ngram,
                        .min_new_tokens = g.min_new_tokens,
                        .seed = g.seed},
+          .beams = {.beams = g.num_beams,
+                    .answers = g.num_samples,
+                    .length_penalty = g.length_penalty,
+                    .stop = StopOf(g.early_stopping)},
           .stop = g.stop,
           .most_requests = g.batch,
           .samples = g.num_samples,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <deque>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -42,8 +43,12 @@ std::optional<Sums> LossSums(const grade::Metric& metric, const ReportJson& line
 
 class Report {
  public:
-  explicit Report(const grade::Grader& grader) : grader_(grader) {
+  Report(const grade::Grader& grader, const std::vector<std::string>& programs) : grader_(grader) {
     for (const grade::Metric* metric : grader.metrics()) graded_.push_back({metric});
+    for (const std::string& name : programs) {
+      programs_.push_back({.name = name, .doc = "of a program of the job's"});
+    }
+    for (const grade::Metric& metric : programs_) graded_.push_back({&metric});
     for (const grade::Metric& metric : grade::Metrics()) {
       if (metric.kind == grade::MetricKind::kLoss) graded_.push_back({&metric});
     }
@@ -68,7 +73,9 @@ class Report {
         graded_[i].why = fmt::format("line {}: {}", line["line"].get<int64_t>(), Message(status));
       }
     }
-    for (size_t i = base.size(); i < graded_.size(); ++i) AddLoss(line, graded_[i]);
+    size_t next = base.size();
+    for (size_t i = 0; i < programs_.size(); ++i) AddVerdict(line, graded_[next++]);
+    for (; next < graded_.size(); ++next) AddLoss(line, graded_[next]);
     if (rows_ <= kSamples) samples_.push_back(std::move(line));
   }
 
@@ -88,6 +95,24 @@ class Report {
   }
 
  private:
+  // What a program said of the answers stands in the line: it is not asked again.
+  static void AddVerdict(const ReportJson& line, Graded& graded) {
+    const std::string name(graded.metric->name);
+    std::vector<Sums> sums;
+    for (const char* side : {"base", "tuned"}) {
+      if (!line.contains(side)) continue;
+      const ReportJson& scores = line[side]["scores"];
+      if (scores.contains(name)) {
+        sums.push_back({scores[name].get<double>() / 100, 1});
+      } else if (graded.ungraded++ == 0) {
+        graded.why = fmt::format("line {}: {}", line["line"].get<int64_t>(),
+                                 line[side]["ungraded"].value(name, "no score"));
+      }
+      if (!scores.contains(name)) return;
+    }
+    graded.rows.push_back({sums.front(), sums.back()});
+  }
+
   static void AddLoss(const ReportJson& line, Graded& graded) {
     const auto base = LossSums(*graded.metric, line, line["base"]);
     const auto tuned =
@@ -126,6 +151,7 @@ class Report {
   }
 
   const grade::Grader& grader_;
+  std::deque<grade::Metric> programs_;
   std::vector<Graded> graded_;
   int64_t rows_ = 0, errors_ = 0;
   bool tuned_ = false;
@@ -138,7 +164,7 @@ absl::StatusOr<ReportJson> MakeReport(const std::string& lines_file, const grade
                                       const ReportHead& head) {
   std::ifstream file(lines_file);
   if (!file) return NotFound(lines_file + " cannot be read");
-  Report report(grader);
+  Report report(grader, head.programs);
   for (std::string text; std::getline(file, text);) {
     ReportJson line = ParseOrderedJson(text);
     if (!line.is_object()) return DataLoss(lines_file + " holds a line that is no JSON");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/grade/metric.h"
@@ -11,6 +12,7 @@ namespace sft::rank {
 
 // What a report says of itself beside its numbers.
 struct ReportHead {
+  std::vector<std::string> programs;  // that graded beside the metrics: their scores' names
   std::string model, adapter, data;
   int64_t without_question = 0;  // rows of the data that could not be asked
 };

@@ -21,6 +21,8 @@ namespace {
 using LineJson = nlohmann::ordered_json;
 
 constexpr const char* kSides[] = {"base", "tuned"};
+constexpr int kMostPrograms = 8;  // that run at once
+constexpr std::chrono::milliseconds kProgramPatience{200};
 
 grade::Grader MakeGrader(const spec::JobSpec::Evaluate& evaluate) {
   auto grader = grade::Grader::Make(evaluate.metrics, evaluate.pattern);
@@ -29,6 +31,40 @@ grade::Grader MakeGrader(const spec::JobSpec::Evaluate& evaluate) {
                             "bad_metric", "correct the job file");
   }
   return *std::move(grader);
+}
+
+// The job's programs, which have to be ones that this node runs.
+std::vector<spec::CommandGrader> ProgramsOf(const Launch& launch) {
+  std::vector<spec::CommandGrader> programs;
+  absl::Status status;
+  for (const std::string& item : launch.spec.evaluate.grader) {
+    absl::StatusOr<spec::CommandGrader> grader = spec::ParseGrader(item);
+    if (grader.ok()) {
+      programs.push_back(*std::move(grader));
+    } else {
+      status = grader.status();
+    }
+  }
+  if (status.ok()) status = grading::FindPrograms(launch.file.grader_roots, programs);
+  if (!status.ok()) {
+    throw engine::UserError("evaluate.grader: " + std::string(Message(status)), "bad_grader",
+                            "correct the job file, or ask the operator of the node");
+  }
+  return programs;
+}
+
+// What the job's programs made of an answer, beside the metrics.
+void AddVerdicts(const std::vector<spec::CommandGrader>& programs,
+                 const std::vector<grading::Verdict>& verdicts, LineJson& side) {
+  for (size_t i = 0; i < verdicts.size(); ++i) {
+    const std::string& name = programs[i].name;
+    if (verdicts[i].score.ok()) {
+      side["scores"][name] = *verdicts[i].score;
+    } else {
+      side["ungraded"][name] = std::string(Message(verdicts[i].score.status()));
+    }
+    if (!verdicts[i].text.empty()) side["said"][name] = verdicts[i].text;
+  }
 }
 
 LineJson ResultJson(const RowResult& result, const grade::Grader& grader,
@@ -71,7 +107,12 @@ EvaluationTask::EvaluationTask(const Launch& launch)
       grader_(MakeGrader(launch.spec.evaluate)),
       tokenizer_(OpenTokenizer(options_)),
       model_name_(launch.spec.job.model),
-      adapter_name_(launch.spec.job.adapter) {
+      adapter_name_(launch.spec.job.adapter),
+      programs_folder_(launch.file.attempt_dir + "/grading"),
+      program_roots_(launch.file.grader_roots),
+      programs_(ProgramsOf(launch)),
+      graders_json_(launch.spec.evaluate.grader),
+      program_threads_(std::min(launch.file.threads_per_rank, kMostPrograms)) {
   CheckOptions(options_);
   const engine::PrepareOptions rows = HeldOutRows(launch);
   file_ = rows.Name();
@@ -105,6 +146,7 @@ std::string EvaluationTask::Identity(int ranks) const {
   run["rows"] = questions_.size();
   run["held-out rows"] = rows.FinishHex();
   run["metrics"] = metrics;
+  if (!graders_json_.empty()) run["graders"] = graders_json_;
   return DumpJson(run, 2) + "\n";
 }
 
@@ -118,6 +160,7 @@ engine::GenerationRequest EvaluationTask::QuestionOf(const Row& row, int64_t num
   request.max_new_tokens = options_.max_new_tokens;
   request.sampling = options_.sampling;
   request.sampling.seed = engine::MixSeed(options_.sampling.seed, static_cast<uint64_t>(number));
+  request.beams = options_.beams;
   request.stop_ids = tokenizer_.stop_ids();
   request.stop_strings = options_.stop;
   if (!options_.stop.empty()) {
@@ -154,7 +197,8 @@ void EvaluationTask::Load(const std::string& adapter, const std::vector<size_t>&
     const Row& row = questions_[static_cast<size_t>(i)];
     longest =
         std::max({longest, static_cast<int64_t>(row.document.tokens.size()),
-                  static_cast<int64_t>(row.question.prompt.size()) + options_.max_new_tokens});
+                  engine::BatchGenerator::TokensOf(static_cast<int64_t>(row.question.prompt.size()),
+                                                   options_.max_new_tokens, options_.beams.beams)});
   }
   batch_.reset();
   generator_.reset();  // before the next is loaded
@@ -166,7 +210,7 @@ void EvaluationTask::Load(const std::string& adapter, const std::vector<size_t>&
   const int64_t at_once = std::min<int64_t>(options_.most_requests, requests);
   batch_ = generator_->MakeBatch(
       {.cache_tokens = CacheTokens(at_once, longest, CacheRoomOf(options_, *generator_, *device_)),
-       .most_requests = options_.most_requests});
+       .most_requests = RowsAtOnce(options_, requests)});
   asked_.clear();
   for (int64_t i = first_; i < last_; ++i) {
     for (const size_t side : sides) Ask(i, side);
@@ -179,6 +223,10 @@ void EvaluationTask::Open(int64_t first, int64_t last, const Device& device) {
   device_.emplace(device);
   pending_.clear();
   if (first == last) return;
+  if (!programs_.empty()) {
+    graders_ = std::make_unique<grading::CommandGraders>(
+        programs_, program_roots_, fmt::format("{}/{}", programs_folder_, first), program_threads_);
+  }
   const size_t sides = options_.adapter.empty() ? 1 : 2;
   for (int64_t i = first; i < last; ++i) pending_[i].sides.resize(sides);
   Load(options_.adapter, sides == 1 ? std::vector<size_t>{0} : std::vector<size_t>{0, 1});
@@ -197,30 +245,60 @@ void EvaluationTask::Keep(const engine::GenerationAnswer& made) {
     result.answer.tokens = made.tokens.size();
     result.answer.finish_reason = FinishReason(made);
     result.answer.error = made.problem;
+    if (pending.missing == 0) AskPrograms(asked.number, pending);
     return;
   }
   const auto& loss = questions_[static_cast<size_t>(asked.number)].document.loss;
   for (size_t i = 1; i < loss.size(); ++i) {
     if (loss[i] != 0) result.nll -= made.prompt_scores[i - 1].log_probability;
   }
+  if (pending.missing == 0) AskPrograms(asked.number, pending);
+}
+
+void EvaluationTask::AskPrograms(int64_t number, const Pending& pending) {
+  // With both sides still to come the row is not whole.
+  if (graders_ == nullptr || base_first_) return;
+  const Row& row = questions_[static_cast<size_t>(number)];
+  std::vector<grading::Sample> samples;
+  for (const RowResult& side : pending.sides) {
+    samples.push_back({.line = row.question.line,
+                       .prompt = tokenizer_.DecodeAnswer(row.question.prompt),
+                       .reference = row.question.reference,
+                       .answer = side.answer.text,
+                       .finish_reason = side.answer.finish_reason});
+  }
+  graders_->Add(number, std::move(samples));
+}
+
+void EvaluationTask::Give(const Take& take) {
+  for (auto found = pending_.find(next_); found != pending_.end() && found->second.missing == 0;
+       found = pending_.find(++next_)) {
+    Verdicts verdicts(found->second.sides.size());
+    if (graders_ != nullptr) {
+      std::optional<Verdicts> given = graders_->Take(next_);
+      if (!given) return;
+      verdicts = *std::move(given);
+    }
+    take(LineOf(next_, found->second.sides, verdicts));
+    pending_.erase(found);
+  }
 }
 
 bool EvaluationTask::Step(const Take& take) {
   if (next_ == last_) return false;
+  const bool answered = batch_->idle();
   for (const engine::GenerationAnswer& made : batch_->Step()) Keep(made);
   if (base_first_) {
     if (batch_->idle()) Load(options_.adapter, {1});
     return true;
   }
-  for (auto found = pending_.find(next_); found != pending_.end() && found->second.missing == 0;
-       found = pending_.find(++next_)) {
-    take(LineOf(next_, found->second.sides));
-    pending_.erase(found);
-  }
+  if (answered && graders_ != nullptr) graders_->Wait(kProgramPatience);
+  Give(take);
   return next_ < last_;
 }
 
-std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>& sides) const {
+std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>& sides,
+                                   const Verdicts& verdicts) const {
   const Row& row = questions_[static_cast<size_t>(number)];
   std::vector<int32_t> predicted;
   for (size_t i = 1; i < row.document.tokens.size(); ++i) {
@@ -233,7 +311,9 @@ std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>&
                    {"reference_bytes", tokenizer_.DecodeAnswer(predicted).size()}};
   size_t tokens = 0;
   for (size_t i = 0; i < sides.size(); ++i) {
-    line[kSides[i]] = ResultJson(sides[i], grader_, row.question.reference);
+    LineJson& side = line[kSides[i]];
+    side = ResultJson(sides[i], grader_, row.question.reference);
+    AddVerdicts(programs_, verdicts[i], side);
     tokens += sides[i].answer.tokens;
     if (!sides[i].answer.error.empty() && !line.contains("error")) {
       line["error"] = fmt::format("{}: {}", kSides[i], sides[i].answer.error);
@@ -245,8 +325,11 @@ std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>&
 
 std::string EvaluationTask::Deliver(const std::string& all_lines, const std::string& folder) {
   ThrowIfError(CopyFile(all_lines, folder + "/scores.jsonl"));
+  std::vector<std::string> names;
+  for (const spec::CommandGrader& program : programs_) names.push_back(program.name);
   const auto report = MakeReport(all_lines, grader_,
-                                 {.model = model_name_,
+                                 {.programs = names,
+                                  .model = model_name_,
                                   .adapter = adapter_name_,
                                   .data = file_,
                                   .without_question = without_question_});

@@ -92,8 +92,13 @@ engine::GeneratorOptions ModelOf(const AnswerOptions& options, const std::string
           .nf4 = options.nf4};
 }
 
+int64_t RowsAtOnce(const AnswerOptions& options, int64_t requests) {
+  return std::min<int64_t>(options.most_requests, requests) * options.beams.beams;
+}
+
 void CheckOptions(const AnswerOptions& options) {
   engine::CheckSampling(options.sampling);
+  engine::CheckBeams(options.beams);
   if (std::ranges::find(options.stop, "") != options.stop.end()) {
     throw engine::UserError("a stop text is empty", "bad_sampling", "leave it out");
   }
@@ -133,6 +138,7 @@ engine::GenerationRequest RowAnswerer::RequestFor(const AnswerOptions& options,
   request.max_new_tokens = options.max_new_tokens;
   request.sampling = options.sampling;
   request.sampling.seed = engine::MixSeed(options.sampling.seed, static_cast<uint64_t>(number));
+  request.beams = options.beams;
   request.stop_ids = tokenizer_.stop_ids();
   request.stop_strings = options.stop;
   if (!options.stop.empty()) {
@@ -160,19 +166,24 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
           error.advice());
     }
   };
-  for (int64_t i = first; i < last; ++i) {
+  // A search gives all of a prompt's answers, those too that are not of this share.
+  const int64_t each = options.beams.beams > 1 ? options.samples : 1;
+  for (int64_t i = first / each * each; i < last; i += each) {
     naming(i, [&] { requests.push_back(RequestFor(options, row_of(i), i)); });
+    numbers_.push_back(i);
     prompt_tokens_.push_back(requests.back().prompt.size());
-    longest = std::max(longest, static_cast<int64_t>(prompt_tokens_.back()));
+    longest = std::max(
+        longest, engine::BatchGenerator::TokensOf(static_cast<int64_t>(prompt_tokens_.back()),
+                                                  options.max_new_tokens, options.beams.beams));
   }
   generator_.emplace(ModelOf(options, options.adapter, device));
-  const int64_t at_once = std::min<int64_t>(options.most_requests, last - first);
+  const auto count = static_cast<int64_t>(requests.size());
+  const int64_t at_once = std::min<int64_t>(options.most_requests, count);
   const CacheRoom room = CacheRoomOf(options, *generator_, device);
-  batch_ = generator_->MakeBatch(
-      {.cache_tokens = CacheTokens(at_once, longest + options.max_new_tokens, room),
-       .most_requests = options.most_requests});
+  batch_ = generator_->MakeBatch({.cache_tokens = CacheTokens(at_once, longest, room),
+                                  .most_requests = RowsAtOnce(options, count)});
   for (size_t i = 0; i < requests.size(); ++i) {
-    naming(first + static_cast<int64_t>(i), [&] { batch_->Add(std::move(requests[i])); });
+    naming(numbers_[i], [&] { batch_->Add(std::move(requests[i])); });
   }
 }
 
@@ -190,8 +201,10 @@ RowAnswer RowAnswerer::AnswerOf(const engine::GenerationAnswer& made) const {
 bool RowAnswerer::Step(const Take& take) {
   if (next_ == last_) return false;
   for (const engine::GenerationAnswer& made : batch_->Step()) {
+    const int64_t number = numbers_[static_cast<size_t>(made.request)] + made.sample;
+    if (number < first_ || number >= last_) continue;
     tokens_ += static_cast<int64_t>(made.tokens.size());
-    early_.emplace(first_ + made.request, AnswerOf(made));
+    early_.emplace(number, AnswerOf(made));
   }
   for (auto found = early_.find(next_); found != early_.end(); found = early_.find(++next_)) {
     take(found->first, found->second);
@@ -235,6 +248,11 @@ std::string RunOf(const AnswerOptions& options, const Prompts& prompts, int rank
                     {"stop", options.stop},
                     {"processes", ranks}};
   if (options.nf4) run["nf4"] = true;
+  if (options.beams.beams > 1) {
+    run["num_beams"] = options.beams.beams;
+    run["length_penalty"] = options.beams.length_penalty;
+    run["early_stopping"] = static_cast<int>(options.beams.stop);
+  }
   return DumpJson(run, 2) + "\n";
 }
 

@@ -23,6 +23,7 @@ struct AnswerOptions {
   std::string chat_template;   // in place of the model's own; empty: that
   int64_t max_new_tokens = 256;
   engine::SamplingOptions sampling;  // its seed is the run's: each answer has one made of it
+  engine::BeamOptions beams;         // of a search; its `answers` are the samples
   std::vector<std::string> stop;
   int most_requests = 32;       // answered at once
   int samples = 1;              // answers to each prompt
@@ -39,6 +40,9 @@ CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& gen
 // The model that answers: `adapter` in place of the options' own, or empty for the base alone.
 engine::GeneratorOptions ModelOf(const AnswerOptions& options, const std::string& adapter,
                                  const Device& device);
+
+// Answers that are worked on at once, as BatchOptions counts them.
+int64_t RowsAtOnce(const AnswerOptions& options, int64_t requests);
 
 // Throws UserError for a number that is out of its range: before anything is loaded.
 void CheckOptions(const AnswerOptions& options);
@@ -80,7 +84,8 @@ class RowAnswerer {
 
   int64_t next_, first_, last_;
   engine::ChatTokenizer tokenizer_;
-  std::vector<size_t> prompt_tokens_;
+  std::vector<int64_t> numbers_;       // by the batch's number: of the request's first answer
+  std::vector<size_t> prompt_tokens_;  // by the batch's number
   std::optional<engine::Generator> generator_;
   std::unique_ptr<engine::BatchGenerator> batch_;
   std::map<int64_t, RowAnswer> early_;  // that wait for those before them

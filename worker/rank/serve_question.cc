@@ -72,6 +72,13 @@ ServeQuestion::Prompt PromptOf(const Json& value) {
 }
 
 void TakeSampling(const Json& question, engine::SamplingOptions& sampling) {
+  for (const char* key : {"num_beams", "length_penalty", "early_stopping"}) {
+    if (!question.contains(key)) continue;
+    Refuse(
+        fmt::format("{}: a job that serves gives its answers token by token, a search with beams "
+                    "at its end; ask beams of a job of kind = \"generate\"",
+                    key));
+  }
   Take(question, "temperature", sampling.temperature);
   Take(question, "top_p", sampling.top_p);
   Take(question, "top_k", sampling.top_k);

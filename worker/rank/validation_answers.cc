@@ -125,8 +125,10 @@ class ValidationAnswers : public engine::AnswerJudge {
     if (count == 0) return sums;
     int64_t longest = 0;
     for (int64_t i = first; i < first + count; ++i) {
-      longest = std::max(
-          longest, static_cast<int64_t>(At(i).prompt.size()) + options_.generate_max_new_tokens);
+      longest =
+          std::max(longest, engine::BatchGenerator::TokensOf(
+                                static_cast<int64_t>(At(i).prompt.size()),
+                                options_.generate_max_new_tokens, options_.generate_num_beams));
     }
     const int64_t tokens = RoomFor(model, longest, count);
     if (tokens < longest) {
@@ -139,7 +141,8 @@ class ValidationAnswers : public engine::AnswerJudge {
     }
     engine::BatchGenerator batch(
         model.config(), model.decoder(), device_.torch, model.compute_type(),
-        /*optional_adapters=*/false, {.cache_tokens = tokens, .most_requests = kMostAtOnce});
+        /*optional_adapters=*/false,
+        {.cache_tokens = tokens, .most_requests = kMostAtOnce * options_.generate_num_beams});
     for (int64_t i = first; i < first + count; ++i) batch.Add(RequestFor(At(i)));
     stopped = !Run(batch, first, count, goes_on, sums, verdict);
     return sums;
@@ -184,6 +187,7 @@ class ValidationAnswers : public engine::AnswerJudge {
     engine::GenerationRequest request;
     request.prompt.assign(question.prompt.begin(), question.prompt.end());
     request.max_new_tokens = options_.generate_max_new_tokens;
+    request.beams.beams = options_.generate_num_beams;
     request.stop_ids = tokenizer_.stop_ids();
     return request;
   }

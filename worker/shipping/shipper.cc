@@ -144,6 +144,11 @@ v1::Metric MetricOf(const channel::EvalEvent& eval) {
   metric.set_val_loss(eval.loss);
   metric.set_tokens(eval.tokens);
   metric.set_is_eval(true);
+  for (const channel::EvalMetric& graded : eval.metrics) {
+    v1::NamedValue& value = *metric.add_values();
+    value.set_name(graded.name);
+    value.set_value(graded.value);
+  }
   return metric;
 }
 

@@ -53,6 +53,9 @@ class CompareTest : public ::testing::Test {
     eval.set_is_eval(true);
     eval.set_step(5);
     eval.set_val_loss(1.25);
+    v1::NamedValue& value = *eval.add_values();
+    value.set_name("val.rouge_l");
+    value.set_value(34.5);
     server_.metrics_of["job-b"].push_back(eval);
   }
   FakeServer server_;
@@ -72,6 +75,8 @@ TEST_F(CompareTest, LossesAreTakenWhereBothHaveSeenTheSameSamples) {
   EXPECT_DOUBLE_EQ(b["loss_at_samples"], 2.0);
   EXPECT_DOUBLE_EQ(b["val_loss"], 1.25);
   EXPECT_TRUE(a["val_loss"].is_null());
+  EXPECT_DOUBLE_EQ(b["val.rouge_l"], 34.5);
+  EXPECT_FALSE(a.contains("val.rouge_l"));
   EXPECT_EQ(a["tokens"], 2000);
   EXPECT_EQ(a["tokens_per_second"], 1000) << "the median, the first step left out";
   EXPECT_EQ(a["gpu_memory_bytes"], 20'000'000'000);
@@ -97,6 +102,7 @@ TEST_F(CompareTest, TablesAreForPeople) {
   const Outcome run = Sftctl(server_, {"compare", "job-a", "job-b"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(run.out, HasSubstr("LOSS@80"));
+  EXPECT_THAT(run.out, HasSubstr("VALIDATION   job-a  job-b\nval.rouge_l  -      34.50\n"));
   EXPECT_THAT(run.out, HasSubstr("qlora r=64"));
   EXPECT_THAT(run.out, HasSubstr("hyperparameters.global_batch"));
   EXPECT_THAT(run.out, Not(HasSubstr("output_dir")));

@@ -45,6 +45,14 @@ void CheckRequest(const GenerationRequest& request, int64_t vocabulary) {
     throw InternalError("stop strings need a function that decodes tokens");
   }
   CheckSampling(request.sampling);
+  CheckBeams(request.beams);
+  if (request.beams.beams > 1 && request.sampling.temperature > 0.0) {
+    throw UserError("a search with beams draws no tokens: the temperature must be 0",
+                    "bad_sampling", "leave the temperature out, or the beams");
+  }
+  if (request.beams.beams > 1 && (request.on_token || request.log_probabilities || only_scored)) {
+    throw InternalError("the tokens of a search are known at its end only");
+  }
 }
 
 // The next token is the likeliest, whatever stands before it.
@@ -78,12 +86,21 @@ void BatchGenerator::Check(const GenerationRequest& request) const {
                     config_.learned_positions, request.prompt.size(), request.max_new_tokens),
         "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
   }
-  if (PageTable::PagesFor(most) > pages_.most()) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int beams = request.beams.beams;
+  if (PageTable::PagesFor(TokensOf(prompt, request.max_new_tokens, beams)) > pages_.most()) {
     throw UserError(
-        fmt::format("a prompt of {} tokens and {} new ones do not fit into keys and values of "
+        fmt::format("a prompt of {} tokens and {} new ones{} do not fit into keys and values of "
                     "{} tokens",
-                    request.prompt.size(), request.max_new_tokens, limits_.cache_tokens),
-        "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
+                    prompt, request.max_new_tokens,
+                    beams > 1 ? fmt::format(" of each of {} beams", beams) : "",
+                    limits_.cache_tokens),
+        "bad_prompt", "give a shorter prompt, or ask for fewer tokens or beams");
+  }
+  if (beams > limits_.most_requests) {
+    throw UserError(fmt::format("{} beams are more than the {} answers that are worked on at once",
+                                beams, limits_.most_requests),
+                    "bad_prompt", "ask for fewer beams");
   }
   if (!request.adapter && !optional_adapters_) {
     throw UserError(
@@ -100,6 +117,10 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
   made.tokens = request.prompt;
   made.prompted = static_cast<int64_t>(made.tokens.size());
   made.is_long = decoder_.IsLong(made.prompted);
+  if (beams > 1) {
+    made.search = std::make_shared<Search>(
+        Search{BeamSearch(request.beams, request.stop_ids.size(), request.max_new_tokens), {}});
+  }
   made.request = std::move(request);
   waiting_.push_back(std::move(made));
   return waiting_.back().number;
@@ -122,15 +143,33 @@ int64_t BatchGenerator::MostNewTokens(int64_t prompt_tokens) const {
   return most - prompt_tokens;
 }
 
+int64_t BatchGenerator::TokensOf(int64_t prompt_tokens, int64_t new_tokens, int64_t beams) {
+  if (beams <= 1) return prompt_tokens + new_tokens;
+  return BeamPages::Needed(prompt_tokens, new_tokens, beams) * PageTable::kPageTokens;
+}
+
+int64_t BatchGenerator::RowsInUse() const {
+  int64_t rows = 0;
+  for (const Running& running : running_) {
+    if (running.beam == 0) rows += running.request.beams.beams;
+  }
+  return rows;
+}
+
 void BatchGenerator::Admit() {
   int64_t longest = 0;
-  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.most_requests) {
+  while (!waiting_.empty()) {
     Running& next = waiting_.front();
-    const int64_t tokens =
-        static_cast<int64_t>(next.request.prompt.size()) + next.request.max_new_tokens;
-    const int64_t pages = PageTable::PagesFor(tokens);
-    if (!pages_.HasRoom(pages)) break;
+    const auto prompt = static_cast<int64_t>(next.request.prompt.size());
+    const int64_t tokens = prompt + next.request.max_new_tokens;
+    const int beams = next.request.beams.beams;
+    const int64_t pages = PageTable::PagesFor(TokensOf(prompt, next.request.max_new_tokens, beams));
+    if (RowsInUse() + beams > limits_.most_requests || !pages_.HasRoom(pages)) break;
     next.pages = pages_.Take(pages);
+    if (next.search) {
+      next.search->pages = BeamPages(std::move(next.pages));
+      next.pages = next.search->pages.First(prompt);
+    }
     longest = std::max(longest, tokens);
     running_.push_back(std::move(next));
     waiting_.pop_front();
@@ -146,7 +185,8 @@ void BatchGenerator::Admit() {
 std::vector<BatchGenerator::Piece> BatchGenerator::Answers() const {
   std::vector<Piece> pieces;
   for (size_t i = 0; i < running_.size(); ++i) {
-    if (running_[i].answers()) pieces.push_back({i, 1});
+    // A beam that has been run waits for the others of its search.
+    if (running_[i].answers() && running_[i].missing() > 0) pieces.push_back({i, 1});
   }
   return pieces;
 }
@@ -222,6 +262,10 @@ void BatchGenerator::TakeTokens(const std::vector<Piece>& pieces,
   const auto* best = likeliest.const_data_ptr<double>();
   for (size_t row = 0; row < pieces.size(); ++row) {
     Running& running = running_[pieces[row].running];
+    if (running.search) {
+      Offer(running, scores.logits[static_cast<int64_t>(row)].to(at::kCPU, at::kFloat));
+      continue;
+    }
     const auto answered = static_cast<int64_t>(running.answer.tokens.size());
     const double logit = best[pieces.size() + row];
     auto token = static_cast<int32_t>(best[row]);
@@ -259,16 +303,47 @@ int32_t BatchGenerator::Choose(Running& running, const Tensor& logits) {
   return token;
 }
 
+void BatchGenerator::Offer(Running& running, const Tensor& logits) {
+  Search& search = *running.search;
+  if (!search.problem.empty()) return;
+  const Tensor changed = logits.clone();
+  const std::span<float> values(changed.mutable_data_ptr<float>(),
+                                static_cast<size_t>(changed.numel()));
+  try {
+    PenalisedLogProbabilities(values, running.request.sampling,
+                              {running.request.prompt, search.beams.beams()[running.beam]},
+                              running.request.stop_ids);
+    search.beams.Offer(running.beam, values);
+  } catch (const UserError& error) {
+    search.problem = error.what();
+  }
+}
+
 // At each token only what it adds can complete a string, but its first characters may have come
 // with any token before.
-bool BatchGenerator::EndsWithString(Running& running) const {
-  const std::vector<std::string>& strings = running.request.stop_strings;
-  if (strings.empty()) return false;
-  const std::string text = running.request.decode(running.answer.tokens);
+size_t BatchGenerator::FindStopString(const GenerationRequest& request,
+                                      std::span<const int32_t> tokens) {
   size_t first = std::string::npos;
-  for (const std::string& string : strings) first = std::min(first, text.find(string));
-  running.answer.text_bytes = first;
-  return first != std::string::npos;
+  if (request.stop_strings.empty()) return first;
+  const std::string text = request.decode(tokens);
+  for (const std::string& string : request.stop_strings) {
+    first = std::min(first, text.find(string));
+  }
+  return first;
+}
+
+bool BatchGenerator::EndsWithString(Running& running) const {
+  running.answer.text_bytes = FindStopString(running.request, running.answer.tokens);
+  return running.answer.text_bytes != std::string::npos;
+}
+
+// Where longer documents turn at other frequencies, keys that were kept are of the wrong ones.
+void BatchGenerator::Lengthen(Running& running) {
+  const auto length = static_cast<int64_t>(running.tokens.size());
+  const bool is_long = decoder_.IsLong(length);
+  if (is_long == std::exchange(running.is_long, is_long)) return;
+  running.cached = 0;
+  running.prompted = length;
 }
 
 bool BatchGenerator::Accept(Running& running, int32_t token) {
@@ -288,13 +363,7 @@ bool BatchGenerator::Accept(Running& running, int32_t token) {
   } else if (static_cast<int64_t>(answer.tokens.size()) == request.max_new_tokens) {
     answer.reason = EndReason::kLength;
   } else {
-    // Where longer documents turn at other frequencies, keys that were kept are of the wrong ones.
-    const auto length = static_cast<int64_t>(running.tokens.size());
-    const bool is_long = decoder_.IsLong(length);
-    if (is_long != std::exchange(running.is_long, is_long)) {
-      running.cached = 0;
-      running.prompted = length;
-    }
+    Lengthen(running);
     return false;
   }
   return true;
@@ -330,10 +399,70 @@ int64_t BatchGenerator::Shared(const std::vector<Piece>& answers) const {
   return device_.is_cpu() ? static_cast<int64_t>(answers.size()) : 0;
 }
 
+void BatchGenerator::MoveOn(std::span<Running> beams, std::vector<Running>& left,
+                            std::vector<GenerationAnswer>& answers) {
+  Search& search = *beams[0].search;
+  const GenerationRequest& request = beams[0].request;
+  if (!search.problem.empty()) return Finish(beams[0], answers);
+  if (!search.beams.complete()) {
+    for (Running& beam : beams) left.push_back(std::move(beam));
+    return;
+  }
+  std::vector<size_t> parents =
+      search.beams.Advance([&](std::span<const int32_t> tokens) -> std::optional<BeamSearch::End> {
+        if (Contains(request.stop_ids, tokens.back())) return {{EndReason::kStopToken, 0}};
+        const size_t text_bytes = FindStopString(request, tokens);
+        if (text_bytes == std::string::npos) return std::nullopt;
+        return {{EndReason::kStopString, text_bytes}};
+      });
+  if (parents.empty()) return Finish(beams[0], answers);
+  // The prompt stands for all beams that begin with it.
+  if (beams.size() == 1) std::ranges::fill(parents, size_t{0});
+  std::vector<std::vector<int32_t>> tables;
+  for (const Running& beam : beams) tables.push_back(beam.pages);
+  std::vector<BeamPages::Copy> copies;
+  tables = search.pages.Fork(tables, parents, static_cast<int64_t>(beams[0].tokens.size()), copies);
+  decoder_.CopyPages(copies);
+  for (size_t i = 0; i < parents.size(); ++i) {
+    Running next = beams[parents[i]];
+    next.beam = i;
+    next.pages = std::move(tables[i]);
+    next.tokens.push_back(search.beams.beams()[i].back());
+    Lengthen(next);
+    left.push_back(std::move(next));
+  }
+  search.running = parents.size();
+  moved_ = true;
+}
+
+void BatchGenerator::Finish(Running& beam, std::vector<GenerationAnswer>& answers) {
+  const Search& search = *beam.search;
+  std::vector<BeamSearch::Found> found = search.beams.answers();
+  for (size_t i = 0; i < found.size(); ++i) {
+    GenerationAnswer answer = beam.answer;
+    answer.sample = static_cast<int>(i);
+    answer.reason = search.problem.empty() ? found[i].end.reason : EndReason::kFailed;
+    answer.problem = search.problem;
+    answer.text_bytes = found[i].end.text_bytes;
+    answer.score = found[i].score;
+    if (search.problem.empty()) answer.tokens = std::move(found[i].tokens);
+    if (answer.reason == EndReason::kStopToken) answer.tokens.pop_back();
+    answers.push_back(std::move(answer));
+  }
+  pages_.GiveBack(search.pages.all());
+  moved_ = true;
+}
+
 std::vector<GenerationAnswer> BatchGenerator::Leave(const std::vector<bool>& done) {
   std::vector<GenerationAnswer> answers;
   std::vector<Running> left;
   for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i].search) {
+      const size_t beams = running_[i].search->running;
+      MoveOn(std::span(running_).subspan(i, beams), left, answers);
+      i += beams - 1;
+      continue;
+    }
     if (!done[i]) {
       left.push_back(std::move(running_[i]));
       continue;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/engine/generate/beam_search.h"
 #include "worker/engine/generate/paged_decoder.h"
 #include "worker/engine/generate/pages.h"
 #include "worker/engine/generate/sampling.h"
@@ -28,6 +29,8 @@ struct GenerationRequest {
   std::vector<int32_t> prompt;   // not empty
   int64_t max_new_tokens = 256;  // 0, with `prompt_scores`: nothing is answered
   SamplingOptions sampling;
+  // More than one beam: the answers that a search finds, which draws nothing (temperature 0).
+  BeamOptions beams;
   std::vector<int32_t> stop_ids;  // any of them ends the answer and is not part of it
   // Any of them in the answer's text ends it; `decode` makes the text of tokens.
   std::vector<std::string> stop_strings;
@@ -43,16 +46,15 @@ struct GenerationRequest {
   int64_t alternatives = 0;
 };
 
-// kFailed: no token could be chosen (NextToken).
-enum class EndReason { kStopToken, kStopString, kLength, kListener, kFailed };
-
 // What a request got.
 struct GenerationAnswer {
   int64_t request = 0;  // what Add returned
+  int sample = 0;       // of the answers of a search: 0 is the best
   std::vector<int32_t> tokens;
   EndReason reason = EndReason::kLength;
   std::string problem;    // with kFailed
   size_t text_bytes = 0;  // with kStopString: of the answer's text, up to the stop string
+  double score = 0;       // of a search: log-probability / tokens^length_penalty
   std::vector<double> log_probabilities;
   // With prompt_scores: of every token of the prompt but the first, after those before it.
   std::vector<TokenScore> prompt_scores;
@@ -61,7 +63,7 @@ struct GenerationAnswer {
 // Limits of a BatchGenerator.
 struct BatchOptions {
   int64_t cache_tokens = 32768;  // whose keys and values are kept at once, of all requests
-  int64_t most_requests = 64;    // that are answered at once
+  int64_t most_requests = 64;    // that are answered at once; each beam of a search counts
   int64_t step_tokens = 512;     // of a forward: a longer prompt takes several
 };
 
@@ -74,7 +76,8 @@ struct BatchOptions {
 // size of steps and pages, or on the number of threads: every operation treats a token by itself
 // (Pass::tile, ops::PagedAttention), and each request draws from its own numbers (UniformOf).
 //
-// A request keeps room for its longest answer from the start, so none is ever put back.
+// A request keeps room for its longest answer from the start, so none is ever put back. Of a search
+// that is the prompt once, and the longest answer for each beam.
 // Thread-compatible; not while the decoder does something else.
 class BatchGenerator {
  public:
@@ -95,6 +98,9 @@ class BatchGenerator {
   // Tokens of the longest answer that a prompt of so many tokens can get; below 1: it gets none.
   int64_t MostNewTokens(int64_t prompt_tokens) const;
 
+  // Tokens of keys and values that a request keeps room for.
+  static int64_t TokensOf(int64_t prompt_tokens, int64_t new_tokens, int64_t beams);
+
   // One forward. Returns the answers that were finished in it.
   std::vector<GenerationAnswer> Step();
 
@@ -102,6 +108,13 @@ class BatchGenerator {
   bool idle() const { return waiting_.empty() && running_.empty(); }
 
  private:
+  // A search, and its pages: what its beams have in common.
+  struct Search {
+    BeamSearch beams;
+    BeamPages pages;
+    size_t running = 1;   // beams that run: behind each other
+    std::string problem;  // why it cannot go on
+  };
   struct Running {
     int64_t number = 0;
     GenerationRequest request;
@@ -111,6 +124,8 @@ class BatchGenerator {
     int64_t prompted =
         0;  // tokens that are run as those of prompts: all that were there at the start
     bool is_long = false;
+    std::shared_ptr<Search> search;  // none: this is the only answer
+    size_t beam = 0;
     GenerationAnswer answer;
 
     bool answers() const { return cached >= prompted; }
@@ -141,10 +156,22 @@ class BatchGenerator {
                   std::vector<bool>& done);
   // The next token by all of the request's options; `logits` fp32 on the CPU, overwritten.
   static int32_t Choose(Running& running, const at::Tensor& logits);
+  // Tells a search what comes after one of its beams.
+  static void Offer(Running& running, const at::Tensor& logits);
   // Adds the next token to a request; true if that ended its answer.
   bool Accept(Running& running, int32_t token);
+  // What changes with the length of a request.
+  void Lengthen(Running& running);
+  // Where one of the request's stop strings begins in the text of these tokens; npos: none is
+  // there.
+  static size_t FindStopString(const GenerationRequest& request, std::span<const int32_t> tokens);
   // Rows that answers take of a forward's.
   int64_t Shared(const std::vector<Piece>& answers) const;
+  int64_t RowsInUse() const;
+  // The beams of a search that come next, into `left`, or its answers.
+  void MoveOn(std::span<Running> beams, std::vector<Running>& left,
+              std::vector<GenerationAnswer>& answers);
+  void Finish(Running& beam, std::vector<GenerationAnswer>& answers);
   // Lets those that are done go, and returns what they got.
   std::vector<GenerationAnswer> Leave(const std::vector<bool>& done);
   bool EndsWithString(Running& running) const;

@@ -82,6 +82,22 @@ void PagedDecoder::SetTables(const std::vector<std::span<const int32_t>>& pages)
   tables_.copy_(all);
 }
 
+void PagedDecoder::CopyPages(std::span<const BeamPages::Copy> copies) {
+  if (copies.empty()) return;
+  std::vector<int64_t> from, to;
+  for (const BeamPages::Copy& copy : copies) {
+    from.push_back(copy.from);
+    to.push_back(copy.to);
+  }
+  const Tensor sources = at::tensor(from, at::kLong).to(activations_.device());
+  const Tensor targets = at::tensor(to, at::kLong).to(activations_.device());
+  for (LayerPages& layer : layers_) {
+    for (Tensor* kept : {&layer.k, &layer.v}) {
+      if (kept->defined()) kept->index_copy_(0, targets, kept->index_select(0, sources));
+    }
+  }
+}
+
 Tensor PagedDecoder::Pack(std::span<const PagedRow> rows, int64_t count) const {
   Tensor packed = at::zeros({kColumns, count}, at::kLong);
   auto* columns = packed.mutable_data_ptr<int64_t>();

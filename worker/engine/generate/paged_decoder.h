@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "worker/engine/generate/beam_search.h"
 #include "worker/engine/generate/pages.h"
 #include "worker/engine/generate/position_tables.h"
 #include "worker/engine/kernels/graph.h"
@@ -52,6 +53,8 @@ class PagedDecoder {
   void Reserve(int64_t tokens, int64_t pages);
   // The pages of each request, in order: row i of the tables.
   void SetTables(const std::vector<std::span<const int32_t>>& pages);
+  // Copies keys and values of whole pages, in all layers, to others.
+  void CopyPages(std::span<const BeamPages::Copy> copies);
   bool IsLong(int64_t tokens) const { return positions_.IsLong(tokens); }
 
   // What the head makes of some rows, on the device.

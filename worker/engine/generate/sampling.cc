@@ -127,6 +127,23 @@ std::array<uint32_t, 4> Philox(uint64_t key, uint64_t counter) {
   return x;
 }
 
+void Refuse(const TokensSoFar& tokens, const char* why, const char* advice) {
+  throw UserError(
+      fmt::format("token {} of the answer cannot be chosen: {}", tokens.answer.size() + 1, why),
+      "bad_logits", advice);
+}
+
+void RequireNumbers(std::span<const float> logits, const TokensSoFar& tokens) {
+  if (std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); })) return;
+  Refuse(tokens, "the model's logits are NaN or infinite", "look for NaN in the weights");
+}
+
+// Some token may come.
+void RequireChoice(std::span<const float> logits, const TokensSoFar& tokens) {
+  if (std::isfinite(logits[LikeliestToken(logits)])) return;
+  Refuse(tokens, "none is allowed", "relax no_repeat_ngram or min_new_tokens");
+}
+
 }  // namespace
 
 void CheckSampling(const SamplingOptions& o) {
@@ -195,20 +212,23 @@ int32_t DrawToken(std::span<const float> logits, double uniform) {
   return last;
 }
 
+void PenalisedLogProbabilities(std::span<float> logits, const SamplingOptions& options,
+                               const TokensSoFar& tokens, std::span<const int32_t> stop_ids) {
+  RequireNumbers(logits, tokens);
+  double total = 0.0;
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  (void)Weights(logits, total);
+  const auto whole = static_cast<float>(std::log(total));
+  for (float& logit : logits) logit = logit - largest - whole;
+  PenaliseLogits(logits, options, tokens, stop_ids);
+  RequireChoice(logits, tokens);
+}
+
 int32_t NextToken(std::span<float> logits, const SamplingOptions& options,
                   const TokensSoFar& tokens, std::span<const int32_t> stop_ids) {
-  const auto refuse = [&](const char* why, const char* advice) {
-    throw UserError(
-        fmt::format("token {} of the answer cannot be chosen: {}", tokens.answer.size() + 1, why),
-        "bad_logits", advice);
-  };
-  if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); })) {
-    refuse("the model's logits are NaN or infinite", "look for NaN in the weights");
-  }
+  RequireNumbers(logits, tokens);
   PenaliseLogits(logits, options, tokens, stop_ids);
-  if (!std::isfinite(logits[LikeliestToken(logits)])) {
-    refuse("none is allowed", "relax no_repeat_ngram or min_new_tokens");
-  }
+  RequireChoice(logits, tokens);
   if (options.temperature == 0.0) return LikeliestToken(logits);
   NarrowLogits(logits, options);
   return DrawToken(logits, UniformOf(options.seed, tokens.answer.size()));

@@ -36,6 +36,11 @@ void PenaliseLogits(std::span<float> logits, const SamplingOptions& options,
 // Then temperature, top-k, top-p and min-p, in that order, for a temperature above 0.
 void NarrowLogits(std::span<float> logits, const SamplingOptions& options);
 
+// The logarithms of the probabilities that logits give each token, penalised as logits are: what a
+// search with beams adds up. Throws as NextToken does.
+void PenalisedLogProbabilities(std::span<float> logits, const SamplingOptions& options,
+                               const TokensSoFar& tokens, std::span<const int32_t> stop_ids);
+
 // The token of the largest logit, of the least id where there are several.
 int32_t LikeliestToken(std::span<const float> logits);
 

@@ -41,6 +41,22 @@ TEST(ProgressTest, AnEvaluationKeepsTheFiguresOfItsStep) {
   EXPECT_EQ(progress.eta_seconds(), 12);
 }
 
+TEST(ProgressTest, ValuesOfAnEvaluationStayUntilOneHasOthers) {
+  v1::Progress progress;
+  v1::Metric eval;
+  eval.set_step(4);
+  eval.set_is_eval(true);
+  v1::NamedValue& value = *eval.add_values();
+  value.set_name("val.rouge_l");
+  value.set_value(34.5);
+  Advance(eval, progress);
+  eval.clear_values();
+  eval.set_step(5);
+  Advance(eval, progress);
+  ASSERT_EQ(progress.values_size(), 1) << "not every validation answers rows";
+  EXPECT_EQ(progress.values(0).value(), 34.5);
+}
+
 TEST(ProgressTest, WhatComesLateOrAfterTheLastStepDoesNoHarm) {
   v1::Progress progress;
   Advance(Step(11), progress);

@@ -1,3 +1,4 @@
+#include "common/spec/grader.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
 namespace sft::spec {
@@ -35,6 +36,77 @@ TEST(KindTest, AJobThatAnswersHasItsOwnKeysAndNoneOfTraining) {
   EXPECT_EQ(TextOf(job, "lora.r"), "(absent)") << "a dry run shows what the job has";
   EXPECT_EQ(TextOf(job, "hyperparameters.learning_rate"), "(absent)");
   EXPECT_EQ(TextOf(job, "generate.top_k"), "5");
+}
+
+TEST(KindTest, ASearchWithBeamsDrawsNothingAndGivesAsManyAnswersAsBeams) {
+  const Resolution job = ResolveText(
+      Generate("[generate]\nnum_beams = 4\nnum_return_sequences = 3\nlength_penalty = 0.6\n"
+               "early_stopping = true\n"));
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  EXPECT_THAT(job.warnings, IsEmpty());
+  EXPECT_EQ(job.spec.generate.num_beams, 4);
+  EXPECT_EQ(job.spec.generate.num_samples, 3);
+  EXPECT_EQ(job.spec.generate.length_penalty, 0.6);
+  EXPECT_EQ(job.spec.generate.early_stopping, EarlyStopping::kYes);
+  const auto problems = [](std::string_view keys) {
+    return Describe(ResolveText(Generate("[generate]\n" + std::string(keys))).problems);
+  };
+  EXPECT_EQ(problems("num_beams = 2\nearly_stopping = \"never\"\n"), "");
+  EXPECT_EQ(problems("num_beams = 2\nearly_stopping = false\n"), "");
+  EXPECT_THAT(problems("num_beams = 2\nearly_stopping = \"soon\"\n"),
+              HasSubstr("\"false\", \"true\" or \"never\""));
+  EXPECT_THAT(
+      problems("num_beams = 2\ntemperature = 0.5\n"),
+      HasSubstr("generate.num_beams:8: generate.temperature = 0.5 (job.toml:9) draws tokens"));
+  EXPECT_THAT(problems("num_beams = 2\nnum_samples = 3\n"),
+              HasSubstr("a search with 2 beams finds 2 answers"));
+  EXPECT_THAT(problems("num_beams = 65\n"), HasSubstr("generate.num_beams"));
+  const std::string serves = Describe(
+      ResolveText("[job]\nkind = \"serve\"\nmodel = \"m\"\n[compute]\ngpu_type = \"H100\"\n"
+                  "[scheduling]\ntime_limit = \"1h\"\n[generate]\nnum_beams = 2\n")
+          .problems);
+  EXPECT_THAT(serves, HasSubstr("generate.num_beams:9: a job of kind = \"serve\" gives its "
+                                "answers token by token"));
+}
+
+TEST(KindTest, ProgramsThatGradeAreTablesOfTheirOwn) {
+  const auto evaluate = [](std::string_view rest) {
+    return ResolveText(
+        "[job]\nkind = \"evaluate\"\nmodel = \"m\"\ndata = \"p.jsonl\"\n"
+        "[compute]\ngpu_type = \"H100\"\n" +
+        std::string(rest));
+  };
+  const std::string good =
+      "[[evaluate.grader]]\ntype = \"command\"\nname = \"my_score\"\n"
+      "command = [\"/opt/graders/score\", \"a, b\"]\nhigh = 10\n";
+  const Resolution job = evaluate(good);
+  ASSERT_TRUE(job.ok()) << Describe(job.problems);
+  ASSERT_EQ(job.spec.evaluate.grader.size(), 1u);
+  const CommandGrader grader = ParseGrader(job.spec.evaluate.grader[0]).value();
+  EXPECT_EQ(grader.name, "my_score");
+  EXPECT_THAT(grader.command, ::testing::ElementsAre("/opt/graders/score", "a, b"));
+  EXPECT_EQ(grader.high, 10);
+  EXPECT_EQ(grader.timeout_seconds, 10);
+  const auto problems = [&](std::string_view rest) {
+    return Describe(evaluate("[[evaluate.grader]]\n" + std::string(rest)).problems);
+  };
+  constexpr std::string_view kType = "type = \"command\"\n";
+  const auto with = [&](std::string_view rest) {
+    return problems(std::string(kType) + std::string(rest));
+  };
+  EXPECT_THAT(Describe(evaluate(good + good).problems), HasSubstr("two graders are called"));
+  EXPECT_THAT(problems("type = \"judge\"\n"),
+              HasSubstr("evaluate.grader:7: type = \"judge\": not"));
+  EXPECT_THAT(with("name = \"f1\"\n"), HasSubstr("\"f1\" is a metric"));
+  EXPECT_THAT(with("name = \"A b\"\n"), HasSubstr("give a name of a-z"));
+  EXPECT_THAT(with("name = \"a\"\ncommand = \"rm -r /\"\n"), HasSubstr("command: give a list"));
+  EXPECT_THAT(with("name = \"a\"\ncommand = [\"score\"]\n"), HasSubstr("absolute path"));
+  EXPECT_THAT(with("name = \"a\"\ncommand = [\"/s\"]\nlow = 2\n"), HasSubstr("has to be above"));
+  EXPECT_THAT(with("name = \"a\"\ncommand = [\"/s\"]\nshell = true\n"),
+              HasSubstr("\"shell\" is unknown"));
+  EXPECT_THAT(with("name = \"a\"\ncommand = [\"/s\"]\ntimeout_seconds = 0\n"),
+              HasSubstr("timeout_seconds: give a whole number from 1 to 600"));
+  EXPECT_THAT(problems("name = \"a\"\n"), HasSubstr("evaluate.grader"));
 }
 
 TEST(KindTest, AJobThatTrainsShowsNoKeysOfAnswering) {

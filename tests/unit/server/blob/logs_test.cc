@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "common/io/file.h"
@@ -264,11 +265,49 @@ TEST_F(LogsTest, MetricsAreReadByIndex) {
   EXPECT_TRUE(metrics.Read("job", 4, 10)->empty());
 }
 
+TEST_F(LogsTest, ValuesOfAValidationAreRecordsThatStayWithIt) {
+  MetricLog metrics(dir_);
+  std::vector<MetricPoint> points;
+  for (int step = 1; step <= 600; ++step) {
+    points.push_back(Point(1, step));
+    if (step % 100 != 0) continue;
+    points.push_back(Point(1, step, true));
+    for (const char* name : {"val.rouge_l", "val.exact_match"}) {
+      MetricPoint value = Point(1, step, true);
+      value.is_eval = name[4] == 'r' ? 2 : 3;
+      value.name = name;
+      value.value = step + 0.125 * value.is_eval;
+      points.push_back(value);
+    }
+  }
+  ASSERT_TRUE(metrics.Append("job", points).ok());
+  ASSERT_TRUE(metrics.Append("job", points).ok()) << "sent twice";
+  ASSERT_EQ(metrics.Count("job").value(), 618);
+  ASSERT_TRUE(metrics.Thin("job", 100).ok());
+  EXPECT_LT(metrics.Count("job").value(), 150);
+  std::map<std::string, int> kept;
+  for (const MetricPoint& point : metrics.Read("job", 0, 1000).value()) {
+    if (point.name.empty()) continue;
+    ++kept[point.name];
+    EXPECT_EQ(point.value, static_cast<double>(point.step) + 0.125 * point.is_eval);
+  }
+  EXPECT_EQ(kept, (std::map<std::string, int>{{"val.exact_match", 6}, {"val.rouge_l", 6}}));
+  const std::string longest(MetricLog::kMaxName, 'x');
+  MetricPoint value = Point(1, 700, true);
+  value.is_eval = 2;
+  value.name = longest;
+  EXPECT_EQ(DecodeMetric(EncodeMetric(value), "job")->name, longest);
+  EXPECT_EQ(EncodeMetric(value).size(), static_cast<size_t>(MetricLog::kRecordBytes));
+}
+
 TEST_F(LogsTest, PreferencesComeBackFromRecordsOfTheSameSize) {
   MetricPoint step = Point(2, 7);
-  step.preference = {.rewards_chosen = 0.5f, .rewards_rejected = -0.25f,
-                     .rewards_accuracies = 0.75f, .logps_chosen = -31.5f,
-                     .logps_rejected = -40.0f, .kl = 0.125f};
+  step.preference = {.rewards_chosen = 0.5f,
+                     .rewards_rejected = -0.25f,
+                     .rewards_accuracies = 0.75f,
+                     .logps_chosen = -31.5f,
+                     .logps_rejected = -40.0f,
+                     .kl = 0.125f};
   step.lr = 5e-6;
   step.tokens = 1'000'000;
   step.epoch = 1.25;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "server/core/convert.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
@@ -87,6 +88,45 @@ TEST_F(IngestTest, MetricsThatTheServerHasLostAreAskedForAgain) {
   const auto events = jobs_->Events(job_, 0, 100).value();
   for (const auto& event : events) told += event.type() == "warning" ? 1 : 0;
   EXPECT_EQ(told, 1);
+}
+
+// A validation is one point to clients, whatever part of the curve they ask for.
+TEST_F(IngestTest, AValidationIsGivenWithAllOfItsValuesOrLater) {
+  for (int step = 1; step <= 3; ++step) {
+    v1::AppendEventsRequest request = Steps(step * 10 - 10, step * 10, step);
+    v1::Metric& eval = *request.add_events()->mutable_metric();
+    eval.set_step(step);
+    eval.set_is_eval(true);
+    eval.set_val_loss(1.5);
+    for (const char* name : {"val.rouge_l", "val.f1"}) {
+      v1::NamedValue& value = *eval.add_values();
+      value.set_name(name);
+      value.set_value(step);
+    }
+    ASSERT_EQ(ingest_.AppendEvents(request)->offset(), step * 10);
+  }
+  EXPECT_EQ(metrics_.Count(job_).value(), 12);
+  for (int most = 4; most <= 13; ++most) {
+    std::vector<v1::Metric> all;
+    for (int64_t index = 0; index < 12;) {
+      const auto part = ingest_.ReadCurve(job_, index, most, false).value();
+      ASSERT_GT(part.next_index, index);
+      index = part.next_index;
+      for (const v1::Metric& metric : MetricsOf(part.points)) all.push_back(metric);
+    }
+    ASSERT_EQ(all.size(), 6u) << most;
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].is_eval(), i % 2 == 1);
+      ASSERT_EQ(all[i].values_size(), i % 2 == 1 ? 2 : 0) << most;
+    }
+    EXPECT_EQ(all[5].values(1).name(), "val.f1");
+    EXPECT_EQ(all[5].values(1).value(), 3);
+    EXPECT_EQ(all[5].val_loss(), 1.5);
+  }
+  const v1::Job job = jobs_->Get("projects/default/jobs/" + job_).value();
+  EXPECT_EQ(job.progress().values(0).name(), "val.rouge_l");
+  EXPECT_EQ(job.progress().values(0).value(), 3);
+  EXPECT_EQ(job.progress().val_loss(), 1.5);
 }
 
 TEST_F(IngestTest, MetricsThatNobodyHasAnyMoreAreNotAskedForForEver) {

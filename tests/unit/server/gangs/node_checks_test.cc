@@ -104,7 +104,21 @@ TEST(NodeChecksTest, AnEventHasNumbersThatAStepCanHave) {
                  {set([](M& m) { m.mutable_time()->set_seconds(kHuge); }), "time.seconds"},
                  {set([](M& m) { m.mutable_time()->set_nanos(-1); }), "time.nanos"},
                  {set([](M& m) { m.set_of_limit(1e300); }), "of_limit"},
-                 {set([](M& m) { m.set_epoch(-1e200); }), "epoch"}},
+                 {set([](M& m) { m.set_epoch(-1e200); }), "epoch"},
+                 {set([](M& m) { m.add_values()->set_name("loss"); }), "values.name"},
+                 {set([](M& m) { m.add_values()->set_name("val.loss"); }), "values.name"},
+                 {set([](M& m) { m.add_values()->set_name("val.a b"); }), "values.name"},
+                 {set([](M& m) { m.add_values()->set_name("val." + std::string(77, 'x')); }),
+                  "values.name"},
+                 {set([](M& m) {
+                    m.add_values()->set_name("val.f1");
+                    m.mutable_values(0)->set_value(1e300);
+                  }),
+                  "values.value"},
+                 {set([](M& m) {
+                    for (int i = 0; i < 65; ++i) m.add_values()->set_name("val.f1");
+                  }),
+                  "values"}},
                 CheckEvent);
   Event note;
   note.set_note("agreed");

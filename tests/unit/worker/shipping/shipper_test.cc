@@ -276,6 +276,19 @@ TEST(RankEventTest, AValidationPointIsMarked) {
   EXPECT_EQ(event.metric().preference().rewards_rejected(), 0.25);
 }
 
+TEST(RankEventTest, WhatAnswersWereGradedByIsPartOfTheValidation) {
+  const v1::RankEvent event = ToRankEvent(
+      0,
+      {1,
+       channel::EvalEvent{
+           .step = 4, .loss = 1.5, .metrics = {{"val.rouge_l", 34.5}, {"val.exact_match", 12}}}},
+      "line");
+  ASSERT_EQ(event.metric().values_size(), 2);
+  EXPECT_EQ(event.metric().values(0).name(), "val.rouge_l");
+  EXPECT_EQ(event.metric().values(0).value(), 34.5);
+  EXPECT_EQ(event.metric().values(1).name(), "val.exact_match");
+}
+
 TEST(RankEventTest, PreparationIsAPhaseForPeople) {
   const v1::RankEvent event =
       ToRankEvent(-1, {1, channel::ProgressEvent{"tokenise", 120, 150}}, "line");

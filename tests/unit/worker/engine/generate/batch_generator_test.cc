@@ -349,6 +349,85 @@ TEST_F(BatchGeneratorTest, ARequestWhoseTokenCannotBeChosenFailsAloneAndSaysWhy)
   EXPECT_THAT(answers[1].problem, HasSubstr("token 1 of the answer cannot be chosen"));
 }
 
+// Searches of different widths beside ordinary requests.
+std::vector<GenerationRequest> WithSearches() {
+  std::vector<GenerationRequest> requests = Seven();
+  for (size_t i = 0; i < requests.size(); i += 2) {
+    requests[i].log_probabilities = false;
+    requests[i].sampling = {.repetition_penalty = 1.1, .no_repeat_ngram = 3};
+    requests[i].beams = {.beams = static_cast<int>(2 + i), .answers = 2, .length_penalty = 0.8};
+    requests[i].stop_ids = {7, 40};
+  }
+  return requests;
+}
+
+TEST_F(BatchGeneratorTest, SearchesHaveTheSameBitsAloneAndBesideOthers) {
+  Generator generator = Open();
+  const auto all = [&](const std::vector<GenerationRequest>& requests,
+                       const BatchOptions& options) {
+    const auto batch = generator.MakeBatch(options);
+    for (const GenerationRequest& request : requests) batch->Add(request);
+    std::map<std::pair<int64_t, int>, GenerationAnswer> answers;
+    while (!batch->idle()) {
+      for (GenerationAnswer& answer : batch->Step()) {
+        EXPECT_TRUE(answers.emplace(std::pair(answer.request, answer.sample), answer).second);
+      }
+    }
+    return answers;
+  };
+  const auto requests = WithSearches();
+  const auto together = all(requests, {});
+  EXPECT_EQ(together.size(), 11u);
+  const auto cramped = all(requests, {.cache_tokens = 1200, .most_requests = 9, .step_tokens = 7});
+  for (const auto& [key, answer] : together) {
+    const auto alone = all({requests[static_cast<size_t>(key.first)]}, {});
+    for (const GenerationAnswer& other : {alone.at({0, key.second}), cramped.at(key)}) {
+      EXPECT_EQ(answer.tokens, other.tokens) << key.first << "/" << key.second;
+      EXPECT_EQ(answer.score, other.score) << key.first << "/" << key.second;
+      EXPECT_EQ(answer.reason, other.reason);
+    }
+  }
+  for (int64_t i = 0; i < 7; i += 2) {
+    EXPECT_GE(together.at({i, 0}).score, together.at({i, 1}).score);
+    EXPECT_NE(together.at({i, 0}).tokens, together.at({i, 1}).tokens);
+  }
+}
+
+TEST_F(BatchGeneratorTest, ASearchEndsAtAStopString) {
+  Generator generator = Open();
+  GenerationRequest request;
+  request.prompt = Prompt(5, 3);
+  request.max_new_tokens = 20;
+  request.beams = {.beams = 3, .answers = 3};
+  request.sampling.no_repeat_ngram = 1;
+  const auto text = [](std::span<const int32_t> ids) {
+    std::string made;
+    for (const int32_t id : ids) made += fmt::format("<{}>", id);
+    return made;
+  };
+  const auto batch = generator.MakeBatch({});
+  batch->Add(request);
+  std::vector<GenerationAnswer> free;
+  while (free.empty()) free = batch->Step();
+  request.decode = text;
+  request.stop_strings = {fmt::format("<{}>", free[0].tokens[4])};
+  const auto stopped = generator.MakeBatch({});
+  stopped->Add(request);
+  std::vector<GenerationAnswer> answers;
+  while (answers.empty()) answers = stopped->Step();
+  size_t ended = 0;
+  for (const GenerationAnswer& answer : answers) {
+    const std::string whole = text(answer.tokens);
+    const size_t found = whole.find(request.stop_strings[0]);
+    EXPECT_EQ(found != std::string::npos, answer.reason == EndReason::kStopString);
+    if (answer.reason != EndReason::kStopString) continue;
+    EXPECT_EQ(answer.text_bytes, found);
+    EXPECT_TRUE(whole.ends_with(request.stop_strings[0]));
+    ++ended;
+  }
+  EXPECT_GT(ended, 0u);
+}
+
 TEST_F(BatchGeneratorTest, WhatCannotBeAnsweredIsRefusedByName) {
   GenerationRequest good;
   good.prompt = {1, 2, 3};
@@ -365,6 +444,14 @@ TEST_F(BatchGeneratorTest, WhatCannotBeAnsweredIsRefusedByName) {
   EXPECT_THAT(Refusal(with([](auto& r) { r.sampling.top_p = 0.0; })), HasSubstr("top_p is 0"));
   EXPECT_THAT(Refusal(with([](auto& r) { r.sampling.temperature = -1.0; })),
               HasSubstr("temperature is -1"));
+  const GenerationRequest search = with([](auto& r) { r.beams.beams = 4; });
+  EXPECT_EQ(Refusal(search), "accepted");
+  EXPECT_THAT(Refusal(search, {.most_requests = 3}), HasSubstr("4 beams are more than the 3"));
+  EXPECT_THAT(Refusal(search, {.cache_tokens = 600}), HasSubstr("of each of 4 beams do not fit"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.beams.beams = 2, r.sampling.temperature = 0.5; })),
+              HasSubstr("draws no tokens"));
+  EXPECT_THAT(Refusal(with([](auto& r) { r.beams = {.beams = 2, .answers = 3}; })),
+              HasSubstr("3 answers of a search with 2 beams"));
   EXPECT_THAT(Refusal(good, {.cache_tokens = 100}), HasSubstr("do not fit into keys and values"));
 }
 
