@@ -70,7 +70,7 @@ constexpr Field kAdapterTable[] = {
          "Ranks that some linears have in place of r, as in PEFT: \"q_proj=8\", "
          "\"layers.[0-3].mlp.down_proj=32\". Before the last = stands a regular expression "
          "(RE2) of the module's name, or of its end behind a dot; the first that matches counts.",
-     .max = 256,
+     .max = 64,
      .may_be_empty = true,
      .aliases = "tuning.lora.rank_pattern rank_pattern",
      .since = 2},
@@ -78,7 +78,7 @@ constexpr Field kAdapterTable[] = {
      .type = Type::kList,
      .def = "",
      .doc = "Alphas that some linears have in place of alpha, written as rank_pattern.",
-     .max = 256,
+     .max = 64,
      .may_be_empty = true,
      .aliases = "tuning.lora.alpha_pattern alpha_pattern",
      .since = 2},
