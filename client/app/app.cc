@@ -78,6 +78,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddDownload(app, session);
   AddEvaluate(app, session);
   AddExport(app, session);
+  AddPush(app, session);
   AddGenerate(app, session);
   AddChat(app, session);
   AddNodes(app, session);

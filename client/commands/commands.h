@@ -36,6 +36,7 @@ void AddEvents(Command& app, Session& session);
 void AddDownload(Command& app, Session& session);
 void AddEvaluate(Command& app, Session& session);
 void AddExport(Command& app, Session& session);
+void AddPush(Command& app, Session& session);
 void AddGenerate(Command& app, Session& session);
 void AddChat(Command& app, Session& session);
 void AddData(Command& app, Session& session);

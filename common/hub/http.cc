@@ -33,6 +33,7 @@ struct SftHttpResult {  // SftResult of lib.rs
 SftHttpResult sft_http_open(const char* options, size_t size, SftHttpAgent** out);
 void sft_http_close(SftHttpAgent* agent);
 SftHttpResult sft_http_send(const SftHttpAgent* agent, const char* request, size_t size,
+                            int64_t (*fill)(void*, char*, size_t), void* context,
                             SftHttpBody** out);
 SftHttpResult sft_http_read(SftHttpBody* body, char* buffer, size_t size, size_t* count);
 void sft_http_body_close(SftHttpBody* body);
@@ -88,6 +89,43 @@ class RustBody : public HttpBody {
   SftHttpBody* const body_;
 };
 
+// A text as what is sent.
+class TextSource : public HttpSource {
+ public:
+  explicit TextSource(std::string_view text) : text_(text) {}
+  absl::StatusOr<size_t> Read(char* data, size_t size) override {
+    const size_t count = text_.copy(data, size);
+    text_.remove_prefix(count);
+    return count;
+  }
+
+ private:
+  std::string_view text_;
+};
+
+// A source as the crate reads it; it knows no reasons, so they are kept here.
+struct Filling {
+  HttpSource& source;
+  int64_t left = 0;
+  absl::Status failed;
+
+  static int64_t Fill(void* context, char* data, size_t size) {
+    Filling& filling = *static_cast<Filling*>(context);
+    const absl::StatusOr<size_t> count =
+        filling.source.Read(data, std::min<size_t>(size, filling.left));
+    if (!count.ok()) {
+      filling.failed = count.status();
+      return -1;
+    }
+    if (*count == 0 && filling.left > 0) {
+      filling.failed = DataLoss("what is to be sent ends too early");
+      return -1;
+    }
+    filling.left -= static_cast<int64_t>(*count);
+    return static_cast<int64_t>(*count);
+  }
+};
+
 class RustClient : public HttpClient {
  public:
   explicit RustClient(HttpOptions options) : options_(std::move(options)) {}
@@ -101,10 +139,21 @@ class RustClient : public HttpClient {
     nlohmann::json asked = {
         {"method", request.method}, {"url", request.url}, {"headers", nlohmann::json::array()}};
     for (const auto& [name, value] : request.headers) asked["headers"].push_back({name, value});
+    TextSource own(request.body);
+    const bool streams = request.source != nullptr, has_body = streams || !request.body.empty();
+    Filling filling{streams ? *request.source : own,
+                    streams ? request.source_bytes : static_cast<int64_t>(request.body.size()),
+                    {}};
+    if (has_body) asked["headers"].push_back({"Content-Length", std::to_string(filling.left)});
     const std::string text = DumpJson(asked);
     SftHttpBody* body = nullptr;
-    SFT_ASSIGN_OR_RETURN(const std::string head,
-                         Take(sft_http_send(agent, text.data(), text.size(), &body)));
+    const absl::StatusOr<std::string> answer = Take(sft_http_send(
+        agent, text.data(), text.size(), has_body ? &Filling::Fill : nullptr, &filling, &body));
+    if (!filling.failed.ok()) {
+      if (answer.ok()) sft_http_body_close(body);
+      return filling.failed;
+    }
+    SFT_ASSIGN_OR_RETURN(const std::string head, answer);
     HttpResponse response;
     response.body = std::make_unique<RustBody>(body);
     const nlohmann::json json = ParseJson(head);

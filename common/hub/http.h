@@ -12,11 +12,23 @@
 
 namespace sft::hub {
 
-// One request. Only GET and HEAD are needed.
+// The bytes of something to be sent, read once in their order.
+class HttpSource {
+ public:
+  virtual ~HttpSource() = default;
+  // The number of bytes written to `data`; 0 at the end.
+  virtual absl::StatusOr<size_t> Read(char* data, size_t size) = 0;
+};
+
+// One request.
 struct HttpRequest {
   std::string method = "GET";
   std::string url;
   std::vector<std::pair<std::string, std::string>> headers;
+  std::string body = {};  // what is sent, unless it is empty
+  // In place of it: `source_bytes` bytes of `source`, which is borrowed. Null: none.
+  HttpSource* source = nullptr;
+  int64_t source_bytes = 0;
 };
 
 // The body of an answer, read once.
@@ -43,7 +55,8 @@ class HttpClient {
  public:
   virtual ~HttpClient() = default;
   // UNAVAILABLE when there was no answer; FAILED_PRECONDITION when there will never be one: an
-  // address that is none, a certificate that is not trusted.
+  // address that is none, a certificate that is not trusted; what the request's source says when it
+  // cannot be read.
   virtual absl::StatusOr<HttpResponse> Send(const HttpRequest& request) = 0;
 };
 

@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "common/base/duration.h"
 #include "common/base/json.h"
-#include "common/base/random.h"
 #include "common/hub/model_name.h"
+#include "common/hub/patience.h"
 #include "common/io/sha256.h"
 
 namespace sft::hub {
@@ -38,10 +35,6 @@ constexpr int kMaxPages = 1000;
 constexpr int kMaxRedirects = 10;
 // Limit on the size of a repository, all files together: no disk holds more.
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
-constexpr seconds kLongestBackoff{30};
-// What a hub may ask us to wait at once.
-constexpr seconds kLongestAsked{600};
-constexpr milliseconds kStopInterval{200};
 
 bool IsRedirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
@@ -50,48 +43,6 @@ bool IsRedirect(int status) {
 // How a store answers for a signed address whose time is over: the hub is asked for another.
 bool IsExpired(int status) {
   return status == 401 || status == 403 || status == 404 || status == 410;
-}
-
-// May be answered otherwise later.
-bool MayPass(int status) {
-  return status == 408 || status == 425 || status == 429 || status >= 500;
-}
-
-std::optional<int64_t> Number(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end == text.data() || number < 0) return std::nullopt;
-  return number;
-}
-
-// How long the answer asks to wait: Retry-After in seconds, else the t of `RateLimit:
-// "api";r=0;t=55`.
-std::optional<Nanos> AskedWait(const HttpResponse& response) {
-  auto wait = Number(response.Header("retry-after"));
-  if (!wait) {
-    const std::string_view limit = response.Header("ratelimit");
-    const size_t at = limit.find(";t=");
-    if (at != limit.npos) wait = Number(limit.substr(at + 3));
-  }
-  if (!wait) return std::nullopt;
-  return std::min<Nanos>(seconds(*wait), kLongestAsked);
-}
-
-// Between half and the whole of it, so that a fleet does not come back at once.
-Nanos Jittered(Nanos wait) {
-  return wait / 2 + Nanos(static_cast<int64_t>(static_cast<double>(wait.count()) / 2 *
-                                               (RandomWord() / 4294967296.0)));
-}
-
-absl::StatusOr<std::string> ReadBody(HttpBody& body, size_t most) {
-  std::string text;
-  char buffer[16 << 10];
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const size_t count, body.Read(buffer, sizeof(buffer)));
-    if (count == 0) return text;
-    text.append(buffer, count);
-    if (text.size() > most) return ResourceExhausted("the answer is longer than it may be");
-  }
 }
 
 // The URL of the next page in a Link header; empty: this was the last.
@@ -148,23 +99,6 @@ bool TryAddFile(const nlohmann::json& entry, std::vector<HubFile>& files) {
   } catch (const nlohmann::json::exception&) {
     return false;
   }
-}
-
-std::string Escaped(std::string_view path) {
-  std::string text;
-  for (const char c : path) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '-' || c == '_' || c == '.' || c == '~' || c == '/';
-    text += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return text;
-}
-
-// A revision is one part of the path, with its slashes escaped.
-std::string EscapedRevision(std::string_view revision) {
-  std::string text = Escaped(revision);
-  for (size_t at = 0; (at = text.find('/', at)) != text.npos;) text.replace(at, 1, "%2F");
-  return text;
 }
 
 }  // namespace
@@ -238,38 +172,14 @@ absl::StatusOr<HttpResponse> Hub::Once(const Question& question) const {
 }
 
 absl::StatusOr<HttpResponse> Hub::Ask(const Question& question, const StopCheck& stop) const {
-  const MonoTime begin = clock_.Mono();
-  Nanos backoff = milliseconds(500);
-  while (true) {
-    if (stop && stop()) return Aborted(question.what + ": stopped");
-    absl::StatusOr<HttpResponse> response = Once(question);
-    Nanos wait = Jittered(backoff);
-    absl::Status failed;
-    if (response.ok() && MayPass(response->status)) {
-      const std::optional<Nanos> asked = AskedWait(*response);
-      // The hub counts all that come from one address: who asks sooner waits longer.
-      if (asked) wait = *asked + Jittered(std::min<Nanos>(*asked / 4, seconds(10)));
-      failed = Unavailable(fmt::format(
-          "{}: {} answers {}{}", question.what, options_.endpoint, response->status,
-          response->status == 429 ? " (too many requests from this address or token)" : ""));
-    } else if (response.ok()) {
-      if (response->status < 400 || response->status == 416) return response;
-      return Explain(question, *response);
-    } else if (!absl::IsUnavailable(response.status())) {
-      return response.status();
-    } else {
-      failed = response.status();
-    }
-    if (clock_.Mono() - begin + wait > options_.patience) return failed;
-    if (options_.on_wait) {
-      options_.on_wait(fmt::format("{}; asks again in {:.0f} s", Message(failed), SecondsOf(wait)));
-    }
-    for (Nanos left = wait; left > Nanos(0); left -= kStopInterval) {
-      if (stop && stop()) return Aborted(question.what + ": stopped");
-      clock_.Sleep(std::min<Nanos>(left, kStopInterval));
-    }
-    backoff = std::min<Nanos>(backoff * 2, kLongestBackoff);
-  }
+  SFT_ASSIGN_OR_RETURN(HttpResponse response, AskPatiently({.clock = clock_,
+                                                            .endpoint = options_.endpoint,
+                                                            .what = question.what,
+                                                            .patience = options_.patience,
+                                                            .on_wait = options_.on_wait},
+                                                           stop, [&] { return Once(question); }));
+  if (response.status < 400 || response.status == 416) return response;
+  return Explain(question, response);
 }
 
 absl::Status Hub::ExplainMissing(const Question& question) const {

@@ -10,6 +10,7 @@
 #include "common/base/round.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
+#include "common/spec/module_patterns.h"
 
 namespace sft::plan {
 namespace {
@@ -34,6 +35,30 @@ std::vector<std::string> LinearsOf(const ModelShape& shape) {
 std::vector<std::string> TargetsOf(const ModelShape& shape, const spec::JobSpec& job) {
   if (job.full_finetune()) return {};
   return EffectiveTargets(LinearsOf(shape), job.lora.target_modules);
+}
+
+// A job whose patterns cannot be understood was refused (CheckJob): of it the others count.
+spec::LoraSizes SizesOf(const spec::JobSpec& job) {
+  absl::StatusOr<spec::LoraSizes> sizes = spec::LoraSizes::Make(job.lora);
+  if (sizes.ok()) return *std::move(sizes);
+  spec::JobSpec::Lora plain = job.lora;
+  plain.rank_pattern.clear();
+  plain.alpha_pattern.clear();
+  return *spec::LoraSizes::Make(plain);
+}
+
+std::optional<spec::Problem> CheckPatterns(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.lora.rank_pattern.empty() && job.lora.alpha_pattern.empty()) return std::nullopt;
+  const absl::StatusOr<spec::LoraSizes> sizes = spec::LoraSizes::Make(job.lora);
+  if (!sizes.ok()) {
+    return spec::Problem{"lora.rank_pattern", 0, std::string(Message(sizes.status()))};
+  }
+  const std::vector<std::string> targets = TargetsOf(shape, job);
+  std::vector<std::string> adapted;
+  for (const std::string& module : LinearsOf(shape)) {
+    if (MatchesAny(module, targets)) adapted.push_back(RuntimeModule(shape.prefix, module));
+  }
+  return sizes->FindIdle(adapted);
 }
 
 // The module whose weight is the head's too, or nothing.
@@ -91,7 +116,7 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
 }
 
 Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::JobSpec& job,
-              const std::vector<std::string>& targets) {
+              const std::vector<std::string>& targets, const spec::LoraSizes& sizes) {
   const bool full = job.full_finetune();
   // A checkpoint in 4 bits is kept as it is: its plain weights are not quantised.
   const bool as_stored = shape.stored.form == StoredForm::kNf4;
@@ -115,7 +140,7 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
                                .rows = linear ? tensor.shape[0] : 0,
                                .double_quant = quantized && double_quant});
     if (!linear || !adapted) continue;
-    const int64_t r = job.lora.r, out = tensor.shape[0], in = tensor.shape[1];
+    const int64_t r = sizes.RankOf(module), out = tensor.shape[0], in = tensor.shape[1];
     unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
                                .elements = r * in,
                                .trainable = true,
@@ -135,9 +160,10 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
 
 std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> targets = TargetsOf(shape, job);
+  const spec::LoraSizes sizes = SizesOf(job);
   std::vector<Unit> units;
   for (const TensorUnit& tensors : TensorsOf(shape)) {
-    units.push_back(MakeUnit(shape, tensors, job, targets));
+    units.push_back(MakeUnit(shape, tensors, job, targets, sizes));
   }
   return units;
 }
@@ -173,6 +199,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
+  if (auto problem = CheckPatterns(shape, job)) return problem;
   if (auto problem = CheckWhole(shape, job)) return problem;
   return CheckOptimizer(shape, job);
 }
@@ -209,6 +236,7 @@ int64_t RowStride(int64_t columns, int64_t spare) {
 std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
   std::vector<BlockMatrices> blocks(shape.layers);
   const std::vector<std::string> targets = TargetsOf(shape, job);
+  const spec::LoraSizes sizes = SizesOf(job);
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     BlockMatrices& block = blocks[layer];
     BlockMatrices::Matrix* const places[] = {&block.qkv,        &block.o,
@@ -220,7 +248,8 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
         const TensorInfo& tensor = unit.tensors[position];
         places[i]->rows += tensor.shape[0];
         places[i]->columns = tensor.shape[1];
-        if (MatchesAny(tensor.module(), targets)) places[i]->rank += job.lora.r;
+        if (!MatchesAny(tensor.module(), targets)) continue;
+        places[i]->rank += sizes.RankOf(RuntimeModule(shape.prefix, tensor.module()));
       }
     }
   }

@@ -43,8 +43,9 @@ std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linear
 bool MatchesTarget(std::string_view module, std::string_view target);
 
 // A request of the job that the model cannot meet, or nullopt: an entry of lora.target_modules that
-// matches no linear, one of lora.modules_to_save that cannot be trained whole, 8-bit states where
-// nothing trained is large enough, anything but QLoRA of weights that are stored in 4 bits.
+// matches no linear, a pattern of ranks that counts for none, one of lora.modules_to_save that
+// cannot be trained whole, 8-bit states where nothing trained is large enough, anything but QLoRA
+// of weights that are stored in 4 bits.
 std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job);
 
 // The job's parameters. InvalidArgument for a problem that CheckJob finds.

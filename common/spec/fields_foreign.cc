@@ -307,7 +307,9 @@ constexpr Field kForeignTable[] = {
      .def = "false",
      .doc = "Uploading the result to a hub.",
      .supported = "false",
-     .refusal = "not supported: a node uploads nothing; `sftctl download JOB` fetches the result",
+     .refusal =
+         "not supported: a node uploads nothing; `sftctl push JOB --to OWNER/NAME` pushes the "
+         "result",
      .aliases = "push_to_hub"},
     {.key = "train.group_by_length",
      .type = Type::kBool,

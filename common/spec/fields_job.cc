@@ -26,7 +26,8 @@ constexpr Field kJobTable[] = {
      .doc =
          "The base model: a directory on the nodes, or an id that is looked up below the workers' "
          "model folders and then in their Hugging Face cache. Where workers have --model-cache, "
-         "an id of the hub (org/name, org/name@revision) is downloaded by the node that needs it.",
+         "an id of the hub (org/name, org/name@revision) is downloaded by the node that needs it. "
+         "The id of a job stands for the full model that it delivered.",
      .aliases = "model.name model_name model.model_name base_model model.base_model "
                 "model_name_or_path model.model_name_or_path"},
     {.key = "job.data",

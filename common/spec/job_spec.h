@@ -199,6 +199,8 @@ struct JobSpec {
     bool use_dora = false;
     double loraplus_lr_ratio = 1.0;
     std::vector<std::string> modules_to_save;  // ends of module names
+    // "PATTERN=NUMBER": other ranks and alphas of some linears (common/spec/module_patterns.h).
+    std::vector<std::string> rank_pattern, alpha_pattern;
     bool ensure_weight_tying = false;
   } lora;
 

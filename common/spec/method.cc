@@ -2,6 +2,7 @@
 
 #include "common/spec/draft.h"
 #include "common/spec/hold_out.h"
+#include "common/spec/module_patterns.h"
 
 // Method, precision, validation and saving: groups of switches that must agree.
 
@@ -214,6 +215,7 @@ void ResolveMethod(Draft* draft) {
   }
   ResolveBits(draft);
   CheckDora(draft);
+  CheckLoraPatterns(draft);
   CheckStart(full, draft);
 }
 

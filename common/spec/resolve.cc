@@ -281,7 +281,8 @@ struct Idle {
 };
 constexpr Idle kIdle[] = {
     {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora "
-     "lora.use_dora lora.loraplus_lr_ratio lora.modules_to_save lora.ensure_weight_tying",
+     "lora.use_dora lora.loraplus_lr_ratio lora.rank_pattern lora.alpha_pattern "
+     "lora.modules_to_save lora.ensure_weight_tying",
      "training.mode", "full_finetune"},
     {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
     {"hyperparameters.lr_num_cycles", "hyperparameters.lr_scheduler",

@@ -230,6 +230,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.use_rslora", s.lora.use_rslora);
   visit("lora.use_dora", s.lora.use_dora);
   visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
+  visit("lora.rank_pattern", s.lora.rank_pattern);
+  visit("lora.alpha_pattern", s.lora.alpha_pattern);
   visit("lora.modules_to_save", s.lora.modules_to_save);
   visit("lora.ensure_weight_tying", s.lora.ensure_weight_tying);
   visit("quantization.bits", s.quantization.bits);

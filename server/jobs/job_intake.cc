@@ -220,6 +220,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   spec::ResolveOptions options{.taken_before = resumed != nullptr};
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  SFT_RETURN_IF_ERROR(TakeModelOfJob(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.

@@ -7,6 +7,9 @@
 #include "common/hub/model_name.h"
 #include "server/jobs/job_checks.h"
 #include "server/scheduling/scheduler_jobs.h"
+#include "server/state/names.h"
+#include "server/store/files.h"
+#include "server/store/jobs.h"
 
 namespace sft::server {
 namespace {
@@ -47,7 +50,54 @@ void Unpinned(const hub::ModelName& name, std::string_view why, spec::Resolution
            name.Text(), why)});
 }
 
+constexpr std::string_view kJobPrefix = "job-";
+
+// What is wrong with the job as one that made a full model; empty: nothing.
+std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRecord>& artifacts) {
+  if (maker.state != JobState::kSucceeded) {
+    return fmt::format("{} is {}: a model is there once its job has succeeded", maker.id,
+                       ToString(maker.state));
+  }
+  if (artifacts.empty())
+    return fmt::format("{} has delivered nothing that is still there", maker.id);
+  const ArtifactRecord& newest = artifacts.front();
+  if (newest.kind == "adapter") {
+    return fmt::format(
+        "{0} delivered an adapter: set job.model = \"{1}\" and job.adapter = \"{0}\"", maker.id,
+        maker.model);
+  }
+  if (newest.kind != "model") return fmt::format("{} delivered no model", maker.id);
+  if (newest.node_path.empty()) {
+    return fmt::format(
+        "the server keeps the model of {}, and nodes do not: download it to where "
+        "they find models",
+        maker.id);
+  }
+  return "";
+}
+
 }  // namespace
+
+absl::Status TakeModelOfJob(Store& store, const std::string& project,
+                            spec::Resolution& resolution) {
+  const std::string named = resolution.spec.job.model;
+  if (!named.starts_with(kJobPrefix) || IsFaulty(resolution, kModelKey)) return absl::OkStatus();
+  const absl::StatusOr<JobRef> ref = ParseJobName(named);
+  if (!ref.ok()) return absl::OkStatus();
+  std::string problem, path;
+  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
+    const absl::StatusOr<JobRecord> maker = store::FindJob(db, {project, ref->id});
+    if (!maker.ok()) return absl::IsNotFound(maker.status()) ? absl::OkStatus() : maker.status();
+    SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
+                         store::ArtifactsOfJob(db, maker->id));
+    problem = ProblemOfMaker(*maker, artifacts);
+    if (problem.empty()) path = artifacts.front().node_path;
+    return absl::OkStatus();
+  }));
+  if (!problem.empty()) AddProblem(resolution, kModelKey, std::move(problem));
+  if (!path.empty()) SetModel(path, "the full model that " + named + " delivered", resolution);
+  return absl::OkStatus();
+}
 
 absl::Status PinModel(FleetCatalog& fleet, HubModels* hub, const std::string& project,
                       const JobRecord* resumed, spec::Resolution& resolution) {

@@ -6,8 +6,14 @@
 #include "server/fleet/fleet_catalog.h"
 #include "server/fleet/hub_models.h"
 #include "server/state/records.h"
+#include "server/store/store.h"
 
 namespace sft::server {
+
+// A job as job.model ("job-2f8c...") stands for the full model that it delivered: gives the job
+// that model's folder. A job that has delivered none is a problem of job.model; what is no job
+// stays as it is. `project`: whose jobs are meant; empty: all, for who may read them.
+absl::Status TakeModelOfJob(Store& store, const std::string& project, spec::Resolution& resolution);
 
 // Gives a job's hub model ("org/name", "org/name@revision") the commit that it means now, where
 // nodes download models: all nodes of the job get the same, on whatever day they begin. A job that

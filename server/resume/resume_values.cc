@@ -31,15 +31,11 @@ constexpr std::string_view kKept[] = {kGlobal, "hyperparameters.optimizer",
                                       "hyperparameters.master_weights"};
 
 // Of another value the states of a checkpoint would not fit.
-constexpr std::string_view kFixed[] = {"job.model",
-                                       "job.adapter",
-                                       "training.mode",
-                                       "lora.r",
-                                       "lora.target_modules",
-                                       "lora.bias",
-                                       "quantization.bits",
-                                       "quantization.type",
-                                       "quantization.double_quant"};
+constexpr std::string_view kFixed[] = {"job.model",         "job.adapter",
+                                       "training.mode",     "lora.r",
+                                       "lora.rank_pattern", "lora.target_modules",
+                                       "lora.bias",         "quantization.bits",
+                                       "quantization.type", "quantization.double_quant"};
 constexpr std::string_view kRows[] = {"job.data", "data.mixture", "data.val"};
 
 using KeySet = std::set<std::string, std::less<>>;

@@ -202,6 +202,42 @@ esac""")
         self.wait_for_state(name, "CANCELLED")
         self.assertEqual(self.half_done(), [])
 
+    def test_ranks_of_single_modules_are_trained_delivered_merged_and_gone_on_with(self):
+        job = self.train("lora.rank_pattern=layers.0.*k_proj=2,q_proj=6", "lora.alpha_pattern=k_proj=16")
+        refused = self.sftctl("submit", self.dir / "train.toml", "--set", "lora.rank_pattern=x_proj=2")
+        self.assertEqual(refused.returncode, USAGE, refused.stdout)
+        self.assertIn('lora.rank_pattern: "x_proj" counts for no linear', refused.stderr)
+        adapter = self.dir / "adapter"
+        self.assertEqual(self.sftctl("download", job, "-o", adapter).returncode, SUCCEEDED)
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        self.assertEqual(config["rank_pattern"], {"layers.0.*k_proj": 2, "q_proj": 6})
+        self.assertEqual(config["alpha_pattern"], {"k_proj": 16})
+        factors = read_tensors(adapter / "adapter_model.safetensors")
+        for module, rank in (("0.self_attn.k", 2), ("1.self_attn.k", 4), ("0.self_attn.q", 6), ("1.self_attn.v", 4)):
+            self.assertEqual(factors[f"base_model.model.model.layers.{module}_proj.lora_A.weight"][1][0], rank, module)
+        result = self.exported(job, "--merged", "-o", self.dir / "merged", "--type", "f32")
+        self.assertLess(result["compared"]["original"]["largest_logit_difference"], 1e-3)
+        second = self.train(f"job.adapter={job}", "lora.r=6", "lora.alpha=3")
+        self.assertIn("starts from the adapter of", self.sftctl("logs", second).stdout)
+
+    def test_the_name_of_a_job_stands_for_the_full_model_that_it_delivered(self):
+        adapter = self.train()
+        job = self.dir / "train.toml"
+        refused = self.sftctl("submit", job, "--set", f"job.model={adapter}")
+        self.assertEqual(refused.returncode, USAGE)
+        self.assertIn(f'set job.model = "small" and job.adapter = "{adapter}"', refused.stderr)
+        full = self.train("training.mode=full_finetune")
+        merged = self.exported(adapter, "--merged", "-o", self.dir / "merged")
+        self.assertEqual(merged["form"], "merged")
+        exports = [each["job"] for each in json.loads(self.sftctl("list", "--json").stdout)
+                   if each["name"].startswith("export of")]
+        for model in (full, exports[0]):
+            second = self.train(f"job.model={model}", "training.mode=full_finetune")
+            log = self.sftctl("logs", second).stdout
+            resolved = self.status(second)["resolved"]["job"]["model"]
+            self.assertIn(model, resolved, "the folder of that job")
+            self.assertTrue(pathlib.Path(resolved, "model.safetensors").exists(), log)
+
     def test_training_goes_on_from_an_adapter_and_says_what_would_be_lost(self):
         first = self.train("training.use_qlora=true")
         second = self.train(f"job.adapter={first}", "lora.r=8")

@@ -16,6 +16,8 @@ import threading
 import time
 import urllib.parse
 
+from hub_push import PushRoutes, PushState
+
 SMALL = 1 << 16  # larger files, and weights, are LFS files
 
 
@@ -25,7 +27,7 @@ class Repo:
         self.refs = {}
 
 
-class Hub:
+class Hub(PushState):
     def __init__(self, certificate=None):
         """`certificate`: a PEM file with key and certificate for 127.0.0.1 and localhost; then over TLS."""
         self.repos = {}
@@ -46,6 +48,7 @@ class Hub:
         self.flip = {}  # path -> times that its first byte is another
         self.oids = {}  # path -> what the listing calls it instead of its hash
         self.rate = 0  # bytes a second of each connection; 0: all at once
+        self.start_pushes()
         self.lock = threading.Lock()
         self.hub = self._serve("hub")
         self.store = self._serve("store")
@@ -143,7 +146,7 @@ def is_lfs(path, data):
     return path.endswith((".safetensors", ".bin")) or len(data) > SMALL
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(PushRoutes, http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner = None
     server_name = ""
@@ -203,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if len(path) > 2 and path[2] == "tree":
             return self._tree(name, commit, files, int(query.get("cursor", ["0"])[0]))
         siblings = [{"rfilename": each} for each in sorted(files)]
-        body = json.dumps({"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": [],
+        body = json.dumps({"id": name, "sha": commit, "siblings": siblings, "private": name in self.owner.private, "tags": [],
                            "downloads": 0, "likes": 0}).encode()
         return self._answer(200, body, {"Content-Type": "application/json"})
 

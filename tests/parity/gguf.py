@@ -32,6 +32,9 @@ TEXTS = ["Hello world", " leading space", "tabs\tand\nnewlines\n\n\n", "12345678
          "<|im_start|>user\nhi<|im_end|>", "a  b   c    d", "\u00a0nbsp", "x=1;y=2;z=x+y", "ALLCAPS CamelCase snake_case", ""]
 LLAMA3_CUT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
               r"\s+(?!\S)|\s+")
+WORDS_BY_CASE = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+                 r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+                 r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 TINY = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.08}
@@ -45,6 +48,24 @@ FAMILIES = {
     "mistral": ("MistralConfig", {"sliding_window": None}, "gpt-2"),
     "qwen2": ("Qwen2Config", {"rope_theta": 1000000.0}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_theta": 1000000.0}, "qwen2"),
+    "mistral_pieces": ("MistralConfig", {"sliding_window": None}, "pieces"),
+    "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "attention_multiplier": 0.05, "residual_multiplier": 0.22,
+                                  "logits_scaling": 2.0, "attention_bias": True, "tie_word_embeddings": True}, "smollm"),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 5, "rope_theta": 5000000.0, "no_rope_layer_interval": 4,
+                                  "pad_token_id": None}, "llama-bpe"),
+    "olmo2": ("Olmo2Config", {"rope_theta": 500000.0, "pad_token_id": None}, "dbrx"),
+    "phi3": ("Phi3Config", {"pad_token_id": None, "sliding_window": None}, "pieces"),
+    # Longer than the frequencies were made for: others count then.
+    "phi4_mini": ("Phi3Config", {
+        "partial_rotary_factor": 0.75, "pad_token_id": None, "original_max_position_embeddings": 256,
+        "tie_word_embeddings": True, "sliding_window": None, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 3.0],
+            "long_factor": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0]}}, "gpt-4o"),
+    "gemma3": ("Gemma3TextConfig", {
+        "num_hidden_layers": 8, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64, "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "pad_token_id": 0,
+        "bos_token_id": 2, "tie_word_embeddings": True}, "gemma"),
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 1024, "n_inner": None}, "gpt-2"),
 }
 
 
@@ -59,8 +80,8 @@ def byte_tokenizer(cut, folder):
     """Byte-level BPE learnt from this repository's texts, cut as a family's is."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
-    split = {"llama-bpe": LLAMA3_CUT, "qwen2": LLAMA3_CUT.replace(r"\p{N}{1,3}", r"\p{N}")}
+    tokenizer = Tokenizer(models.BPE(ignore_merges=cut == "llama-bpe"))
+    split = {"llama-bpe": LLAMA3_CUT, "dbrx": LLAMA3_CUT, "gpt-4o": WORDS_BY_CASE, "qwen2": LLAMA3_CUT.replace(r"\p{N}{1,3}", r"\p{N}")}
     if cut in split:
         parts = [pre_tokenizers.Split(Regex(split[cut]), "isolated"),
                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -80,19 +101,51 @@ def byte_tokenizer(cut, folder):
         "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"}))
 
 
+def piece_tokenizer(kind, folder):
+    """A SentencePiece model learnt from the same texts, as Gemma's or Llama's."""
+    import sentencepiece
+
+    (folder / "text").write_text(long_text())
+    own = {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "pad_piece": "<pad>",
+           "eos_piece": "<eos>", "bos_piece": "<bos>",
+           "user_defined_symbols": ["<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "\t", "▁▁", "▁▁▁"]}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "tokenizer"), vocab_size=630, model_type="bpe",
+        byte_fallback=True, split_digits=True, remove_extra_whitespaces=False, character_coverage=0.99,
+        normalization_rule_name="identity", allow_whitespace_only_pieces=True, minloglevel=2,
+        **(own if kind == "gemma" else {}))
+    named = {"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    if kind == "pieces":  # as in the tokenizer.json of Llama 2
+        from tokenizers import normalizers
+
+        model = transformers.LlamaTokenizer.from_pretrained(folder)
+        model.backend_tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        model.backend_tokenizer.pre_tokenizer = None
+        model.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        **named, "unk_token": "<unk>", "add_bos_token": True,
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"}))
+
+
 def tiny_model(name, folder):
     kind, more, cut = FAMILIES[name]
     torch.manual_seed(11)
-    config = getattr(transformers, kind)(**{**TINY, **more})
+    config = getattr(transformers, kind)(**({**TINY, **more} if name != "gpt2" else {
+        **more, "vocab_size": 640, "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.08}))
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for key, value in model.named_parameters():
             if key.endswith("bias"):
                 value.normal_(0, 0.1)
-            elif "norm" in key:
-                value.normal_(1, 0.1)
+            elif "norm" in key or "ln_" in key:
+                value.normal_(0 if name == "gemma3" else 1, 0.1)  # Gemma's are one more
     model.to(torch.bfloat16).save_pretrained(folder)
-    byte_tokenizer(cut, folder)
+    if cut in ("pieces", "gemma"):
+        piece_tokenizer(cut, folder)
+    else:
+        byte_tokenizer(cut, folder)
     return folder
 
 
@@ -122,9 +175,16 @@ def export(program, model, kind, folder, adapter=None):
     return folder / "output"
 
 
+def tokenizer_of(model):
+    if (model / "tokenizer.json").exists():
+        return transformers.PreTrainedTokenizerFast.from_pretrained(model)
+    named = json.loads((model / "tokenizer_config.json").read_text())["tokenizer_class"]
+    return getattr(transformers, named).from_pretrained(model)
+
+
 def compare(name, model, gguf, kind, tokens):
     positions = sorted({*range(0, tokens, max(1, tokens // POSITIONS)), tokens - 1})
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(model)
+    tokenizer = tokenizer_of(model)
     ids = tokenizer(long_text(), add_special_tokens=False).input_ids[:tokens]
     if len(ids) < tokens:
         sys.exit(f"gguf: the text has {len(ids)} tokens only")

@@ -68,6 +68,8 @@ spec::JobSpec PlainJob(const AdapterConfig& adapter) {
   job.lora.alpha = adapter.alpha;
   job.lora.use_rslora = adapter.use_rslora;
   job.lora.use_dora = adapter.use_dora;
+  job.lora.rank_pattern = adapter.rank_pattern;
+  job.lora.alpha_pattern = adapter.alpha_pattern;
   job.lora.modules_to_save = adapter.modules_to_save;
   job.lora.ensure_weight_tying = adapter.ensure_weight_tying;
   return job;

@@ -39,6 +39,12 @@ ADAPTERS = {
     "dora_post_norms": ("gemma3_tied", {"use_dora": True}),
     "dora_and_whole": ("qwen3_sliding_rope_yarn_untied",
                        {"use_dora": True, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}),
+    "ranks": ("qwen3_tied", {
+        "rank_pattern": {"q_proj": 2, "^model.layers.1.self_attn.v_proj": 3, "layers.0.mlp.(up|down)_proj": 6, "v_proj": 1},
+        "alpha_pattern": {"(q|o)_proj": 10, "k_proj": 50}}),
+    "ranks_fused": ("phi3_untied", {"use_rslora": True, "rank_pattern": {"qkv_proj": 2}, "alpha_pattern": {"down_proj": 1.5}}),
+    "ranks_dora": ("llama_biases_rope_linear_untied", {
+        "use_dora": True, "rank_pattern": {r"layers\.[01]\..*(k|gate)_proj": 2}, "alpha_pattern": {"self_attn.k_proj": 7}}),
     "whole_multimodal": ("gemma3_multimodal_tied",
                          {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
 }

@@ -169,6 +169,8 @@ TEST_P(AdapterVariantTest, TheDeliveredAdapterHoldsWhatPeftSaves) {
   EXPECT_EQ(config.bias, adapter_.config.bias);
   EXPECT_EQ(config.use_rslora, adapter_.config.use_rslora);
   EXPECT_EQ(config.use_dora, adapter_.config.use_dora);
+  EXPECT_EQ(config.rank_pattern, adapter_.config.rank_pattern);
+  EXPECT_EQ(config.alpha_pattern, adapter_.config.alpha_pattern);
   EXPECT_EQ(config.ensure_weight_tying, adapter_.config.ensure_weight_tying);
   for (const std::string& module : config.modules_to_save) {
     EXPECT_THAT(adapter_.config.modules_to_save, testing::Contains(module));
@@ -193,6 +195,8 @@ INSTANTIATE_TEST_SUITE_P(
         AdapterCase{"whole_tied", "llama_rope_llama3_tied"},
         AdapterCase{"whole_positions", "gpt2_untied"},
         AdapterCase{"whole_multimodal", "gemma3_multimodal_tied"},
+        AdapterCase{"ranks", "qwen3_tied"}, AdapterCase{"ranks_fused", "phi3_untied"},
+        AdapterCase{"ranks_dora", "llama_biases_rope_linear_untied"},
         AdapterCase{"dora", "llama_biases_rope_linear_untied"},
         AdapterCase{"dora_some", "qwen2_sliding_untied"}, AdapterCase{"dora_merged", "phi3_untied"},
         AdapterCase{"dora_transposed", "gpt2_tied"}, AdapterCase{"dora_post_norms", "gemma3_tied"},

@@ -145,10 +145,12 @@ std::string AdapterUse(const TrainingFacts& facts, const spec::JobSpec& spec) {
       "AutoTokenizer.from_pretrained(\"FOLDER\")\n```\n\n",
       base);
   if (spec.lora.use_dora || !spec.lora.modules_to_save.empty() ||
-      spec.lora.bias != spec::Bias::kNone) {
+      spec.lora.bias != spec::Bias::kNone || !spec.lora.rank_pattern.empty() ||
+      !spec.lora.alpha_pattern.empty()) {
     return text +
-           "vLLM serves no adapters with DoRA, modules_to_save or biases: serve the merged model "
-           "(`sftctl export JOB --merged`).\n\n";
+           "vLLM serves no adapters with DoRA, modules_to_save, biases, or ranks and alphas of "
+           "single "
+           "modules: serve the merged model (`sftctl export JOB --merged`).\n\n";
   }
   if (served == std::end(kServedRanks)) return text;
   return text + fmt::format(

@@ -31,11 +31,11 @@ TEST_P(HelpTest, EqualsItsGolden) {
 INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
                                            "checkpoint", "checkpoints", "resume", "wait", "metrics",
-                                           "events", "download", "evaluate", "export", "generate",
-                                           "chat", "nodes", "variants", "models", "explain",
-                                           "completion", "compare", "data", "admin", "drain",
-                                           "storage", "rm", "stats", "login", "whoami", "hold",
-                                           "release", "sweep"),
+                                           "events", "download", "evaluate", "export", "push",
+                                           "generate", "chat", "nodes", "variants", "models",
+                                           "explain", "completion", "compare", "data", "admin",
+                                           "drain", "storage", "rm", "stats", "login", "whoami",
+                                           "hold", "release", "sweep"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

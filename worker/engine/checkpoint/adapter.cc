@@ -32,6 +32,20 @@ constexpr std::string_view kBaseLayer = ".base_layer";
 constexpr std::string_view kHead = "lm_head.weight", kTable = "embed_tokens.weight";
 constexpr const char* kHeadKey = "base_model.model.lm_head.weight";
 
+// A number as PEFT declares it: whole where it is.
+ordered_json NumberJson(double number) {
+  const bool whole = number == std::floor(number) && std::fabs(number) < 1e9;
+  return whole ? ordered_json(static_cast<int64_t>(number)) : ordered_json(number);
+}
+
+ordered_json PatternJson(const std::vector<std::string>& items) {
+  const auto parsed = spec::ParseModulePatterns(items);
+  if (!parsed.ok()) throw InternalError(std::string(Message(parsed.status())));
+  ordered_json json = ordered_json::object();
+  for (const auto& [pattern, number] : *parsed) json[pattern] = NumberJson(number);
+  return json;
+}
+
 ordered_json ConfigJson(const AdapterConfig& config) {
   ordered_json json;
   json["peft_type"] = "LORA";
@@ -42,12 +56,7 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   json["base_model_name_or_path"] = config.base_model.substr(0, at);
   if (at != std::string::npos) json["revision"] = config.base_model.substr(at + 1);
   json["r"] = config.r;
-  // PEFT declares an integer and takes a float; a whole number is written as it declares.
-  if (config.alpha == std::floor(config.alpha) && std::fabs(config.alpha) < 1e9) {
-    json["lora_alpha"] = static_cast<int64_t>(config.alpha);
-  } else {
-    json["lora_alpha"] = config.alpha;
-  }
+  json["lora_alpha"] = NumberJson(config.alpha);
   json["lora_dropout"] = config.dropout;
   if (config.target_pattern.empty()) {
     json["target_modules"] = config.target_modules;
@@ -66,8 +75,8 @@ ordered_json ConfigJson(const AdapterConfig& config) {
     json["modules_to_save"] = config.modules_to_save;
   }
   json["ensure_weight_tying"] = config.ensure_weight_tying;
-  json["rank_pattern"] = ordered_json::object();
-  json["alpha_pattern"] = ordered_json::object();
+  json["rank_pattern"] = PatternJson(config.rank_pattern);
+  json["alpha_pattern"] = PatternJson(config.alpha_pattern);
   return json;
 }
 
@@ -76,20 +85,21 @@ bool HasMagnitude(const LoraPair& pair) {
          pair.magnitude.size(0) == pair.b.size(0);
 }
 
-void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
+bool HasRank(const LoraPair& pair, int64_t rank) {
+  return pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == rank && pair.b.size(1) == rank;
+}
+
+void CheckPair(const AdapterConfig& config, const LoraPair& pair, int64_t rank) {
   if (config.use_dora ? !HasMagnitude(pair) : pair.magnitude.defined()) {
     throw InternalError(
         fmt::format("the magnitude of {} is missing, of another shape, or of an "
                     "adapter without DoRA",
                     pair.module));
   }
-  if (pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == config.r &&
-      pair.b.size(1) == config.r) {
-    return;
-  }
+  if (HasRank(pair, rank)) return;
   throw InternalError(fmt::format("the factors of {} have the shapes [{}] and [{}] with r = {}",
                                   pair.module, fmt::join(pair.a.sizes(), ", "),
-                                  fmt::join(pair.b.sizes(), ", "), config.r));
+                                  fmt::join(pair.b.sizes(), ", "), rank));
 }
 
 // "m.q_proj.bias" is "m.q_proj.base_layer.bias" where PEFT has wrapped m.q_proj.
@@ -156,6 +166,23 @@ std::vector<std::string> Names(const fs::path& path, const ordered_json& json, c
   return list;
 }
 
+// {"q_proj": 8} as the items of a job file.
+std::vector<std::string> Patterns(const fs::path& path, const ordered_json& json, const char* key) {
+  const ordered_json patterns = json.value(key, ordered_json());
+  std::vector<std::string> items;
+  if (patterns.is_null()) return items;
+  if (!patterns.is_object()) {
+    Unusable(path, fmt::format("\"{}\" is no object of patterns and numbers", key), kAskForLora);
+  }
+  for (const auto& [pattern, number] : patterns.items()) {
+    if (!number.is_number()) {
+      Unusable(path, fmt::format("\"{}\" has no number for \"{}\"", key, pattern), kAskForLora);
+    }
+    items.push_back(fmt::format("{}={}", pattern, number.get<double>()));
+  }
+  return items;
+}
+
 AdapterConfig ReadConfig(const fs::path& path) {
   const auto text = io::ReadFile(path.string(), int64_t{1} << 24);
   if (!text.ok()) {
@@ -166,9 +193,8 @@ AdapterConfig ReadConfig(const fs::path& path) {
   if (json.value("peft_type", ordered_json()) != "LORA") {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
   }
-  for (const char* feature :
-       {"rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices", "megatron_config",
-        "layer_replication", "target_parameters"}) {
+  for (const char* feature : {"lora_bias", "trainable_token_indices", "megatron_config",
+                              "layer_replication", "target_parameters"}) {
     if (IsSet(json, feature)) {
       Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
     }
@@ -192,6 +218,11 @@ AdapterConfig ReadConfig(const fs::path& path) {
   config.target_modules = Names(path, json, "target_modules");
   config.modules_to_save = Names(path, json, "modules_to_save");
   if (config.r < 1) Unusable(path, fmt::format("r is {}", config.r), kAskForLora);
+  config.rank_pattern = Patterns(path, json, "rank_pattern");
+  config.alpha_pattern = Patterns(path, json, "alpha_pattern");
+  if (config.alpha == 0 && !config.alpha_pattern.empty()) {
+    Unusable(path, "lora_alpha is 0 beside \"alpha_pattern\"", kAskForLora);
+  }
   return config;
 }
 
@@ -239,16 +270,28 @@ double AdapterConfig::Scale() const {
   return use_rslora ? alpha / std::sqrt(static_cast<double>(r)) : alpha / r;
 }
 
+absl::StatusOr<spec::LoraSizes> AdapterConfig::Sizes() const {
+  spec::JobSpec::Lora lora;
+  lora.r = r;
+  lora.alpha = alpha;
+  lora.use_rslora = use_rslora;
+  lora.rank_pattern = rank_pattern;
+  lora.alpha_pattern = alpha_pattern;
+  return spec::LoraSizes::Make(lora);
+}
+
 void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
                   std::span<const LoraPair> pairs, std::span<const NamedTensor> others) {
   if (pairs.empty()) throw InternalError("an adapter without adapted modules");
+  const auto sizes = config.Sizes();
+  if (!sizes.ok()) throw InternalError(std::string(Message(sizes.status())));
   std::vector<NamedTensor> tensors;
   std::set<std::string, std::less<>> adapted;
   for (const LoraPair& pair : pairs) {
-    CheckPair(config, pair);
+    const std::string module = plan::RuntimeModule(files.base_prefix, pair.module);
+    CheckPair(config, pair, sizes->RankOf(module));
     adapted.insert(pair.module);
-    const std::string key =
-        std::string(kPrefix) + plan::RuntimeModule(files.base_prefix, pair.module);
+    const std::string key = std::string(kPrefix) + module;
     tensors.push_back({fmt::format("{}{}", key, kSuffixA), pair.a});
     tensors.push_back({fmt::format("{}{}", key, kSuffixB), pair.b});
     if (config.use_dora) {
@@ -283,6 +326,10 @@ void CheckBase(const AdapterConfig& config, std::string_view model) {
 Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
   Adapter adapter;
   adapter.config = ReadConfig(dir / kConfigFile);
+  const auto sizes = adapter.config.Sizes();
+  if (!sizes.ok()) {
+    Unusable(dir / kConfigFile, std::string(Message(sizes.status())), kAskForLora);
+  }
   const fs::path path = dir / kWeightsFile;
   const auto file = SafetensorsFile::Open(path);
   std::map<std::string, LoraPair> pairs;
@@ -317,14 +364,15 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
     if (!pair.a.defined() || !pair.b.defined()) {
       Unusable(path, fmt::format("{} has only one of lora_A and lora_B", module), kAskForLora);
     }
-    if (pair.a.dim() != 2 || pair.b.dim() != 2 || pair.a.size(0) != adapter.config.r ||
-        pair.b.size(1) != adapter.config.r) {
+    const std::string at_run_time = plan::RuntimeModule(base_prefix, module);
+    const int rank = sizes->RankOf(at_run_time);
+    if (!HasRank(pair, rank)) {
       Unusable(path,
                fmt::format("the factors of {} have the shapes [{}] and [{}], but r is {}", module,
-                           fmt::join(pair.a.sizes(), ", "), fmt::join(pair.b.sizes(), ", "),
-                           adapter.config.r),
+                           fmt::join(pair.a.sizes(), ", "), fmt::join(pair.b.sizes(), ", "), rank),
                kAskForLora);
     }
+    pair.scale = sizes->ScaleOf(at_run_time);
     if (adapter.config.use_dora && !HasMagnitude(pair)) {
       Unusable(path,
                fmt::format("use_dora is set, but {} has no lora_magnitude_vector of [{}]", module,

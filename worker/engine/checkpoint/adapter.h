@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/status.h"
+#include "common/spec/module_patterns.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
 
@@ -30,6 +32,8 @@ struct AdapterConfig {
   std::string bias = "none";   // none, all, lora_only
   bool use_rslora = false;
   bool use_dora = false;
+  // "PATTERN=NUMBER" as lora.rank_pattern and lora.alpha_pattern have them.
+  std::vector<std::string> rank_pattern, alpha_pattern;
   // Ends of the names of modules that are trained whole, and whether a head that is tied to the
   // embedding stays so.
   std::vector<std::string> modules_to_save;
@@ -38,8 +42,10 @@ struct AdapterConfig {
   // The model as the job named it: a directory or a hub id.
   std::string base_model;
 
-  // alpha / r, or alpha / sqrt(r) with use_rslora.
+  // alpha / r, or alpha / sqrt(r) with use_rslora: of modules that no pattern matches.
   double Scale() const;
+  // Rank and scale of each module. InvalidArgument for patterns that cannot be understood.
+  absl::StatusOr<spec::LoraSizes> Sizes() const;
 };
 
 // The two factors of one adapted module, and its magnitude.
@@ -48,6 +54,8 @@ struct LoraPair {
   at::Tensor a;        // [r, in]
   at::Tensor b;        // [out, r]
   at::Tensor magnitude = {};  // [out], with use_dora; else undefined
+  // Multiplies the product; set in an adapter that was read.
+  double scale = 0;
 };
 
 // Target of an adapter and the files to put beside it.
@@ -81,8 +89,8 @@ struct Adapter {
 };
 
 // Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we
-// do not apply (rank_pattern, lora_bias ...), a factor without its
-// partner, shapes that contradict r.
+// do not apply (lora_bias, layer_replication ...), a factor without its partner, shapes that
+// contradict r and rank_pattern.
 // `base_prefix`: plan::ModelShape::prefix of the base model, whose names the modules then have.
 Adapter ReadAdapter(const std::filesystem::path& dir, std::string_view base_prefix = {});
 

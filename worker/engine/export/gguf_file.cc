@@ -97,6 +97,13 @@ void GgufKeys::SetInts(std::string_view key, const std::vector<int32_t>& values)
   for (const int32_t value : values) Append(value, bytes_);
 }
 
+void GgufKeys::SetFloats(std::string_view key, const std::vector<float>& values) {
+  Begin(key, kArray);
+  Append(kFloat32, bytes_);
+  Append<uint64_t>(values.size(), bytes_);
+  for (const float value : values) Append(value, bytes_);
+}
+
 bool FitsQ8(const std::vector<int64_t>& shape) {
   return shape.size() > 1 && shape.back() % kQ8Block == 0;
 }

@@ -17,6 +17,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/model_text.h"
+#include "worker/engine/export/gguf_family.h"
 #include "worker/engine/export/gguf_tokenizer.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
@@ -37,43 +38,6 @@ uint32_t FileType(GgmlType type) {
       return 32;
   }
   return 0;
-}
-
-// llama.cpp's architecture for a family; empty: none that is written here.
-std::string_view ArchitectureOf(std::string_view family) {
-  if (family == "llama" || family == "mistral") return "llama";
-  if (family == "qwen2" || family == "qwen3") return family;
-  return {};
-}
-
-[[noreturn]] void RefuseModel(const std::string& what) {
-  throw UserError("the model cannot be written as GGUF: " + what, "bad_model",
-                  "export a merged model and convert it with llama.cpp's convert_hf_to_gguf.py");
-}
-
-// "blk.3.attn_q.weight" of "model.layers.3.self_attn.q_proj.weight"; empty: it has no name there.
-std::string GgufName(std::string_view name) {
-  static const std::map<std::string_view, std::string_view> kWhole = {
-      {"model.embed_tokens.weight", "token_embd.weight"},
-      {"model.norm.weight", "output_norm.weight"},
-      {"lm_head.weight", "output.weight"}};
-  static const std::map<std::string_view, std::string_view> kOfBlock = {
-      {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
-      {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
-      {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-      {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
-      {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-      {"mlp.down_proj", "ffn_down"}};
-  if (const auto whole = kWhole.find(name); whole != kWhole.end())
-    return std::string(whole->second);
-  constexpr std::string_view kBlock = "model.layers.";
-  if (!name.starts_with(kBlock)) return "";
-  name.remove_prefix(kBlock.size());
-  const size_t dot = name.find('.'), last = name.rfind('.');
-  if (dot == name.npos || last <= dot) return "";
-  const auto module = kOfBlock.find(name.substr(dot + 1, last - dot - 1));
-  if (module == kOfBlock.end()) return "";
-  return fmt::format("blk.{}.{}{}", name.substr(0, dot), module->second, name.substr(last));
 }
 
 bool IsOf(std::string_view name, std::string_view module) {
@@ -108,15 +72,15 @@ Tensor RopeFactors(const plan::RopeOptions& rope, int64_t head_dim) {
   return at::tensor(factors);
 }
 
-constexpr char kRopeFactors[] = "rope_freqs.weight";
-
 class GgufModel {
  public:
   GgufModel(const GgufOptions& options, const ModelConfig& config)
       : options_(options),
         config_(config),
         layout_(MakeLayout(config)),
-        architecture_(ArchitectureOf(config.family)) {}
+        family_(*FindGgufFamily(config.family)),
+        architecture_(family_.architecture),
+        rope_(MainRope(config)) {}
 
   void Write() {
     GgufKeys keys;
@@ -125,12 +89,12 @@ class GgufModel {
     AddTokenizer(options_.model_dir, config_.vocab, keys);
     const BaseWeights base(options_.model_dir, layout_, at::kCPU);
     GgufWriter writer(options_.target, keys, Plans());
-    if (HasFactors()) writer.Write(kRopeFactors, RopeFactors(config_.ropes[0], config_.head_dim));
+    for (const auto& [name, factors] : Factors()) writer.Write(name, factors);
     for (const UnitInfo& unit : layout_.units) {
       for (const ParamInfo& param : unit.params) {
         if (options_.on_tensor) options_.on_tensor();
         const Tensor weight = base.Read(param, 0, param.numel()).view(param.shape);
-        writer.Write(GgufName(param.name), Turned(param, weight));
+        writer.Write(GgufName(config_, param.name), Turned(param, weight));
         base.Done(param);
       }
     }
@@ -138,10 +102,21 @@ class GgufModel {
   }
 
  private:
-  bool HasFactors() const { return config_.ropes[0].type == plan::RopeType::kLlama3; }
+  // What the frequencies of the rope are divided by, under llama.cpp's names.
+  std::vector<std::pair<std::string, Tensor>> Factors() const {
+    if (rope_.type == plan::RopeType::kLlama3) {
+      return {{"rope_freqs.weight", RopeFactors(rope_, config_.head_dim)}};
+    }
+    if (rope_.type != plan::RopeType::kLongRope) return {};
+    return {{"rope_factors_long.weight", at::tensor(rope_.long_factors).to(at::kFloat)},
+            {"rope_factors_short.weight", at::tensor(rope_.short_factors).to(at::kFloat)}};
+  }
 
   Tensor Turned(const ParamInfo& param, const Tensor& weight) const {
-    if (architecture_ != "llama") return weight;
+    if (param.role == ParamRole::kNorm && config_.norm == plan::NormKind::kRmsOnePlus) {
+      return weight.to(at::kFloat) + 1.0;
+    }
+    if (!family_.turned) return weight;
     if (IsOf(param.name, ".q_proj.")) return TurnRows(weight, config_.heads);
     if (IsOf(param.name, ".k_proj.")) return TurnRows(weight, config_.kv_heads);
     return weight;
@@ -149,12 +124,16 @@ class GgufModel {
 
   std::vector<GgufWriter::TensorPlan> Plans() const {
     std::vector<GgufWriter::TensorPlan> plans;
-    if (HasFactors()) plans.push_back({kRopeFactors, {config_.head_dim / 2}, GgmlType::kF32});
+    for (const auto& [name, factors] : Factors()) {
+      plans.push_back({name, factors.sizes().vec(), GgmlType::kF32});
+    }
     for (const UnitInfo& unit : layout_.units) {
       for (const ParamInfo& param : unit.params) {
         GgmlType type = param.shape.size() > 1 ? options_.type : GgmlType::kF32;
         if (type == GgmlType::kQ8_0 && !FitsQ8(param.shape)) type = GgmlType::kF32;
-        plans.push_back({GgufName(param.name), param.shape, type});
+        const std::string name = GgufName(config_, param.name);
+        if (name == "position_embd.weight") type = GgmlType::kF32;  // small, and added to all
+        plans.push_back({name, param.shape, type});
       }
     }
     return plans;
@@ -172,36 +151,66 @@ class GgufModel {
     keys.Set("general.base_model.0.repo_url", "https://huggingface.co/" + options_.base_model);
   }
 
-  void AddShapes(GgufKeys& keys) const {
-    const auto set = [&](std::string_view key, int64_t value) {
-      keys.SetInt(fmt::format("{}.{}", architecture_, key), static_cast<uint32_t>(value));
-    };
-    const auto set_float = [&](std::string_view key, double value) {
-      keys.SetFloat(fmt::format("{}.{}", architecture_, key), static_cast<float>(value));
-    };
-    set("block_count", config_.layers);
-    set("context_length", ContextLength());
-    set("embedding_length", config_.hidden);
-    set("feed_forward_length", config_.intermediate);
-    set("vocab_size", config_.vocab);
-    set("attention.head_count", config_.heads);
-    set("attention.head_count_kv", config_.kv_heads);
-    set("attention.key_length", config_.head_dim);
-    set("attention.value_length", config_.head_dim);
-    set_float("attention.layer_norm_rms_epsilon", config_.norm_epsilon);
-    set("rope.dimension_count", config_.head_dim);
-    const plan::RopeOptions& rope = config_.ropes[0];
-    set_float("rope.freq_base", rope.theta);
-    if (rope.type != plan::RopeType::kLinear) return;
-    keys.Set(fmt::format("{}.rope.scaling.type", architecture_), "linear");
-    set_float("rope.scaling.factor", rope.factor);
+  void SetInt(GgufKeys& keys, std::string_view key, int64_t value) const {
+    keys.SetInt(fmt::format("{}.{}", architecture_, key), static_cast<uint32_t>(value));
+  }
+  void SetFloat(GgufKeys& keys, std::string_view key, double value) const {
+    keys.SetFloat(fmt::format("{}.{}", architecture_, key), static_cast<float>(value));
   }
 
-  // llama.cpp has no window in these architectures: what is longer than one would differ.
+  void AddShapes(GgufKeys& keys) const {
+    SetInt(keys, "block_count", config_.layers);
+    SetInt(keys, "context_length", ContextLength());
+    SetInt(keys, "embedding_length", config_.hidden);
+    SetInt(keys, "feed_forward_length", config_.intermediate);
+    SetInt(keys, "vocab_size", config_.vocab);
+    SetInt(keys, "attention.head_count", config_.heads);
+    SetInt(keys, "attention.head_count_kv", config_.kv_heads);
+    SetInt(keys, "attention.key_length", config_.head_dim);
+    SetInt(keys, "attention.value_length", config_.head_dim);
+    SetFloat(keys,
+             config_.norm == plan::NormKind::kLayerNorm ? "attention.layer_norm_epsilon"
+                                                        : "attention.layer_norm_rms_epsilon",
+             config_.norm_epsilon);
+    AddRope(keys);
+    AddOwn(keys);
+  }
+
+  void AddRope(GgufKeys& keys) const {
+    if (rope_.type == plan::RopeType::kNone) return;
+    SetInt(keys, "rope.dimension_count",
+           std::llround(static_cast<double>(config_.head_dim) * rope_.rotated));
+    SetFloat(keys, "rope.freq_base", rope_.theta);
+    if (rope_.type == plan::RopeType::kLongRope) {
+      SetInt(keys, "rope.scaling.original_context_length", rope_.original_max_positions);
+      const double original = static_cast<double>(rope_.original_max_positions);
+      const double usual =
+          rope_.factor > 1 ? std::sqrt(1 + std::log(rope_.factor) / std::log(original)) : 1.0;
+      SetFloat(keys, "rope.scaling.attn_factor", rope_.attention_factor.value_or(usual));
+    }
+    if (rope_.type != plan::RopeType::kLinear) return;
+    keys.Set(fmt::format("{}.rope.scaling.type", architecture_), "linear");
+    SetFloat(keys, "rope.scaling.factor", rope_.factor);
+  }
+
+  // What only some families have.
+  void AddOwn(GgufKeys& keys) const {
+    if (config_.family == "phi3") SetInt(keys, "attention.sliding_window", 0);
+    if (config_.family == "gemma3_text") {
+      SetInt(keys, "attention.sliding_window", config_.layer_options[0].window);
+    }
+    if (config_.family != "granite") return;
+    SetFloat(keys, "attention.scale", config_.attention_scale);
+    SetFloat(keys, "embedding_scale", config_.embedding_scale);
+    SetFloat(keys, "residual_scale", config_.residual_scale);
+    SetFloat(keys, "logit_scale", 1.0 / config_.logit_scale);
+  }
+
+  // llama.cpp has no window in most architectures: what is longer than one would differ.
   int64_t ContextLength() const {
     int64_t length = config_.max_positions > 0 ? config_.max_positions : 2048;
     for (const plan::LayerOptions& layer : config_.layer_options) {
-      if (layer.window > 0) length = std::min(length, layer.window);
+      if (layer.window > 0 && !family_.windows) length = std::min(length, layer.window);
     }
     return length;
   }
@@ -209,7 +218,9 @@ class GgufModel {
   const GgufOptions& options_;
   const ModelConfig& config_;
   const ModelLayout layout_;
+  const GgufFamily& family_;
   const std::string architecture_;
+  const plan::RopeOptions& rope_;
 };
 
 // A text between quotes as a Modelfile has it.
@@ -225,25 +236,7 @@ std::string QuotedText(const std::string& text) {
 }  // namespace
 
 void CheckGguf(const std::filesystem::path& model_dir, const ModelConfig& config) {
-  if (ArchitectureOf(config.family).empty()) {
-    RefuseModel(fmt::format("family {} is not supported yet; llama, mistral, qwen2 and qwen3 are",
-                            config.family));
-  }
-  if (!config.prefix.empty()) RefuseModel("it is a part of a multimodal model");
-  if (config.ropes.size() != 1) RefuseModel("its layers have several ropes");
-  const plan::RopeType rope = config.ropes[0].type;
-  if (rope != plan::RopeType::kDefault && rope != plan::RopeType::kLinear &&
-      rope != plan::RopeType::kLlama3) {
-    RefuseModel("its rope is scaled in a way that is not supported yet; linear and llama3 are");
-  }
-  if (config.ropes[0].rotated != 1.0) RefuseModel("only a part of each head is rotated");
-  for (const UnitInfo& unit : MakeLayout(config).units) {
-    for (const ParamInfo& param : unit.params) {
-      const bool known = !GgufName(param.name).empty() &&
-                         !(config.family == "qwen3" && param.name.ends_with(".bias"));
-      if (!known) RefuseModel(fmt::format("llama.cpp has no name for {}", param.name));
-    }
-  }
+  CheckGgufFamily(config);
   GgufKeys ignored;
   AddTokenizer(model_dir, config.vocab, ignored);
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "worker/engine/export/gguf_file.h"
 
@@ -11,5 +12,7 @@ namespace sft::engine {
 // merges, the name under which llama.cpp knows how text is cut before them, special tokens and the
 // chat template. Throws UserError for a tokenizer that llama.cpp has no name for.
 void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys);
+
+[[noreturn]] void RefuseTokenizer(const std::string& what);
 
 }  // namespace sft::engine

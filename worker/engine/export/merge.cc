@@ -87,8 +87,7 @@ class Merger {
   }
 
   Tensor Merge(const LoraPair& pair, const Tensor& base) {
-    const Tensor delta =
-        at::matmul(pair.b.to(at::kFloat), pair.a.to(at::kFloat)) * adapter_.config.Scale();
+    const Tensor delta = at::matmul(pair.b.to(at::kFloat), pair.a.to(at::kFloat)) * pair.scale;
     Tensor merged = base + delta;
     if (pair.magnitude.defined()) {
       const Tensor norms = at::linalg_vector_norm(merged, 2, {1}, /*keepdim=*/true);

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <set>
@@ -12,6 +13,7 @@
 #include "common/plan/parameters.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
+#include "common/spec/module_patterns.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
 
@@ -74,7 +76,14 @@ bool IsTarget(std::string_view module, const std::vector<std::string>& targets) 
   return false;
 }
 
-void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
+spec::LoraSizes SizesOf(const spec::JobSpec::Lora& lora) {
+  absl::StatusOr<spec::LoraSizes> sizes = spec::LoraSizes::Make(lora);
+  if (!sizes.ok()) throw UserError(std::string(Message(sizes.status())), "bad_target_module");
+  return *std::move(sizes);
+}
+
+void AdaptUnit(UnitInfo& unit, std::string_view prefix, const spec::JobSpec::Lora& lora,
+               const spec::LoraSizes& sizes) {
   std::set<std::string> adapted;
   std::vector<ParamInfo> firsts, seconds, magnitudes;
   for (const ParamInfo& param : unit.params) {
@@ -82,10 +91,11 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
       continue;
     const std::string module(param.module());
     adapted.insert(module);
-    firsts.push_back(
-        {module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
-    seconds.push_back(
-        {module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
+    const std::string at_run_time = plan::RuntimeModule(prefix, module);
+    const int64_t rank = sizes.RankOf(at_run_time);
+    firsts.push_back({module + ".lora_A.weight", {rank, param.shape[1]}, ParamRole::kLoraA, true});
+    seconds.push_back({module + ".lora_B.weight", {param.shape[0], rank}, ParamRole::kLoraB, true});
+    seconds.back().scale_ratio = sizes.ScaleOf(at_run_time) / ScalingOf(lora).scale;
     if (!lora.use_dora) continue;
     magnitudes.push_back(
         {module + ".lora_magnitude_vector", {param.shape[0]}, ParamRole::kMagnitude, true});
@@ -101,6 +111,17 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   for (ParamInfo& factor : firsts) unit.params.push_back(std::move(factor));
   for (ParamInfo& factor : seconds) unit.params.push_back(std::move(factor));
   for (ParamInfo& magnitude : magnitudes) unit.params.push_back(std::move(magnitude));
+}
+
+void CheckPatterns(const ModelLayout& layout, const std::vector<std::string>& targets,
+                   const spec::LoraSizes& sizes) {
+  std::vector<std::string> adapted;
+  for (const std::string& module : LinearsOf(layout)) {
+    if (IsTarget(module, targets)) adapted.push_back(plan::RuntimeModule(layout.prefix, module));
+  }
+  if (const auto problem = sizes.FindIdle(adapted)) {
+    throw UserError(problem->key + ": " + problem->message, "bad_target_module");
+  }
 }
 
 std::vector<int64_t> Shape(const at::Tensor& tensor) { return tensor.sizes().vec(); }
@@ -169,8 +190,10 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
   spec::JobSpec::Lora lora = spec.lora;
   lora.target_modules = plan::EffectiveTargets(LinearsOf(layout), lora.target_modules);
   CheckTargets(layout, lora.target_modules);
+  const spec::LoraSizes sizes = SizesOf(lora);
+  CheckPatterns(layout, lora.target_modules, sizes);
   for (UnitInfo& unit : layout.units) {
-    AdaptUnit(unit, lora);
+    AdaptUnit(unit, layout.prefix, lora, sizes);
     for (ParamInfo& param : unit.params) {
       param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
     }
@@ -190,6 +213,9 @@ std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter&
       if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
       unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
       unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      if (pair.scale != adapter.config.Scale()) {
+        unit.params.back().scale_ratio = pair.scale / adapter.config.Scale();
+      }
       if (pair.magnitude.defined()) {
         unit.params.push_back(
             {pair.module + ".lora_magnitude_vector", Shape(pair.magnitude), ParamRole::kMagnitude});
@@ -221,17 +247,14 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
     refuse(std::string("the adapter ") + (lora.use_dora ? "has no" : "has") + " DoRA",
            std::string("set lora.use_dora = ") + (lora.use_dora ? "false" : "true"));
   }
-  if (adapter.config.r > lora.r) {
-    const std::string r = std::to_string(adapter.config.r);
-    refuse("the adapter has r = " + r + ", the job lora.r = " + std::to_string(lora.r),
-           "set lora.r = " + r + " or more");
-  }
   std::map<std::string, LoraPair> old;
   for (const LoraPair& pair : adapter.pairs) old.emplace(pair.module, pair);
   std::set<std::string> trained;
   Adapter fitted{.config = adapter.config};
   fitted.config.r = lora.r;
-  const double ratio = adapter.config.Scale() / ScalingOf(lora).scale;
+  fitted.config.rank_pattern = lora.rank_pattern;
+  fitted.config.alpha_pattern = lora.alpha_pattern;
+  const spec::LoraSizes sizes = SizesOf(lora);
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (param.of_base() && param.trainable) trained.insert(param.name);
@@ -250,7 +273,15 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
           refuse(module + " has another shape in the adapter than in the model",
                  "give the base model that the adapter was trained on");
         }
+        if (r > pair.a.size(0)) {
+          refuse(
+              fmt::format("the adapter has r = {} for {}, the job {}", r, module, pair.a.size(0)),
+              fmt::format("set lora.r = {0} or more, or a lora.rank_pattern that gives {0} to it",
+                          r));
+        }
         pair.a.narrow(0, 0, r).copy_(from->second.a);
+        const double ratio =
+            from->second.scale / sizes.ScaleOf(plan::RuntimeModule(layout.prefix, module));
         pair.b.narrow(1, 0, r).copy_(from->second.b.to(at::kFloat) * ratio);
         pair.magnitude = from->second.magnitude;
         old.erase(from);

@@ -29,11 +29,11 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
 // names of the layout's parameters. Throws UserError for an adapter of another model.
 std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter& adapter);
 
-// The adapter as the job's starts from it: factors padded to lora.r (A with its first values, B
-// with zeros) and B scaled, so that the product stays what it was; modules that it does not have
-// start fresh. `layout` is what PrepareLayout made. Throws UserError where something of the adapter
-// would be lost: a module or bias that the job does not train, a larger r, DoRA in one of them
-// alone.
+// The adapter as the job's starts from it: factors padded to the job's ranks (A with its first
+// values, B with zeros) and B scaled, so that the product stays what it was; modules that it does
+// not have start fresh. `layout` is what PrepareLayout made. Throws UserError where something of
+// the adapter would be lost: a module or bias that the job does not train, a larger r, DoRA in one
+// of them alone.
 Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec::JobSpec& spec);
 
 // alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.

@@ -10,7 +10,7 @@ namespace sft::engine {
 
 // Scale and dropout of the adapter path of every adapted linear.
 struct LoraScaling {
-  double scale = 0.0;  // alpha / r, or alpha / sqrt(r)
+  double scale = 0.0;  // alpha / r, or alpha / sqrt(r); times MatrixInfo::Member::scale_ratio
   double dropout = 0.0;
 };
 

@@ -45,6 +45,10 @@ void AddProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor
   }
 }
 
+double AdapterScale(const MatrixInfo::Member& member, const Pass& pass) {
+  return pass.lora.scale * member.scale_ratio;
+}
+
 Activation Quantised(Activation x) {
   ops::Fp8Quantize(x.fp8.values, x.fp8.scale, x.rows);
   return x;
@@ -182,7 +186,7 @@ void Projection::AddSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass)
     if (member.rank == 0) continue;
     Tensor part = y.narrow(1, member.first_row, member.rows);
     AddProduct(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b],
-               part, pass.lora.scale, pass);
+               part, AdapterScale(member, pass), pass);
   }
 }
 
@@ -235,7 +239,7 @@ Projection::Dropped Projection::DroppedOutputs(size_t index, const Tensor& x, co
   ops::Gemm(outputs.u, dropped, Weight(member, pass).t(), 1.0, 0.0);
   outputs.v = outputs.u.clone();
   ops::Gemm(outputs.v, xa.narrow(1, member.first_rank, member.rank),
-            pass.weights[member.lora_b].t(), pass.lora.scale, 1.0);
+            pass.weights[member.lora_b].t(), AdapterScale(member, pass), 1.0);
   return outputs;
 }
 
@@ -393,14 +397,16 @@ Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
     if (member.rank == 0) continue;
     Tensor part = dxa.narrow(1, member.first_rank, member.rank);
     ops::Gemm(part, dy.narrow(1, member.first_row, member.rows), pass.weights[member.lora_b],
-              pass.lora.scale, 0.0);
+              AdapterScale(member, pass), 0.0);
   }
   return dxa;
 }
 
 int64_t Projection::common_rank() const {
   const int64_t rank = info_.members[0].rank;
-  const auto differs = [rank](const Member& member) { return member.rank != rank; };
+  const auto differs = [rank](const Member& member) {
+    return member.rank != rank || member.scale_ratio != 1.0;
+  };
   return std::any_of(info_.members.begin(), info_.members.end(), differs) ? 0 : rank;
 }
 
@@ -422,7 +428,7 @@ void Projection::AddSecondGradients(const Tensor& dy, const Tensor& xa, const Pa
     if (member.rank == 0) continue;
     if (Tensor db = gradients.Buffer(member.lora_b); db.defined()) {
       ops::Gemm(db, dy.narrow(1, member.first_row, member.rows).t(),
-                xa.narrow(1, member.first_rank, member.rank), pass.lora.scale, 1.0);
+                xa.narrow(1, member.first_rank, member.rank), AdapterScale(member, pass), 1.0);
     }
   }
 }

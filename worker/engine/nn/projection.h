@@ -86,7 +86,8 @@ class Projection {
   // For a layer that works out the rest of the backward itself (mlp.cc).
 
   size_t members() const { return info_.members.size(); }
-  // The rank that all members' adapters have; 0 where they differ or a member has none.
+  // The rank that all members' adapters have; 0 where they differ, a member has none or a scale of
+  // its own.
   int64_t common_rank() const;
   // The second factor [rows, rank] of a member, and the gradients of its factors.
   const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;

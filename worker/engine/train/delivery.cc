@@ -109,6 +109,8 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
                                                      : "none";
   config.use_rslora = lora.use_rslora;
   config.use_dora = lora.use_dora;
+  config.rank_pattern = lora.rank_pattern;
+  config.alpha_pattern = lora.alpha_pattern;
   config.modules_to_save = WrittenWhole(layout, lora);
   config.ensure_weight_tying = lora.ensure_weight_tying && layout.tied_head();
   config.fan_in_fan_out = HasTransposed(layout);

@@ -12,6 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/tensors.h"
+#include "common/spec/module_patterns.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/kernels/batch_shape.h"
@@ -72,6 +74,20 @@ std::vector<int64_t> TokensOf(size_t first, size_t length) {
   return tokens;
 }
 
+// The scales are those that the job trained with.
+void CheckScales(const ModelLayout& layout, const spec::JobSpec& spec, const Adapter& adapter,
+                 const std::filesystem::path& dir) {
+  const auto sizes = spec::LoraSizes::Make(spec.lora);
+  if (!sizes.ok()) throw InternalError(std::string(Message(sizes.status())));
+  for (const LoraPair& pair : adapter.pairs) {
+    const double scale = sizes->ScaleOf(plan::RuntimeModule(layout.prefix, pair.module));
+    if (pair.scale == scale) continue;
+    throw InternalError(fmt::format("the job's adapter of {} is scaled by {}, that of {} by {}",
+                                    pair.module, scale, dir.string(), pair.scale),
+                        "diverged", "report this with the job file");
+  }
+}
+
 // The delivered weights by the names of the layout, one at a time.
 class DeliveredWeights {
  public:
@@ -83,12 +99,7 @@ class DeliveredWeights {
       return;
     }
     const Adapter adapter = ReadAdapter(dir, model.layout().prefix);
-    const double scale = ScalingOf(spec.lora).scale;
-    if (adapter.config.Scale() != scale) {
-      throw InternalError(fmt::format("the job's adapters are scaled by {}, those of {} by {}",
-                                      scale, dir.string(), adapter.config.Scale()),
-                          "diverged", "report this with the job file");
-    }
+    CheckScales(model.layout(), spec, adapter, dir);
     tensors_ = adapter.Values(model.layout().tied_head());
   }
 

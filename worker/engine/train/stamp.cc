@@ -55,18 +55,27 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.seed",
     "data.packing",
 };
-constexpr const char* kLoraKeys[] = {
-    "lora.r",          "lora.alpha",          "lora.dropout",           "lora.bias",
-    "lora.use_rslora", "lora.target_modules", "lora.loraplus_lr_ratio", "lora.modules_to_save",
-    "lora.use_dora"};
+constexpr const char* kLoraKeys[] = {"lora.r",
+                                     "lora.alpha",
+                                     "lora.dropout",
+                                     "lora.bias",
+                                     "lora.use_rslora",
+                                     "lora.rank_pattern",
+                                     "lora.alpha_pattern",
+                                     "lora.target_modules",
+                                     "lora.loraplus_lr_ratio",
+                                     "lora.modules_to_save",
+                                     "lora.use_dora"};
 
 // Keys in which a job must agree with its checkpoint in any case: another shape, or another model
 // under the adapters. All others can be accepted.
 const std::set<std::string, std::less<>>& FixedKeys() {
   static const std::set<std::string, std::less<>> keys = {
-      "training.mode",        "lora.r",        "lora.bias",           "lora.target_modules",
-      "lora.modules_to_save", "lora.use_dora", "model.configuration", "model.weights",
-      "base.weights"};
+      "training.mode",       "lora.r",
+      "lora.rank_pattern",   "lora.bias",
+      "lora.target_modules", "lora.modules_to_save",
+      "lora.use_dora",       "model.configuration",
+      "model.weights",       "base.weights"};
   return keys;
 }
 

@@ -86,7 +86,7 @@ void AdaptedSource::FindGains(int unit, Place& place, const UnitWeights& weights
       const int64_t count = std::min(most, member.rows - first);
       Tensor sum = rows.narrow(0, member.first_row + first, count)
                        .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-      sum.addmm_(b.narrow(0, first, count), a, 1.0, scale_);
+      sum.addmm_(b.narrow(0, first, count), a, 1.0, scale_ * member.scale_ratio);
       norm.narrow(0, first, count).copy_(at::linalg_vector_norm(sum, 2, {1}));
     }
     norm.clamp_min_(kLeastNorm);
@@ -102,7 +102,8 @@ AdaptedSource::Factors AdaptedSource::FactorsOf(const Place& place, const UnitWe
   for (const MatrixInfo::Member& member : place.info.members) {
     if (member.rank == 0) continue;
     factors.a.push_back(weights[member.lora_a]);
-    factors.b.push_back(weights[member.lora_b]);
+    const Tensor& b = weights[member.lora_b];
+    factors.b.push_back(member.scale_ratio == 1.0 ? b : b * member.scale_ratio);
     factors.first_row.push_back(member.first_row);
   }
   return factors;

@@ -18,8 +18,8 @@ class AdaptedSource : public WeightSource {
   // Called once for each after the adapters have changed, by all ranks in one order.
   using Magnitudes = std::function<at::Tensor(int unit, int param)>;
 
-  // `scale` multiplies every adapter's product. Borrows `layout`; `source` holds weights and
-  // adapters. Without `magnitudes` it has those, too, as they are used.
+  // `scale` multiplies every adapter's product, beside its own ratio. Borrows `layout`; `source`
+  // holds weights and adapters. Without `magnitudes` it has those, too, as they are used.
   AdaptedSource(const ModelLayout& layout, std::unique_ptr<WeightSource> source, double scale,
                 Magnitudes magnitudes = nullptr);
 

@@ -42,6 +42,9 @@ struct ParamInfo {
   // Counted as quantised, but plain in the checkpoint: it stands in one matrix with weights that
   // the checkpoint has in 4 bits.
   bool plain_among_quantized = false;
+  // Of an adapter's factor B: the adapter's scale as a multiple of the one that the job or the
+  // adapter's configuration has for all (lora.alpha_pattern, lora.rank_pattern).
+  double scale_ratio = 1.0;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
   // A parameter of the model, not of an adapter.
@@ -64,7 +67,8 @@ struct MatrixInfo {
     int64_t first_row = 0;  // of the matrix
     int64_t rows = 0;       // its outputs
     int64_t first_rank = 0;
-    int64_t rank = 0;  // of its adapter; 0: has none
+    int64_t rank = 0;          // of its adapter; 0: has none
+    double scale_ratio = 1.0;  // of its adapter (ParamInfo)
   };
   std::vector<Member> members;
   int64_t rows = 0;     // N: outputs of all members

@@ -59,6 +59,20 @@ TEST(ParametersTest, AnAdapterHasRTimesInPlusOut) {
   EXPECT_EQ(CountParameters(*units).total, BaseParameters(SmolLm2()));
 }
 
+TEST(ParametersTest, LinearsWithRanksOfTheirOwnAreCountedByThem) {
+  spec::JobSpec job = Lora(8, {"q_proj", "v_proj"});
+  job.lora.rank_pattern = {"layers.0.self_attn.q_proj=32", "v_proj=2"};
+  const auto units = MakeUnits(SmolLm2(), job);
+  ASSERT_TRUE(units.ok()) << units.status();
+  EXPECT_EQ(CountParameters(*units).trainable, (29 * 8 + 32) * (576 + 576) + 30 * 2 * (576 + 192));
+  const std::vector<BlockMatrices> blocks = MatricesOf(SmolLm2(), job);
+  EXPECT_EQ(blocks[0].qkv.rank, 34);
+  EXPECT_EQ(blocks[1].qkv.rank, 10);
+  job.lora.rank_pattern.push_back("o_proj=4");
+  EXPECT_THAT(std::string(Message(MakeUnits(SmolLm2(), job).status())),
+              HasSubstr("lora.rank_pattern: \"o_proj\" counts for no linear"));
+}
+
 TEST(ParametersTest, AllLinearIsTheSevenLinears) {
   const auto all = MakeUnits(SmolLm2(), Lora(16, {"all-linear"}));
   const auto seven = MakeUnits(SmolLm2(), Lora(16, spec::JobSpec().lora.target_modules));

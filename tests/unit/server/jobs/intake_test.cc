@@ -490,6 +490,26 @@ TEST_F(AnsweringIntakeTest, AnAdapterThatDoesNotFitIsRefusedWithWhatWouldBeRight
                   "delivered a full model: set job.model = \"/shared/x/model\"")));
 }
 
+TEST_F(AnsweringIntakeTest, AJobAsModelStandsForTheFullModelThatItDelivered) {
+  const std::string id = Trained();
+  ASSERT_TRUE(Upload(kPrompts).ok());
+  const auto problems = [&](const std::string& model) {
+    return Problems(RequestFor(JobFile("", model)));
+  };
+  EXPECT_THAT(problems(id),
+              testing::ElementsAre("job.model: " + id +
+                                   " is PREPARING: a model is there once its job has succeeded"));
+  Succeed(id);
+  EXPECT_THAT(problems(id), testing::ElementsAre(testing::HasSubstr(
+                                "delivered an adapter: set job.model = \"/models/tiny\" and "
+                                "job.adapter = \"" +
+                                id)));
+  EXPECT_THAT(problems("job-nobody"), testing::ElementsAre(testing::HasSubstr("job-nobody")));
+  Succeed(id, "model");
+  // No node of this test has it, which shows whose folder is asked for.
+  EXPECT_THAT(problems(id), testing::ElementsAre(testing::HasSubstr("/shared/x/model")));
+}
+
 TEST_F(AnsweringIntakeTest, RowsThatAreNoPromptsAreRefusedAndRowsToLearnFromAreNotNeeded) {
   JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kPrompts).ok());

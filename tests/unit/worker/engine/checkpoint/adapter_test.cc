@@ -173,6 +173,27 @@ TEST(AdapterTest, RefusesFactorsThatContradictTheRank) {
   EXPECT_EQ(Listing(dir.path()), "");
 }
 
+TEST(AdapterTest, RanksAndAlphasOfSingleModulesAreWrittenAndRead) {
+  const TempDir dir;
+  AdapterConfig config = Config();  // r 2, alpha 4
+  config.rank_pattern = {"v_proj=3", "layers.[1-9]+.q_proj=1"};
+  config.alpha_pattern = {"v_proj=4.5"};
+  std::vector<LoraPair> pairs = Pairs();
+  pairs[1].a = at::ones({3, 6});
+  pairs[1].b = at::ones({3, 3});
+  WriteAdapter({.target = dir / "out"}, config, pairs);
+  const json written = ParseJson(GetFile(dir / "out/adapter_config.json"));
+  EXPECT_EQ(written["rank_pattern"], (json{{"v_proj", 3}, {"layers.[1-9]+.q_proj", 1}}));
+  EXPECT_EQ(written["alpha_pattern"], (json{{"v_proj", 4.5}}));
+  const Adapter adapter = ReadAdapter(dir / "out");
+  EXPECT_EQ(adapter.config.rank_pattern, config.rank_pattern);
+  EXPECT_EQ(adapter.config.alpha_pattern, config.alpha_pattern);
+  EXPECT_EQ(adapter.pairs[0].scale, 2.0);
+  EXPECT_EQ(adapter.pairs[1].scale, 1.5);
+  config.rank_pattern = {};
+  EXPECT_THROW(WriteAdapter({.target = dir / "x"}, config, pairs), InternalError);
+}
+
 TEST(AdapterTest, ReadingSaysWhatIsWrong) {
   const TempDir dir;
   EXPECT_THAT(MessageOfReading(dir.path()), HasSubstr("adapter_config.json"));
@@ -187,7 +208,10 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
   EXPECT_THAT(with("peft_type", "IA3"), HasSubstr("peft_type is not \"LORA\""));
   EXPECT_THAT(with("use_dora", true), HasSubstr("use_dora is set, but model.layers.0.self_attn."));
   EXPECT_THAT(with("modules_to_save", json::array({1})), HasSubstr("\"modules_to_save\" holds no"));
-  EXPECT_THAT(with("rank_pattern", {{"q_proj", 4}}), HasSubstr("rank_pattern"));
+  EXPECT_THAT(with("rank_pattern", {{"q_proj", 4}}), HasSubstr("[4, 2], but r is 4"));
+  EXPECT_THAT(with("rank_pattern", {{"q_proj", "4"}}), HasSubstr("no number for \"q_proj\""));
+  EXPECT_THAT(with("rank_pattern", {{"(?<=x)q_proj", 4}}), HasSubstr("no regular expression"));
+  EXPECT_THAT(with("alpha_pattern", json::array({1})), HasSubstr("no object of patterns"));
   EXPECT_THAT(with("r", "two"), HasSubstr("\"r\" has the wrong type"));
   EXPECT_THAT(with("r", 0), HasSubstr("r is 0"));
   EXPECT_THAT(with("r", 3), HasSubstr("have the shapes [2, 6] and [4, 2], but r is 3"));

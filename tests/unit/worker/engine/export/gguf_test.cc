@@ -7,13 +7,18 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/export/gguf_family.h"
 #include "worker/engine/export/gguf_file.h"
 #include "worker/engine/export/gguf_model.h"
+#include "worker/engine/export/gguf_sentencepiece.h"
 #include "worker/engine/export/gguf_tokenizer.h"
 
 namespace sft::engine {
@@ -88,12 +93,12 @@ TEST(GgufTest, Q8HasAScaleAndRoundedValuesForEach32) {
 
 TEST(GgufTest, FamiliesWithoutANameAreRefusedByName) {
   ModelConfig config;
-  config.family = "phi3";
+  config.family = "gemma4";
   try {
     CheckGguf("/none", config);
     FAIL() << "taken";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("family phi3 is not supported yet"));
+    EXPECT_THAT(error.what(), HasSubstr("family gemma4 is not supported yet"));
     EXPECT_THAT(error.advice(), HasSubstr("convert_hf_to_gguf.py"));
   }
 }
@@ -108,6 +113,130 @@ TEST(GgufTest, ATokenizerOfAnotherShapeIsRefusedAndNotAnErrorOfTheEngine) {
     GgufKeys keys;
     EXPECT_THROW(AddTokenizer(dir / "", 8, keys), UserError) << text;
   }
+}
+
+// A tokenizer.json whose merges are those of a SentencePiece model: "▁ab" of "▁a" and of "ab".
+nlohmann::json Pieces() {
+  return ParseJson(
+      R"({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+      "pre_tokenizer": null,
+      "added_tokens": [{"id": 0, "content": "<unk>", "special": true}],
+      "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+                "vocab": {"<unk>": 0, "<0x0A>": 1, "▁": 2, "a": 3, "b": 4, "ab": 5, "▁a": 6,
+                          "▁ab": 7},
+                "merges": [["a", "b"], ["▁", "a"], ["▁", "ab"], ["▁a", "b"]]}})");
+}
+
+std::string RefusedPieces(const nlohmann::json& tokenizer) {
+  try {
+    ReadSentencePieces(tokenizer, 10);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+TEST(SentencePiecesTest, TokensAreScoredInTheOrderOfTheirMerges) {
+  nlohmann::json tokenizer = Pieces();
+  EXPECT_TRUE(IsSentencePiece(tokenizer));
+  SentencePieces pieces = ReadSentencePieces(tokenizer, 10);
+  EXPECT_FALSE(pieces.space_before);
+  ASSERT_EQ(pieces.scores.size(), 10u);
+  EXPECT_EQ(pieces.scores[5], 0.0F);
+  EXPECT_EQ(pieces.scores[6], -1.0F);
+  EXPECT_EQ(pieces.scores[7], -2.0F);
+  EXPECT_LT(pieces.scores[3], -1e6F) << "nothing becomes a letter";
+  tokenizer["normalizer"] = ParseJson(R"({"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "▁"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})");
+  EXPECT_TRUE(ReadSentencePieces(tokenizer, 10).space_before);
+  tokenizer["normalizer"] = nullptr;
+  tokenizer["pre_tokenizer"] = ParseJson(
+      R"({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": false})");
+  EXPECT_FALSE(ReadSentencePieces(tokenizer, 10).space_before);
+  for (const char* scheme : {"first", "always"}) {
+    tokenizer["pre_tokenizer"]["prepend_scheme"] = scheme;
+    EXPECT_THAT(RefusedPieces(tokenizer), HasSubstr("before some texts alone"));
+  }
+  tokenizer["model"]["byte_fallback"] = false;
+  EXPECT_FALSE(IsSentencePiece(tokenizer));
+}
+
+TEST(SentencePiecesTest, WhatLlamaCppWouldJoinOtherwiseIsRefused) {
+  const auto with = [](const char* path, const char* value) {
+    nlohmann::json tokenizer = Pieces();
+    tokenizer[nlohmann::json::json_pointer(path)] = ParseJson(value);
+    return RefusedPieces(tokenizer);
+  };
+  EXPECT_EQ(with("/model/merges", R"(["a b", "▁ a", "▁ ab", "▁a b"])"), "taken");
+  EXPECT_THAT(with("/model/merges", R"([["a", "b"], ["▁", "a"], ["▁a", "b"]])"),
+              HasSubstr("\"▁\" and \"ab\" make a token and are no merge"));
+  EXPECT_THAT(with("/model/merges", R"([["a", "b"], ["▁", "ab"], ["▁", "a"], ["▁a", "b"]])"),
+              HasSubstr("\"▁ab\" are not in a row"));
+  EXPECT_THAT(with("/model/merges", R"([["a"]])"), HasSubstr("a merge is no pair"));
+  EXPECT_THAT(with("/model/ignore_merges", "true"), HasSubstr("whole words need no merges"));
+  EXPECT_THAT(with("/normalizer", "null"), HasSubstr("spaces stay spaces"));
+  EXPECT_THAT(with("/normalizer", R"({"type": "NFKC"})"), HasSubstr("(NFKC)"));
+  EXPECT_THAT(with("/pre_tokenizer", R"({"type": "Whitespace"})"), HasSubstr("(Whitespace)"));
+  EXPECT_THAT(with("/added_tokens/0/rstrip", "true"), HasSubstr("takes the spaces beside it"));
+}
+
+ModelConfig Gemma3() {
+  ModelConfig config = ParseConfig(R"({"model_type": "gemma3_text", "hidden_size": 64,
+      "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 32, "sliding_window": 8,
+      "query_pre_attn_scalar": 16, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0})",
+                                   "gemma");
+  return config;
+}
+
+TEST(GgufFamilyTest, NamesAreThoseOfLlamaCpp) {
+  const ModelConfig gemma = Gemma3();
+  EXPECT_EQ(GgufName(gemma, "model.layers.3.post_attention_layernorm.weight"),
+            "blk.3.post_attention_norm.weight");
+  EXPECT_EQ(GgufName(gemma, "model.layers.3.pre_feedforward_layernorm.weight"),
+            "blk.3.ffn_norm.weight");
+  EXPECT_EQ(GgufName(gemma, "model.layers.3.self_attn.q_proj.bias"), "");
+  ModelConfig wrapped = gemma;
+  wrapped.prefix = "language_model.";
+  EXPECT_EQ(GgufName(wrapped, "language_model.model.layers.0.mlp.up_proj.weight"),
+            "blk.0.ffn_up.weight");
+  wrapped.prefix = "model.language_model.";
+  EXPECT_EQ(GgufName(wrapped, "model.language_model.embed_tokens.weight"), "token_embd.weight");
+  ModelConfig other;
+  other.family = "llama";
+  EXPECT_EQ(GgufName(other, "model.layers.12.post_attention_layernorm.weight"),
+            "blk.12.ffn_norm.weight");
+  other.family = "gpt2";
+  EXPECT_EQ(GgufName(other, "transformer.h.1.attn.c_proj.bias"), "blk.1.attn_output.bias");
+  EXPECT_EQ(GgufName(other, "transformer.wpe.weight"), "position_embd.weight");
+}
+
+TEST(GgufFamilyTest, WhatLlamaCppHasFixedIsRefusedWhereAModelDiffers) {
+  const auto refused = [](const std::function<void(ModelConfig&)>& change) -> std::string {
+    ModelConfig config = Gemma3();
+    change(config);
+    try {
+      CheckGgufFamily(config);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_EQ(refused([](ModelConfig&) {}), "taken");
+  EXPECT_THAT(refused([](ModelConfig& c) { c.layer_options[5].window = 8; }),
+              HasSubstr("layer 5 of this model has one"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.layer_options[1].window = 0; }),
+              HasSubstr("layer 1 of this model has not one"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.attention_scale = 0.1; }),
+              HasSubstr("query_pre_attn_scalar is not the 16"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.activation = plan::ActivationKind::kSilu; }),
+              HasSubstr("its activation is not"));
+  EXPECT_THAT(refused([](ModelConfig& c) {
+                for (plan::LayerOptions& layer : c.layer_options) layer.rope = 0;
+                c.ropes[0].theta = 5000;
+              }),
+              HasSubstr("another base than 10000"));
 }
 
 }  // namespace

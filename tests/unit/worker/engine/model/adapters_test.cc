@@ -123,7 +123,8 @@ Adapter SmallAdapter() {
   adapter.config.alpha = 2;  // scale 1
   for (const char* layer : {"0", "1"}) {
     const std::string module = std::string("model.layers.") + layer + ".self_attn.q_proj";
-    adapter.pairs.push_back({module, at::ones({2, 32}) * 3, at::ones({32, 2}) * 5});
+    adapter.pairs.push_back(
+        {.module = module, .a = at::ones({2, 32}) * 3, .b = at::ones({32, 2}) * 5, .scale = 1});
   }
   return adapter;
 }
@@ -154,6 +155,36 @@ TEST(FitAdapterTest, ALargerRankIsPaddedAndTheProductStays) {
     const bool old = pair.module.ends_with("q_proj");
     EXPECT_TRUE(at::allclose(product, at::ones_like(product) * (old ? 30.0 : 0.0))) << pair.module;
   }
+}
+
+TEST(FitAdapterTest, EachModuleHasItsOwnRankAndScale) {
+  spec::JobSpec job = LoraJob({"q_proj"});
+  job.lora.r = 1;
+  job.lora.alpha = 1;
+  job.lora.rank_pattern = {"0.self_attn.q_proj=2", "q_proj=4"};
+  job.lora.alpha_pattern = {"1.self_attn.q_proj=2"};
+  ModelLayout layout = Layout();
+  PrepareLayout(layout, job);
+  const std::string module = "model.layers.1.self_attn.q_proj.lora_B.weight";
+  for (const UnitInfo& unit : layout.units) {
+    const int second = unit.Find(module);
+    if (second < 0) continue;
+    EXPECT_EQ(unit.params[second].scale_ratio, 0.5);
+  }
+  const Adapter fitted = FitAdapter(SmallAdapter(), layout, job);
+  ASSERT_EQ(fitted.pairs.size(), 2u);
+  EXPECT_EQ(fitted.pairs[0].a.size(0), 2);
+  EXPECT_EQ(fitted.pairs[1].a.size(0), 4);
+  for (const LoraPair& pair : fitted.pairs) {
+    EXPECT_TRUE(at::allclose(at::matmul(pair.b, pair.a) * 0.5, at::ones({32, 32}) * 30.0));
+  }
+  job.lora.rank_pattern = {"0.self_attn.q_proj=2"};
+  EXPECT_NE(
+      FitRefusal(SmallAdapter(), job).find("r = 2 for model.layers.1.self_attn.q_proj, the job 1"),
+      std::string::npos);
+  job.lora.rank_pattern = {"k_proj=2"};
+  ModelLayout fresh = Layout();
+  EXPECT_THROW(PrepareLayout(fresh, job), UserError) << "it counts for no linear";
 }
 
 TEST(FitAdapterTest, WhatWouldBeLostIsRefusedByName) {

@@ -186,7 +186,7 @@ TEST_F(SelfCheckTest, AnAdapterOfAnotherScaleIsRefused) {
   job.lora.alpha *= 2;
   EXPECT_THAT(
       MessageOf<InternalError>([&] { CheckDelivered(model, job, artifact(), probe_, *comm_); }),
-      HasSubstr("are scaled by"));
+      HasSubstr("is scaled by"));
 }
 
 TEST_F(SelfCheckTest, ARunSaysWhatItTrains) {

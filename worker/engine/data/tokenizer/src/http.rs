@@ -2,6 +2,7 @@
 //! and the body in pieces. Redirects are not followed and nothing is tried again: who holds a token
 //! decides that.
 
+use std::ffi::c_void;
 use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,26 @@ pub struct Body {
     reader: Box<dyn Read + Send + Sync + 'static>,
     /// What broke the body after bytes that the last read returned.
     broken: Option<String>,
+}
+
+/// Fills a buffer with the next bytes of a request's body and says how many; less than 0: there are none to be had.
+pub type Fill = unsafe extern "C" fn(*mut c_void, *mut u8, usize) -> i64;
+
+/// A request's body, which the caller hands out piece by piece.
+pub struct Upload {
+    pub fill: Fill,
+    pub context: *mut c_void,
+}
+
+impl Read for Upload {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        // SAFETY: the caller keeps `context` while the request is sent, and writes within the buffer.
+        let count = unsafe { (self.fill)(self.context, buffer.as_mut_ptr(), buffer.len()) };
+        match usize::try_from(count) {
+            Ok(count) if count <= buffer.len() => Ok(count),
+            _ => Err(std::io::Error::other("the body to be sent cannot be read")),
+        }
+    }
 }
 
 fn text<'a>(options: &'a Value, key: &str) -> &'a str {
@@ -73,14 +94,19 @@ impl Agent {
         Ok(Self(builder.build()))
     }
 
-    /// The head of the answer as JSON, whatever its status, and the body.
-    pub fn send(&self, request: &str) -> Result<(String, Body), String> {
+    /// The head of the answer as JSON, whatever its status, and the body. An upload has as many bytes as the request's
+    /// Content-Length says.
+    pub fn send(&self, request: &str, upload: Option<Upload>) -> Result<(String, Body), String> {
         let request: Value = serde_json::from_str(request).map_err(|error| error.to_string())?;
         let mut call = self.0.request(text(&request, "method"), text(&request, "url"));
         for header in request["headers"].as_array().into_iter().flatten() {
             call = call.set(header[0].as_str().unwrap_or(""), header[1].as_str().unwrap_or(""));
         }
-        let answer = match call.call() {
+        let sent = match upload {
+            Some(upload) => call.send(upload),
+            None => call.call(),
+        };
+        let answer = match sent {
             Ok(answer) => answer,
             Err(ureq::Error::Status(_, answer)) => answer,
             Err(ureq::Error::Transport(error)) => return Err(describe(&error)),

@@ -295,16 +295,20 @@ pub unsafe extern "C" fn sft_http_close(agent: *mut http::Agent) {
 }
 
 /// # Safety
-/// `agent` is open; `request` points to `size` bytes; `out` receives the body when the result is ok.
+/// `agent` is open; `request` points to `size` bytes; `fill` is null or hands out the request's body, with `context`,
+/// until the call returns; `out` receives the answer's body when the result is ok.
 #[no_mangle]
 pub unsafe extern "C" fn sft_http_send(
     agent: *const http::Agent,
     request: *const u8,
     size: usize,
+    fill: Option<http::Fill>,
+    context: *mut std::ffi::c_void,
     out: *mut *mut http::Body,
 ) -> SftResult {
     guarded(|| {
-        let (text, body) = (*agent).send(text_of(request, size)?)?;
+        let upload = fill.map(|fill| http::Upload { fill, context });
+        let (text, body) = (*agent).send(text_of(request, size)?, upload)?;
         *out = Box::into_raw(Box::new(body));
         Ok(Payload { text, ..Payload::default() })
     })
