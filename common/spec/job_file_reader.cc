@@ -60,7 +60,9 @@ FileForm FormOf(std::string_view text, std::string_view file_name) {
   if (EndsWith(file_name, ".toml")) return FileForm::kToml;
   const std::string_view line = FirstLine(text);
   const char sign = SignAfterName(line);
-  if (line.starts_with('[') || (sign == '=' && !line.starts_with('{'))) return FileForm::kToml;
+  // What no line of TOML begins with.
+  const bool other = !line.empty() && std::string_view("{/%-?").find(line[0]) != line.npos;
+  if (line.starts_with('[') || (sign == '=' && !other)) return FileForm::kToml;
   if (EndsWith(file_name, ".yaml") || EndsWith(file_name, ".yml")) return FileForm::kYaml;
   if (EndsWith(file_name, ".json")) return FileForm::kJson;
   if (line.starts_with('{') || line.starts_with("//") || line.starts_with("/*")) {

@@ -64,6 +64,7 @@ bool RawTree::Key(std::string_view name, int line) {
   if (name.size() > static_cast<size_t>(kMaxTomlNameBytes)) {
     return Refuse(line, fmt::format("has a name of more than {} bytes", kMaxTomlNameBytes));
   }
+  if (name.empty()) return Refuse(line, "has a key without a name");
   if (++names_ > static_cast<size_t>(kMaxTomlNames)) {
     return Refuse(line, fmt::format("has more than {} names of keys and tables", kMaxTomlNames));
   }
