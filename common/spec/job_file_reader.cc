@@ -40,6 +40,13 @@ char SignAfterName(std::string_view line) {
   return 0;
 }
 
+// True for "[table]" and "[[table]]", which no list of YAML or JSON looks like.
+bool IsHeader(std::string_view line) {
+  line = line.substr(0, line.find('#'));
+  return line.starts_with('[') && line.find(']') != line.npos &&
+         line.find_first_of("{,:") == line.npos;
+}
+
 bool EndsWith(std::string_view name, std::string_view ending) {
   if (name.size() < ending.size()) return false;
   name.remove_prefix(name.size() - ending.size());
@@ -61,8 +68,8 @@ FileForm FormOf(std::string_view text, std::string_view file_name) {
   const std::string_view line = FirstLine(text);
   const char sign = SignAfterName(line);
   // What no line of TOML begins with.
-  const bool other = !line.empty() && std::string_view("{/%-?").find(line[0]) != line.npos;
-  if (line.starts_with('[') || (sign == '=' && !other)) return FileForm::kToml;
+  const bool other = !line.empty() && std::string_view("{[/%-?").find(line[0]) != line.npos;
+  if (IsHeader(line) || (sign == '=' && !other)) return FileForm::kToml;
   if (EndsWith(file_name, ".yaml") || EndsWith(file_name, ".yml")) return FileForm::kYaml;
   if (EndsWith(file_name, ".json")) return FileForm::kJson;
   if (line.starts_with('{') || line.starts_with("//") || line.starts_with("/*")) {

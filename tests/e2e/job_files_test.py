@@ -87,18 +87,21 @@ class JobFilesTest(ServiceCase):
         long = self.write_job(f"train steps=5 pace=1 until={self.dir}/never", ranks=1, name="long")
         open_jobs = [self.sftctl("submit", long, "--group", "v2-lr").stdout.strip() for _ in range(2)]
         other = self.sftctl("submit", long, "--group", "v3").stdout.strip()
+        for job in open_jobs:
+            self.wait_for_step(job)
         self.kill("server")
         self.start_server()
         shown = self.sftctl("cancel", "--group", "v2-lr")
         self.assertEqual(shown.returncode, USAGE)
         self.assertIn("add --yes to cancel these 2 jobs", shown.stderr)
-        done = self.sftctl("cancel", "--group", "v2-lr", "--yes", "--json")
+        done = self.sftctl("cancel", "--group", "v2-lr", "--yes", "--checkpoint", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["cancelled"], open_jobs)
         self.assertNotIn(self.status(other)["state"], ("CANCELLING", "CANCELLED"))
+        self.wait_for_state(open_jobs[0], "CANCELLED")
         again = self.sftctl("resume", open_jobs[0])
-        if again.returncode == 0:
-            self.assertEqual(self.status(again.stdout.strip())["group"], "v2-lr")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(self.status(again.stdout.strip())["group"], "v2-lr")
         self.assertEqual(self.sftctl("compare", "--group", "v3").returncode, REFUSED)
 
 

@@ -126,6 +126,13 @@ TEST(JobFileReaderTest, TheNameSaysTheFormAndElseTheText) {
   EXPECT_EQ(FormOf("---\na: 1", "x"), FileForm::kYaml);
   EXPECT_EQ(FormOf("\n {\"a\": 1}", "x"), FileForm::kJson);
   EXPECT_EQ(FormOf("/* c */ {}", "x"), FileForm::kJson);
+  EXPECT_EQ(FormOf("[[a.b]] # c\n", "x"), FileForm::kToml);
+  EXPECT_EQ(FormOf("[{\"a\": 1}]", "x.json"), FileForm::kJson);
+  EXPECT_EQ(FormOf("[\n{\"a\": 1}]", "x.json"), FileForm::kJson);
+  EXPECT_EQ(FormOf("[a]: 1", "x.yaml"), FileForm::kYaml);
+  EXPECT_EQ(FormOf("// lr = 1\n{}", "x.json"), FileForm::kJson);
+  EXPECT_EQ(FormOf("// lr = 1\n{}", "x"), FileForm::kJson);
+  EXPECT_EQ(FormOf("--- # a = b\na: 1", "x.yaml"), FileForm::kYaml);
   // Read as TOML when every job file was, whatever its name.
   EXPECT_EQ(FormOf("[job]\nmodel = 'm'\n", "x.yaml"), FileForm::kToml);
   EXPECT_EQ(FormOf("job.model = 'm'\n", "x.json"), FileForm::kToml);
@@ -207,6 +214,8 @@ TEST(JobFileReaderTest, WhatWouldHideAValueIsRefused) {
   EXPECT_THAT(WhyNot(ReadJson("")), HasSubstr("1: is not JSON"));
   EXPECT_THAT(WhyNot(ReadJson("{} {}")), HasSubstr("1: is not JSON"));
   EXPECT_THAT(WhyNot(ReadJson("{\"a\": 1e999}")), HasSubstr("1: is not JSON"));
+  EXPECT_EQ(WhyNot(ReadYaml("a:\n  : 1\n")), "2: has a key without a name");
+  EXPECT_EQ(WhyNot(ReadJson("{\"\": 1}")), "1: has a key without a name");
   EXPECT_EQ(WhyNot(ReadYaml("")), "");
   EXPECT_EQ(WhyNot(ReadYaml("%YAML 1.2\n---\na: 1\n...\n")), "");
 }
