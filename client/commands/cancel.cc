@@ -121,12 +121,10 @@ void AddCancel(Command& app, Session& session) {
                      "sftctl cancel job-abc && sftctl wait job-abc");
   auto options = std::make_shared<CancelOptions>();
   Option* job = command->AddOption("JOB", options->job, "Job");
-  Option* sweep = command->AddOption("--sweep", options->sweep,
-                                     "Cancel all jobs of this sweep instead of one job");
-  sweep->Excludes(job);
+  command->AddOption("--sweep", options->sweep, "Cancel all jobs of this sweep instead of one job")
+      ->Excludes(job);
   Option* group = command->AddOption("--group", options->group,
                                      "Cancel all jobs of this group instead (job.group)");
-  group->Excludes(job)->Excludes(sweep);
   command->AddFlag("--yes", options->yes, "With --group: cancel them; without it they are shown")
       ->Needs(group);
   AddProjectOption(command, options->project)->Needs(group);
@@ -136,8 +134,10 @@ void AddCancel(Command& app, Session& session) {
       "Save the training state first, for `sftctl resume` (within the workers' grace)");
   AddJsonFlag(command, session);
   command->Check([options] {
-    const bool none = options->job.empty() && options->sweep.empty() && options->group.empty();
-    return none ? "JOB: name a job, or --sweep SWEEP, or --group GROUP" : "";
+    const bool others = !options->job.empty() || !options->sweep.empty();
+    if (options->group.empty() == others) return "";
+    return others ? "--group: leave out JOB and --sweep"
+                  : "JOB: name a job, or --sweep SWEEP, or --group GROUP";
   });
   command->Run([&session, options](Connection& connection) {
     if (!options->group.empty()) return CancelGroup(connection, *options, session.json);

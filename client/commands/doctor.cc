@@ -248,8 +248,8 @@ void Doctor::CheckNodes() {
   const std::string text = fmt::format("{} of {} connected", up, nodes.size());
   if (up == 0) {
     report_.Fail("nodes", nodes.empty() ? "none has ever connected" : text,
-                 "start sft-worker on a node (docs/operations.md); `sft-worker check` says what keeps "
-                 "it back");
+                 "start sft-worker on a node (docs/operations.md); `sft-worker check` says what "
+                 "keeps it back");
   } else {
     report_.Ok("nodes", text);
   }

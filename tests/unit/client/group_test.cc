@@ -67,7 +67,7 @@ TEST_F(GroupTest, ALabelOfTwoProjectsIsNotCancelledInBoth) {
   Add("job-b", "v2", v1::Job::RUNNING, "q");
   const Outcome run = Sftctl(server_, {"cancel", "--group", "v2", "--yes"});
   EXPECT_EQ(run.code, kUsage);
-  EXPECT_THAT(run.err, HasSubstr("projects p and q both have jobs of group \"v2\""));
+  EXPECT_THAT(run.err, HasSubstr("both have jobs of group \"v2\": choose one with --project"));
   EXPECT_EQ(StateOf("job-a"), v1::Job::RUNNING);
   EXPECT_EQ(StateOf("job-b"), v1::Job::RUNNING);
 }

@@ -214,7 +214,7 @@ TEST(JobFileReaderTest, WhatWouldHideAValueIsRefused) {
   EXPECT_THAT(WhyNot(ReadJson("")), HasSubstr("1: is not JSON"));
   EXPECT_THAT(WhyNot(ReadJson("{} {}")), HasSubstr("1: is not JSON"));
   EXPECT_THAT(WhyNot(ReadJson("{\"a\": 1e999}")), HasSubstr("1: is not JSON"));
-  EXPECT_EQ(WhyNot(ReadYaml("a:\n  : 1\n")), "2: has a key without a name");
+  EXPECT_EQ(WhyNot(ReadYaml("a:\n  \"\": 1\n")), "2: has a key without a name");
   EXPECT_EQ(WhyNot(ReadJson("{\"\": 1}")), "1: has a key without a name");
   EXPECT_EQ(WhyNot(ReadYaml("")), "");
   EXPECT_EQ(WhyNot(ReadYaml("%YAML 1.2\n---\na: 1\n...\n")), "");
