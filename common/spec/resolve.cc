@@ -29,7 +29,7 @@ constexpr size_t kMaxNameBytes = 128;
 void ReportUnknown(const RawEntry& entry, Draft* draft) {
   if (!entry.is_table && IsTable(entry.key)) {
     draft->AddProblemAt(entry.key, entry.line,
-                        fmt::format("must be a table, written [{}], but is {}", entry.key,
+                        fmt::format("must be a table ([{}] in TOML), but is {}", entry.key,
                                     entry.value ? TypeNameOf(*entry.value) : entry.kind));
     return;
   }
