@@ -195,7 +195,8 @@ void AddInit(Command& app, Session& session) {
   command->AddFlag("--force", options->force, "Replace FILE")->Needs(file);
   command->AddFlag("--list", options->list, "List the templates")->Excludes(name);
   AddJsonFlag(command, session);
-  command->Check([options] {
+  command->Check([options, &session] {
+    if (session.json && !options->list) return "--json: only --list prints JSON";
     const bool none = !options->list && options->name.empty();
     return none ? "--template: name a template; --list shows them" : "";
   });

@@ -92,6 +92,7 @@ TEST(InitTest, WrongWordsSayWhatWouldBeRight) {
   EXPECT_THAT(why({"--template", "qlora-8b", "--model", "../x"}), HasSubstr("job.model: "));
   EXPECT_THAT(why({"--template", "qlora-8b", "--model", ""}), HasSubstr("--model is empty"));
   EXPECT_THAT(why({"--template", "qlora-8b", "--data", "a\nb"}), HasSubstr("job.data: "));
+  EXPECT_THAT(why({"--template", "qlora-8b", "--json"}), HasSubstr("only --list prints JSON"));
   EXPECT_THAT(why({"--template", "qlora-8b", "--force"}), HasSubstr("FILE"));
 }
 
