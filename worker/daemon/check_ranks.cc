@@ -6,9 +6,11 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,7 +22,7 @@
 namespace sft::worker {
 namespace {
 
-constexpr std::chrono::seconds kMeetDeadline{60};
+constexpr std::chrono::seconds kMeetDeadline{40};
 
 // A port that is free now on an address of this machine.
 absl::StatusOr<int> FreePort(const std::string& address) {
@@ -40,6 +42,16 @@ absl::StatusOr<int> FreePort(const std::string& address) {
   getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size);
   return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+}
+
+// The line in which a rank says why it failed; LibTorch says more around it.
+std::string WhatRankSays(std::string_view output) {
+  constexpr std::string_view kName = "sft-rank: ";
+  constexpr size_t kMostBytes = 400;
+  if (const size_t at = output.find(kName); at != output.npos) {
+    output.remove_prefix(at + kName.size());
+  }
+  return ToUtf8(output.substr(0, std::min(output.find('\n'), kMostBytes)));
 }
 
 }  // namespace
@@ -67,10 +79,9 @@ void CheckMeeting(const NodeSetup& setup, const std::string& library_path,
   other.join();
   for (const absl::StatusOr<ChildResult>* rank : {&first, &std::as_const(second)}) {
     if (rank->ok() && (*rank)->ok()) continue;
-    report.Fail(
-        "Gloo",
-        rank->ok() ? ToUtf8((*rank)->output.substr(0, 400)) : std::string(Message(rank->status())),
-        advice);
+    report.Fail("Gloo",
+                rank->ok() ? WhatRankSays((*rank)->output) : std::string(Message(rank->status())),
+                advice);
     return;
   }
   const size_t at = first->output.find("gloo: ");
@@ -99,9 +110,12 @@ void CheckLimits(obs::CheckReport& report) {
         Limit{RLIMIT_NOFILE, "open files", kFiles,
               "`ulimit -n 65536`, or LimitNOFILE=65536 of the unit"}}) {
     rlimit limit{};
-    if (getrlimit(each.what, &limit) != 0 || limit.rlim_max >= each.least) continue;
+    if (getrlimit(each.what, &limit) != 0) continue;
+    // Worker and ranks raise that of open files themselves.
+    const rlim_t most = each.what == RLIMIT_NOFILE ? limit.rlim_max : limit.rlim_cur;
+    if (most >= each.least) continue;
     fine = false;
-    report.Warn("limits", fmt::format("{}: at most {}", each.name, limit.rlim_max), each.advice);
+    report.Warn("limits", fmt::format("{}: at most {}", each.name, most), each.advice);
   }
   if (fine) report.Ok("limits", "none on processor time, files and address space");
 }

@@ -15,7 +15,7 @@
 namespace sft::rank {
 
 int RunMeet(const Arguments& arguments, Clock& clock) {
-  constexpr std::chrono::seconds kTimeout{30};
+  constexpr std::chrono::seconds kTimeout{15};
   const MonoTime start = clock.Mono();
   const engine::Rendezvous rendezvous({.host = arguments.host,
                                        .port = static_cast<uint16_t>(arguments.port),
