@@ -12,7 +12,6 @@
 #include <memory>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "common/base/utf8.h"
@@ -77,10 +76,18 @@ void CheckMeeting(const NodeSetup& setup, const std::string& library_path,
   std::thread other([&] { second = run(1); });
   const absl::StatusOr<ChildResult> first = run(0);
   other.join();
-  for (const absl::StatusOr<ChildResult>* rank : {&first, &std::as_const(second)}) {
-    if (rank->ok() && (*rank)->ok()) continue;
+  const auto problem = [](const absl::StatusOr<ChildResult>& rank) {
+    if (!rank.ok()) return std::string(Message(rank.status()));
+    return rank->ok() ? std::string() : WhatRankSays(rank->output);
+  };
+  const std::string one = problem(first), two = problem(second);
+  if (!one.empty() || !two.empty()) {
+    const bool both = !one.empty() && !two.empty() && one != two;
+    // The one waits for the other, whose words are the cause.
     report.Fail("Gloo",
-                rank->ok() ? WhatRankSays((*rank)->output) : std::string(Message(rank->status())),
+                both          ? fmt::format("{}; the other: {}", one, two)
+                : one.empty() ? two
+                              : one,
                 advice);
     return;
   }
