@@ -23,9 +23,9 @@ std::string_view WithoutFormEnding(std::string_view file_name);
 std::variant<std::vector<RawEntry>, ReadError> ReadJobFile(std::string_view text,
                                                            std::string_view file_name);
 
-// Of YAML, what job files need: anchors, aliases, merges, tags and several documents are refused,
-// since what a value is would not stand beside its key. Unquoted scalars are typed as YAML 1.2's
-// core schema has it, and further by their keys (TypedBy).
+// YAML as far as job files need it: anchors, aliases, merges, tags and several documents are
+// refused, since what a value is would not stand beside its key. Unquoted scalars are typed as
+// YAML 1.2's core schema has it, and further by their keys (TypedBy).
 std::variant<std::vector<RawEntry>, ReadError> ReadYaml(std::string_view text);
 
 // JSON; comments are skipped.

@@ -64,8 +64,7 @@ TEST(ConfigFilesTest, AnUnslothScriptOnTwoGpusSaysWhatItsWordsBecome) {
 }
 
 TEST(ConfigFilesTest, TheDocumentsYamlAndJsonSayWhatTheirWordsBecome) {
-  const Resolution yaml =
-      Resolve(ReadConfig("multi_gpu_config.yaml"), "multi_gpu_config.yaml", {});
+  const Resolution yaml = Resolve(ReadConfig("multi_gpu_config.yaml"), "multi_gpu_config.yaml", {});
   ASSERT_TRUE(yaml.ok()) << Describe(yaml.problems);
   EXPECT_TRUE(yaml.spec.qlora());
   EXPECT_EQ(yaml.spec.job.name, "multi_gpu_config");
