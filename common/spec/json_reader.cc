@@ -15,8 +15,6 @@
 namespace sft::spec {
 namespace {
 
-using Json = nlohmann::json;
-
 // Gives a text to the parser byte by byte and counts the lines that it has taken.
 class CountingText {
  public:
@@ -40,7 +38,7 @@ class CountingText {
 };
 
 // Passes what the parser finds on to a RawTree.
-class JsonEvents : public nlohmann::json_sax<Json> {
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   JsonEvents(RawTree& tree, const int& line) : tree_(tree), line_(line) {}
 
@@ -84,10 +82,10 @@ std::variant<std::vector<RawEntry>, ReadError> ReadJson(std::string_view text) {
   RawTree tree;
   int line = 1;
   JsonEvents events(tree, line);
-  const bool read = Json::sax_parse(CountingText(text.data(), &line),
-                                    CountingText(text.data() + text.size(), &line), &events,
-                                    Json::input_format_t::json, /*strict=*/true,
-                                    /*ignore_comments=*/true);
+  const bool read = nlohmann::json::sax_parse(
+      CountingText(text.data(), &line), CountingText(text.data() + text.size(), &line), &events,
+      nlohmann::json::input_format_t::json, /*strict=*/true,
+      /*ignore_comments=*/true);
   if (!read) return tree.error();
   return tree.Entries();
 }

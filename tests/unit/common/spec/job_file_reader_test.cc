@@ -14,12 +14,12 @@ using ::testing::HasSubstr;
 using Read = std::variant<std::vector<RawEntry>, ReadError>;
 
 // "line: message" of a text that was refused; empty if it was read.
-std::string WhyNot(const Read& read) {
+std::string WhyRefused(const Read& read) {
   const auto* error = std::get_if<ReadError>(&read);
   return error == nullptr ? "" : std::to_string(error->line) + ": " + error->message;
 }
 
-std::string Repeat(std::string_view piece, size_t times) {
+std::string Times(std::string_view piece, size_t times) {
   std::string text;
   for (size_t i = 0; i < times; ++i) text += piece;
   return text;
@@ -193,62 +193,64 @@ TEST(JobFileReaderTest, WhatTwoReadersOfYamlTakeForDifferentNumbersIsNone) {
 }
 
 TEST(JobFileReaderTest, WhatWouldHideAValueIsRefused) {
-  EXPECT_THAT(WhyNot(ReadYaml("a: 1\nb: &x 2\n")), HasSubstr("2: has an anchor"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: &x\n  b: 1\n")), HasSubstr("1: has an anchor"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: 1\nb: *x\n")), HasSubstr("2: has an alias"));
-  EXPECT_THAT(WhyNot(ReadYaml("a:\n  <<: {b: 1}\n")), HasSubstr("2: merges another table"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: !!float 1\n")), HasSubstr("1: has a tag"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: !x [1]\n")), HasSubstr("1: has a tag"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: 1\n---\nb: 1\n")), HasSubstr("2: holds several documents"));
-  EXPECT_THAT(WhyNot(ReadYaml("[a]: 1\n")), HasSubstr("1: has a list or a table as a key"));
-  EXPECT_THAT(WhyNot(ReadYaml("? {a: 1}\n: 1\n")), HasSubstr("has a list or a table as a key"));
-  EXPECT_EQ(WhyNot(ReadYaml("a: {b: 1}\nc: 2\na: {d: 1}\n")),
+  EXPECT_THAT(WhyRefused(ReadYaml("a: 1\nb: &x 2\n")), HasSubstr("2: has an anchor"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: &x\n  b: 1\n")), HasSubstr("1: has an anchor"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: 1\nb: *x\n")), HasSubstr("2: has an alias"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a:\n  <<: {b: 1}\n")), HasSubstr("2: merges another table"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: !!float 1\n")), HasSubstr("1: has a tag"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: !x [1]\n")), HasSubstr("1: has a tag"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: 1\n---\nb: 1\n")), HasSubstr("2: holds several documents"));
+  EXPECT_THAT(WhyRefused(ReadYaml("[a]: 1\n")), HasSubstr("1: has a list or a table as a key"));
+  EXPECT_THAT(WhyRefused(ReadYaml("? {a: 1}\n: 1\n")), HasSubstr("has a list or a table as a key"));
+  EXPECT_EQ(WhyRefused(ReadYaml("a: {b: 1}\nc: 2\na: {d: 1}\n")),
             "3: gives \"a\" twice, here and in line 1; keep one");
-  EXPECT_EQ(WhyNot(ReadJson("{\"a\": 1,\n\"b\": {\"a\": 1},\n\"a\": 2}")),
+  EXPECT_EQ(WhyRefused(ReadJson("{\"a\": 1,\n\"b\": {\"a\": 1},\n\"a\": 2}")),
             "3: gives \"a\" twice, here and in line 1; keep one");
   for (const char* text : {"- a\n", "just text", "3", "[1, 2]"}) {
-    EXPECT_THAT(WhyNot(ReadYaml(text)), HasSubstr("1: must be sections and keys")) << text;
+    EXPECT_THAT(WhyRefused(ReadYaml(text)), HasSubstr("1: must be sections and keys")) << text;
   }
-  EXPECT_THAT(WhyNot(ReadJson("[1]")), HasSubstr("1: must be sections and keys"));
-  EXPECT_THAT(WhyNot(ReadJson("3")), HasSubstr("1: must be sections and keys"));
-  EXPECT_THAT(WhyNot(ReadJson("")), HasSubstr("1: is not JSON"));
-  EXPECT_THAT(WhyNot(ReadJson("{} {}")), HasSubstr("1: is not JSON"));
-  EXPECT_THAT(WhyNot(ReadJson("{\"a\": 1e999}")), HasSubstr("1: is not JSON"));
-  EXPECT_EQ(WhyNot(ReadYaml("a:\n  \"\": 1\n")), "2: has a key without a name");
-  EXPECT_EQ(WhyNot(ReadJson("{\"\": 1}")), "1: has a key without a name");
-  EXPECT_EQ(WhyNot(ReadYaml("")), "");
-  EXPECT_EQ(WhyNot(ReadYaml("%YAML 1.2\n---\na: 1\n...\n")), "");
+  EXPECT_THAT(WhyRefused(ReadJson("[1]")), HasSubstr("1: must be sections and keys"));
+  EXPECT_THAT(WhyRefused(ReadJson("3")), HasSubstr("1: must be sections and keys"));
+  EXPECT_THAT(WhyRefused(ReadJson("")), HasSubstr("1: is not JSON"));
+  EXPECT_THAT(WhyRefused(ReadJson("{} {}")), HasSubstr("1: is not JSON"));
+  EXPECT_THAT(WhyRefused(ReadJson("{\"a\": 1e999}")), HasSubstr("1: is not JSON"));
+  EXPECT_EQ(WhyRefused(ReadYaml("a:\n  \"\": 1\n")), "2: has a key without a name");
+  EXPECT_EQ(WhyRefused(ReadJson("{\"\": 1}")), "1: has a key without a name");
+  EXPECT_EQ(WhyRefused(ReadYaml("")), "");
+  EXPECT_EQ(WhyRefused(ReadYaml("%YAML 1.2\n---\na: 1\n...\n")), "");
 }
 
 TEST(JobFileReaderTest, BytesThatAreNoTextHaveTheirLine) {
-  EXPECT_THAT(WhyNot(ReadYaml("a: 1\nb: \x01\n")), HasSubstr("2: is not YAML: control"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: 1\n\nb: \xff\n")), HasSubstr("3: is not YAML: "));
-  EXPECT_THAT(WhyNot(ReadYaml(std::string("a: 1\nb: \0\n", 9))), HasSubstr("2: is not YAML: "));
-  EXPECT_THAT(WhyNot(ReadYaml("a:\n\tb: 1\n")), HasSubstr("2: is not YAML: "));
-  EXPECT_THAT(WhyNot(ReadJson("{\n\"a\": \"\xff\"}")), HasSubstr("2: is not JSON: "));
-  EXPECT_THAT(WhyNot(ReadJson(std::string("{\n\0}", 4))), HasSubstr("2: is not JSON: "));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: 1\nb: \x01\n")), HasSubstr("2: is not YAML: control"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: 1\n\nb: \xff\n")), HasSubstr("3: is not YAML: "));
+  EXPECT_THAT(WhyRefused(ReadYaml(std::string("a: 1\nb: \0\n", 9))), HasSubstr("2: is not YAML: "));
+  EXPECT_THAT(WhyRefused(ReadYaml("a:\n\tb: 1\n")), HasSubstr("2: is not YAML: "));
+  EXPECT_THAT(WhyRefused(ReadJson("{\n\"a\": \"\xff\"}")), HasSubstr("2: is not JSON: "));
+  EXPECT_THAT(WhyRefused(ReadJson(std::string("{\n\0}", 4))), HasSubstr("2: is not JSON: "));
 }
 
 TEST(JobFileReaderTest, DeepOrWideTextIsRefused) {
   constexpr size_t kMany = 200'000;
-  EXPECT_THAT(WhyNot(ReadYaml(Repeat("{a: ", kMany))), HasSubstr("nests more than 16 levels"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: " + Repeat("[", 900))), HasSubstr("nests more than 16 levels"));
-  EXPECT_NE(WhyNot(ReadYaml("a: " + Repeat("[", kMany))), "");
-  EXPECT_NE(WhyNot(ReadYaml("a: " + Repeat("- ", kMany))), "");
-  EXPECT_THAT(WhyNot(ReadJson(Repeat("{\"a\":", kMany))), HasSubstr("nests more than 16 levels"));
-  EXPECT_THAT(WhyNot(ReadJson("{\"a\":" + Repeat("[", kMany))),
+  EXPECT_THAT(WhyRefused(ReadYaml(Times("{a: ", kMany))), HasSubstr("nests more than 16 levels"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: " + Times("[", 900))),
               HasSubstr("nests more than 16 levels"));
-  EXPECT_THAT(WhyNot(ReadJson("{\"a\": [" + Repeat("1,", kMany))), HasSubstr("more than 32768"));
-  EXPECT_THAT(WhyNot(ReadYaml("a: [" + Repeat("1, ", kMany))), HasSubstr("more than 32768"));
-  EXPECT_THAT(WhyNot(ReadYaml(std::string(300, 'k') + ": 1\n")),
+  EXPECT_NE(WhyRefused(ReadYaml("a: " + Times("[", kMany))), "");
+  EXPECT_NE(WhyRefused(ReadYaml("a: " + Times("- ", kMany))), "");
+  EXPECT_THAT(WhyRefused(ReadJson(Times("{\"a\":", kMany))),
+              HasSubstr("nests more than 16 levels"));
+  EXPECT_THAT(WhyRefused(ReadJson("{\"a\":" + Times("[", kMany))),
+              HasSubstr("nests more than 16 levels"));
+  EXPECT_THAT(WhyRefused(ReadJson("{\"a\": [" + Times("1,", kMany))), HasSubstr("more than 32768"));
+  EXPECT_THAT(WhyRefused(ReadYaml("a: [" + Times("1, ", kMany))), HasSubstr("more than 32768"));
+  EXPECT_THAT(WhyRefused(ReadYaml(std::string(300, 'k') + ": 1\n")),
               HasSubstr("1: has a name of more than 256 bytes"));
   std::string yaml, json = "{";
   for (int i = 0; i < 10'000; ++i) {
     yaml += "k" + std::to_string(i) + ": 1\n";
     json += "\"k" + std::to_string(i) + "\": 1,\n";
   }
-  EXPECT_THAT(WhyNot(ReadYaml(yaml)), HasSubstr("8193: has more than 8192 names"));
-  EXPECT_THAT(WhyNot(ReadJson(json)), HasSubstr("8193: has more than 8192 names"));
+  EXPECT_THAT(WhyRefused(ReadYaml(yaml)), HasSubstr("8193: has more than 8192 names"));
+  EXPECT_THAT(WhyRefused(ReadJson(json)), HasSubstr("8193: has more than 8192 names"));
 }
 
 TEST(JobFileReaderTest, ListsHoldTextsOrFiles) {
