@@ -15,10 +15,11 @@ void AddJsonFlag(Command* command, Session& session) {
   command->AddFlag("--json", session.json, "Print JSON, for programs (docs/cli.md)");
 }
 
-void AddProjectOption(Command* command, std::string& project) {
+Option* AddProjectOption(Command* command, std::string& project) {
   project = GetEnv("SFT_PROJECT").value_or("");
-  command->AddOption("--project", project,
-                     "Project (default: SFT_PROJECT, else the one in which you have a role)");
+  return command->AddOption(
+      "--project", project,
+      "Project (default: SFT_PROJECT, else the one in which you have a role)");
 }
 
 ExitCode Fail(Connection& connection, const absl::Status& status) {
@@ -89,6 +90,8 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddLogin(app, session);
   AddAdmin(app, session);
   AddExplain(app);
+  AddInit(app, session);
+  AddDoctor(app, session);
   AddCompletion(app);
   const CommandLine::Choice choice = line.Parse(argc, argv, console);
   if (!choice.run) return choice.code;

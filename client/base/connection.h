@@ -44,6 +44,11 @@ class Connection {
   absl::Status Check();
 
   const std::string& server() const { return server_; }
+  // Where the address came from.
+  const std::string& origin() const { return origin_; }
+  // Why there are no credentials for the server; OK where there are, or none are needed.
+  const absl::Status& usable() const { return usable_; }
+  bool secured() const { return !authority_pem_.empty(); }
   // Names where the address came from, for the error about an unreachable server; by default
   // "--server".
   void NameOrigin(std::string origin) { origin_ = std::move(origin); }

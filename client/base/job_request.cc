@@ -81,6 +81,7 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
   };
   for (const Flag& flag : {Flag{"job.kind", flags.type, "--type"},
                            {"job.name", flags.name, "--name"},
+                           {"job.group", flags.group, "--group"},
                            {"job.data", flags.dataset, "--dataset"},
                            {"data.val", flags.val, "--val"},
                            {"job.model", flags.model, "--model"},

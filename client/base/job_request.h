@@ -19,6 +19,7 @@ struct SubmitFlags {
   std::optional<std::string> model;
   std::optional<std::string> adapter;
   std::optional<std::string> name;
+  std::optional<std::string> group;
   std::optional<std::string> priority;
   std::optional<std::string> after;  // ids, separated by commas
   std::optional<std::string> time_limit;

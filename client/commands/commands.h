@@ -49,11 +49,13 @@ void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
 void AddStats(Command& app, Session& session);
 void AddExplain(Command& app);
+void AddInit(Command& app, Session& session);
+void AddDoctor(Command& app, Session& session);
 void AddCompletion(Command& app);
 
 void AddJsonFlag(Command* command, Session& session);
 // --project, by default SFT_PROJECT.
-void AddProjectOption(Command* command, std::string& project);
+Option* AddProjectOption(Command* command, std::string& project);
 
 // Prints "sftctl: message" to err and returns the exit code for the status.
 ExitCode Fail(Connection& connection, const absl::Status& status);

@@ -5,6 +5,7 @@
 
 #include "client/base/artifact_file.h"
 #include "client/base/interrupt.h"
+#include "client/base/job_group.h"
 #include "client/commands/commands.h"
 #include "client/output/comparison.h"
 #include "client/output/evaluation.h"
@@ -15,6 +16,8 @@
 
 namespace sft::client {
 namespace {
+
+constexpr int kMostCompared = 100;
 
 absl::StatusOr<std::vector<v1::Metric>> ReadCurve(Connection& connection, const std::string& job) {
   grpc::ClientContext context;
@@ -186,8 +189,32 @@ ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures
   return kSucceeded;
 }
 
-ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, bool json) {
-  const absl::StatusOr<std::vector<RunFigures>> runs = ReadRuns(connection, jobs);
+struct CompareOptions {
+  std::vector<std::string> jobs;
+  std::string group;
+  std::string project;
+};
+
+absl::StatusOr<std::vector<std::string>> JobsToCompare(Connection& connection,
+                                                       const CompareOptions& options) {
+  if (options.group.empty()) return options.jobs;
+  SFT_ASSIGN_OR_RETURN(
+      const std::vector<v1::Job> jobs,
+      JobsOfGroup(connection, {options.group, options.project, {}}, kMostCompared));
+  if (jobs.size() < 2) {
+    return FailedPrecondition(
+        fmt::format("group \"{}\" has one job, {}: there is nothing to compare it with",
+                    options.group, ShortName(jobs.front().name())));
+  }
+  std::vector<std::string> names;
+  for (const v1::Job& job : jobs) names.push_back(ShortName(job.name()));
+  return names;
+}
+
+ExitCode Compare(Connection& connection, const CompareOptions& options, bool json) {
+  const absl::StatusOr<std::vector<std::string>> jobs = JobsToCompare(connection, options);
+  if (!jobs.ok()) return Fail(connection, jobs.status());
+  const absl::StatusOr<std::vector<RunFigures>> runs = ReadRuns(connection, *jobs);
   if (!runs.ok()) return Fail(connection, runs.status());
   const v1::Job::Kind kind = runs->front().job.kind();
   for (const RunFigures& run : *runs) {
@@ -212,11 +239,20 @@ void AddCompare(Command& app, Session& session) {
   Command* command = app.AddCommand(
       "compare", "Compare runs: loss at equal samples, speed, memory, settings; or evaluations",
       "sftctl compare job-abc job-def");
-  auto jobs = std::make_shared<std::vector<std::string>>();
-  command->AddOption("JOB", *jobs, "Two or more jobs")->Required()->Times(2, 100);
+  auto options = std::make_shared<CompareOptions>();
+  Option* jobs = command->AddOption("JOB", options->jobs, "Two or more jobs");
+  jobs->Times(2, kMostCompared);
+  Option* group =
+      command->AddOption("--group", options->group, "All jobs of this group instead (job.group)");
+  group->Excludes(jobs);
+  AddProjectOption(command, options->project)->Needs(group);
   AddJsonFlag(command, session);
-  command->Run([&session, jobs](Connection& connection) {
-    return Compare(connection, *jobs, session.json);
+  command->Check([options] {
+    const bool none = options->jobs.empty() && options->group.empty();
+    return none ? "JOB: name two or more jobs, or --group GROUP" : "";
+  });
+  command->Run([&session, options](Connection& connection) {
+    return Compare(connection, *options, session.json);
   });
 }
 

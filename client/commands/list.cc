@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "client/base/job_group.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
@@ -13,6 +14,7 @@ namespace {
 struct ListOptions {
   std::vector<std::string> states;
   std::string sweep;
+  std::string group;
   int limit = 50;
   std::string project;
 };
@@ -41,6 +43,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     request.add_states(state);
   }
   request.set_sweep(options.sweep);
+  request.set_group(options.group);
   request.set_project(options.project);
   Table table({"JOB", "NAME", "STATE", "PROGRESS", "VARIANT", "SUBMITTED", "REASON"});
   Json list = Json::array();
@@ -49,6 +52,8 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     request.set_page_size(left);
     const auto page = connection.Call(&v1::JobService::Stub::ListJobs, request);
     if (!page.ok()) return Fail(connection, page.status());
+    const absl::Status grouped = CheckGroup(options.group, *page);
+    if (!grouped.ok()) return Fail(connection, grouped);
     for (const v1::Job& job : page->jobs()) {
       if (json) list.push_back(JobJson(job));
       table.Add({ShortName(job.name()), job.display_name(), StateName(job.state()),
@@ -58,13 +63,17 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     if (page->next_page_token().empty() || page->jobs().empty()) break;
     request.set_page_token(page->next_page_token());
   }
-  if (!options.sweep.empty() && left == options.limit) {
-    // Either the sweep has no jobs in these states, or it does not exist.
+  if ((!options.sweep.empty() || !options.group.empty()) && left == options.limit) {
+    // Either the sweep or group has no jobs in these states, or it does not exist.
     v1::ListJobsRequest any;
     any.set_sweep(options.sweep);
+    any.set_group(options.group);
     any.set_page_size(1);
     const auto page = connection.Call(&v1::JobService::Stub::ListJobs, any);
     if (!page.ok()) return Fail(connection, page.status());
+    if (page->jobs().empty() && options.sweep.empty()) {
+      return Fail(connection, NoGroup(options.group));
+    }
     if (page->jobs().empty()) {
       return Fail(connection,
                   NotFound(fmt::format("no sweep \"{}\": `sftctl status JOB` names that of a job",
@@ -83,6 +92,7 @@ void AddList(Command& app, Session& session) {
   auto options = std::make_shared<ListOptions>();
   command->AddOption("--state", options->states, "Only jobs in this state; may be repeated");
   command->AddOption("--sweep", options->sweep, "Only jobs of this sweep");
+  command->AddOption("--group", options->group, "Only jobs of this group (job.group)");
   command->AddOption("--limit", options->limit, "Maximum number of jobs")
       ->WholeNumber(1)
       ->ShowDefault();

@@ -42,6 +42,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   line("state", StateName(job.state()) + (job.reason().empty() ? "" : ": " + job.reason()));
   if (!job.priority().empty() && job.priority() != "normal") line("priority", job.priority());
   line("sweep", job.sweep());
+  line("group", job.group());
   line("expected", OutlookText(job.outlook()));
   if (job.has_deadline()) {
     const bool late =

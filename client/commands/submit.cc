@@ -115,7 +115,7 @@ class Submission {
     if (bad == std::string::npos) return absl::OkStatus();
     const auto line = 1 + std::count(request_text_.begin(), request_text_.begin() + bad, '\n');
     return InvalidArgument(
-        fmt::format("{}:{}: is not UTF-8, as a TOML file must be", options_.file, line));
+        fmt::format("{}:{}: is not UTF-8, as a job file must be", options_.file, line));
   }
 
   // Hashes the files that the job names, and reads the rows of those that the server does not know:
@@ -412,6 +412,8 @@ void AddScheduling(Command* command, SubmitOptions& options) {
   command->AddOption(
       "--time-limit", options.time_limit,
       "Most time that the job may hold its GPUs, for example 8h (scheduling.time_limit)");
+  command->AddOption("--group", options.group,
+                     "Label that runs which belong together share (job.group)");
   command->AddFlag("--hold", options.hold,
                    "Do not start before `sftctl release JOB` (scheduling.hold)");
 }
@@ -442,7 +444,8 @@ void AddSubmit(Command& app, Session& session) {
       "submit", "Submit a job file",
       "sftctl submit job.toml --dataset train.jsonl --set hyperparameters.n_epochs=2 --follow");
   auto options = std::make_shared<SubmitOptions>();
-  Option* file = command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)");
+  Option* file =
+      command->AddOption("FILE", options->file, "Job file (TOML, YAML or JSON; docs/config.md)");
   command->AddOption("--config", options->config, "Job file, in place of FILE")->Excludes(file);
   command->AddOption("--type", options->type,
                      "Kind of job: sft, generate, serve, evaluate or export");
@@ -486,7 +489,8 @@ void AddSweep(Command& app, Session& session) {
                      "--max-parallel 2");
   auto options = std::make_shared<SubmitOptions>();
   auto axes = std::make_shared<std::vector<std::string>>();
-  command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)")->Required();
+  command->AddOption("FILE", options->file, "Job file (TOML, YAML or JSON; docs/config.md)")
+      ->Required();
   command
       ->AddOption("--set", *axes,
                   "key=value,value,...: the values to try for a key; may be repeated. Values that "

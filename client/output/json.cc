@@ -143,6 +143,7 @@ Json JobJson(const v1::Job& job) {
   json["checkpoint_step"] = job.checkpoint_step();
   json["priority"] = job.priority();
   json["sweep"] = job.sweep().empty() ? Json(nullptr) : Json(job.sweep());
+  json["group"] = job.group().empty() ? Json(nullptr) : Json(job.group());
   json["held"] = job.held();
   json["after"] = std::vector<std::string>(job.after().begin(), job.after().end());
   json["deadline"] = TimeJson(job.deadline());

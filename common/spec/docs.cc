@@ -66,19 +66,35 @@ std::string Row(const Field& field) {
 
 constexpr std::string_view kIntro = R"(# The job file
 
-A job is a TOML file. This page is generated from the table of keys in `common/spec`
+A job is a TOML, YAML or JSON file. This page is generated from the table of keys in `common/spec`
 (`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
 
-JSON files and templates of other tools are not read, except a DeepSpeed JSON
-(`train.deepspeed_config`).
+`sftctl init --list` shows templates of job files, `sftctl init --template qlora-8b job.toml`
+writes one.
 
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
 `multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, `qlora_14b_2xrtx4090.toml`,
-`qlora_70b_4xh200.toml`, `run_unsloth.toml` (the words of an Unsloth script), and `long_run.toml`
-(checkpoints, restarts, lost nodes, early stopping, the best model), and `generate_2xcpu.toml`
+`qlora_70b_4xh200.toml`, `run_unsloth.toml` (the words of an Unsloth script),
+`multi_gpu_config.yaml` (those of SFT-Play), `example_template.json` (those of a trainer),
+`long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the best model), and
+`generate_2xcpu.toml`
 ([answers to prompts](generate.md)). `sftctl submit --dry-run FILE`
 shows each resolved value with where it came from, and all problems at once.
+
+## TOML, YAML and JSON
+
+All three hold the same tables and keys: `[lora]` with `r = 16`, `lora:` with `r: 16` below it, and
+`{"lora": {"r": 16}}` say the same. The file's ending says which it is; without `.toml`, `.yaml`,
+`.yml` or `.json` its first line does. In YAML and JSON `null` leaves a key out. A key that stands
+twice in a table is an error.
+
+- **YAML** is read as version 1.2 has it, and an unquoted word by its key: `yes`, `no`, `on` and
+  `off` are true and false where a key takes those and text elsewhere, `1e-4` is a number, and a
+  name may be one (`name: 2024`). `010`, `0x10`, `1_000` and `1:30` are no numbers, as readers of
+  YAML differ on them. Anchors, aliases, merges (`<<`), tags and several documents are refused: a
+  value stands where its key is.
+- **JSON** may have comments (`//`, `/* */`), as those of other tools do.
 
 ## Where a value comes from
 
@@ -115,7 +131,7 @@ something that does not exist yet is refused with "not supported yet: ...".
 A duration has a unit: "90s", "15m", "8h", "2d"; a bare number other than 0 is an error. Names and
 paths must not contain control or invisible characters (U+202E, zero-width characters). A file has
 at most 1 MiB, 8192 names of keys and tables, 16 parts and 256 bytes in one name, and eight nested
-brackets.
+brackets (16 nested levels in YAML and JSON).
 )";
 
 // Replaces the word `name` in `text` by `by`.

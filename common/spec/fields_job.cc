@@ -18,9 +18,16 @@ constexpr Field kJobTable[] = {
      .newer_choices = "generate|serve|evaluate|export",
      .newer_since = 2},
     {.key = "job.name",
-     .derived = "the job file's name without .toml",
+     .derived = "the job file's name without its ending",
      .doc = "A label for lists, at most 128 bytes on one line; need not be unique.",
      .aliases = "name run_name train.run_name"},
+    {.key = "job.group",
+     .def = "",
+     .doc = "A label that runs which belong together share (\"v2-lr\"), at most 128 bytes on one "
+            "line: `sftctl list`, `compare` and `cancel` take all of them with --group.",
+     .aliases = "run_group train.run_group",
+     .since = 2,
+     .server_only = true},
     {.key = "job.model",
      .derived = "required",
      .doc =

@@ -74,7 +74,8 @@ struct LrSettings {
 struct JobSpec {
   struct Job {
     std::string kind = kTrainingKind;
-    std::string name;     // label; empty: the job file's name without ".toml"
+    std::string name;     // label; empty: the job file's name without its ending
+    std::string group;    // label that runs which belong together share; empty: none
     std::string model;    // directory on the nodes, or an id looked up in their model folders
     std::string data;     // training rows or prompts: a file of the client, or "node:/path"
     std::string adapter;  // that answers or is exported: a job's id or a directory on the nodes

@@ -14,22 +14,22 @@
 #include "common/base/utf8.h"
 #include "common/spec/draft.h"
 #include "common/spec/hold_out.h"
+#include "common/spec/job_file_reader.h"
 #include "common/spec/mixture.h"
 #include "common/spec/template_check.h"
-#include "common/spec/toml_reader.h"
 #include "common/spec/visit.h"
 
 namespace sft::spec {
 namespace {
 
 constexpr std::string_view kNodePrefix = "node:", kModel = "job.model", kName = "job.name",
-                           kMixture = "data.mixture", kData = "job.data";
+                           kGroup = "job.group", kMixture = "data.mixture", kData = "job.data";
 constexpr size_t kMaxNameBytes = 128;
 
 void ReportUnknown(const RawEntry& entry, Draft* draft) {
   if (!entry.is_table && IsTable(entry.key)) {
     draft->AddProblemAt(entry.key, entry.line,
-                        fmt::format("must be a table, written [{}], but is {}", entry.key,
+                        fmt::format("must be a table ([{}] in TOML), but is {}", entry.key,
                                     entry.value ? TypeNameOf(*entry.value) : entry.kind));
     return;
   }
@@ -66,7 +66,10 @@ const Field* FieldOf(const RawEntry& entry) {
 
 void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) {
   const Field* field = FieldOf(entry);
+  // A section without keys.
+  if (field == nullptr && entry.is_null && IsTable(entry.key)) return;
   if (field == nullptr) return ReportUnknown(entry, draft);
+  if (entry.is_null) return;
   if (entry.is_table || !entry.value) {
     const std::string what = entry.is_table ? "a table" : entry.kind;
     draft->AddProblemAt(field->key, entry.line,
@@ -75,20 +78,21 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
                             : fmt::format("{} (is {})", field->refusal, what));
     return;
   }
-  if (LeavesOut(*field, *entry.value)) return;
+  const Value given = TypedBy(*field, entry);
+  if (LeavesOut(*field, given)) return;
   absl::StatusOr<Value> value =
-      Check(*field, draft->taken_before() ? TakenNow(*field, *entry.value) : *entry.value);
+      Check(*field, draft->taken_before() ? TakenNow(*field, given) : given);
   if (!value.ok()) {
     draft->AddProblemAt(field->key, entry.line, std::string(Message(value.status())));
     return;
   }
   draft->SetFromFile(*field, *std::move(value), file_name, entry.line);
-  if (IsNoted(*field, *entry.value)) draft->MarkNoted(field->key);
+  if (IsNoted(*field, given)) draft->MarkNoted(field->key);
 }
 
 void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
-  const auto read = ReadToml(text);
-  if (const auto* error = std::get_if<TomlError>(&read)) {
+  const auto read = ReadJobFile(text, file_name);
+  if (const auto* error = std::get_if<ReadError>(&read)) {
     draft->AddProblemAt("", error->line, error->message);
     return;
   }
@@ -120,12 +124,11 @@ void CheckModelName(Draft* draft) {
                                         model));
 }
 
-void CheckName(Draft* draft) {
-  const std::string name = draft->String(kName);
-  if (draft->Faulty({kName})) return;
-  if (name.size() > kMaxNameBytes) {
-    draft->AddLater(
-        kName, fmt::format("has {} bytes; a label has at most {}", name.size(), kMaxNameBytes));
+void CheckLabels(Draft* draft) {
+  for (const std::string_view key : {kName, kGroup}) {
+    const size_t bytes = draft->String(key).size();
+    if (draft->Faulty({key}) || bytes <= kMaxNameBytes) continue;
+    draft->AddLater(key, fmt::format("has {} bytes; a label has at most {}", bytes, kMaxNameBytes));
   }
 }
 
@@ -250,7 +253,7 @@ void CheckRequired(Draft* draft) {
     }
   }
   CheckModelName(draft);
-  CheckName(draft);
+  CheckLabels(draft);
   CheckInterface(draft);
   CheckTemplate(draft);
   CheckData(draft);
@@ -349,7 +352,7 @@ void WarnIdle(Draft* draft) {
 std::string NameOf(std::string_view file_name) {
   const size_t slash = file_name.rfind('/');
   if (slash != std::string_view::npos) file_name.remove_prefix(slash + 1);
-  if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
+  file_name = WithoutFormEnding(file_name);
   // Drop endings that would not be valid in job.name.
   while (file_name.size() > kMaxNameBytes || !IsUtf8(file_name)) file_name.remove_suffix(1);
   return WithoutHidden(file_name);

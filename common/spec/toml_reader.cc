@@ -126,13 +126,13 @@ void Walk(const toml::table& table, const std::string& prefix, std::vector<RawEn
 
 }  // namespace
 
-std::variant<std::vector<RawEntry>, TomlError> ReadToml(std::string_view text) {
+std::variant<std::vector<RawEntry>, ReadError> ReadToml(std::string_view text) {
   if (auto excess = FindTomlExcess(text)) {
-    return TomlError{excess->line, std::move(excess->message)};
+    return ReadError{excess->line, std::move(excess->message)};
   }
   const toml::parse_result parsed = toml::parse(text);
   if (!parsed) {
-    return TomlError{static_cast<int>(parsed.error().source().begin.line),
+    return ReadError{static_cast<int>(parsed.error().source().begin.line),
                      fmt::format("is not TOML: {}", parsed.error().description())};
   }
   std::vector<RawEntry> entries;

@@ -151,6 +151,7 @@ template <typename Spec, typename Visit>
 void VisitSpec(Spec& s, Visit&& visit) {
   visit("job.kind", s.job.kind);
   visit("job.name", s.job.name);
+  visit("job.group", s.job.group);
   visit("job.model", s.job.model);
   visit("job.data", s.job.data);
   visit("job.adapter", s.job.adapter);

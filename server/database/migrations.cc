@@ -523,6 +523,11 @@ ALTER TABLE audit ADD COLUMN calls INTEGER NOT NULL DEFAULT 1;
 -- Which version of the check gave the verdict, and the least protocol whose workers read the file.
 ALTER TABLE datasets ADD COLUMN check_version INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE datasets ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
+)sql"},
+                                     {13, R"sql(
+-- The label that runs which belong together share (job.group).
+ALTER TABLE job_schedules ADD COLUMN run_group TEXT NOT NULL DEFAULT '';
+CREATE INDEX job_schedules_group ON job_schedules (run_group) WHERE run_group != '';
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -66,9 +66,11 @@ int64_t Micros(const std::string& duration) {
   return parsed ? parsed->count() * 1'000'000 : 0;
 }
 
-ScheduleRecord ScheduleOf(const spec::JobSpec::Scheduling& scheduling) {
+ScheduleRecord ScheduleOf(const spec::JobSpec& spec) {
+  const spec::JobSpec::Scheduling& scheduling = spec.scheduling;
   ScheduleRecord schedule;
   schedule.after = scheduling.after;
+  schedule.group = spec.job.group;
   schedule.held = scheduling.hold;
   schedule.time_limit_us = Micros(scheduling.time_limit);
   schedule.warn_before_us = Micros(scheduling.warn_before);
@@ -133,7 +135,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);
-  job.schedule = ScheduleOf(spec.scheduling);
+  job.schedule = ScheduleOf(spec);
   for (const spec::ResolvedValue& value : resolution.values) {
     job.resolved_values.push_back({value.key, value.text, value.origin});
   }

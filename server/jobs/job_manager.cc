@@ -125,6 +125,7 @@ v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedu
   v1::Job proto = ToProto(job, std::move(spec_text));
   proto.set_priority(PriorityName(job.priority));
   proto.set_sweep(schedule.sweep);
+  proto.set_group(schedule.group);
   if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
   if (IsTerminal(job.state)) return proto;
   proto.set_held(schedule.held);

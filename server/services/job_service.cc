@@ -92,6 +92,7 @@ absl::StatusOr<v1::ListJobsResponse> JobService::ListJobs(CallContext& call,
   SFT_ASSIGN_OR_RETURN(filter.before_sequence, FromToken(request.page_token()));
   filter.project = request.project();
   filter.sweep = request.sweep();
+  filter.group = request.group();
   filter.visible = call.Visible();
   for (const int state : request.states()) {
     if (!v1::Job::State_IsValid(state)) {

@@ -25,6 +25,7 @@ struct ScheduleRecord {
   bool warned = false;  // that time_limit is near
   std::string sweep;
   int sweep_limit = 0;
+  std::string group;  // job.group; empty: none
 };
 
 // A project's part of the fleet and what it may use; 0: any number.

@@ -288,6 +288,8 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
                                   "AND (? = '' OR project IN (SELECT value FROM json_each(?))) "
                                   "AND ((1 << state) & ?) != 0 AND (? = '' OR id IN (SELECT job_id "
                                   "FROM job_schedules WHERE sweep = ? AND sweep != '')) "
+                                  "AND (? = '' OR id IN (SELECT job_id FROM job_schedules "
+                                  "WHERE run_group = ? AND run_group != '')) "
                                   "ORDER BY sequence DESC LIMIT ?"));
   // Names of projects need no escapes (IsValidLabel).
   const std::string visible = !filter.visible.has_value() ? ""
@@ -298,7 +300,7 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
   for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
   list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX);
   list.Bind(filter.project).Bind(filter.project).Bind(visible).Bind(visible).Bind(mask);
-  list.Bind(filter.sweep).Bind(filter.sweep);
+  list.Bind(filter.sweep).Bind(filter.sweep).Bind(filter.group).Bind(filter.group);
   list.Bind(std::clamp(filter.limit, 1, kMaxPage));
   return ReadJobs(list);
 }

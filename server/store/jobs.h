@@ -51,6 +51,7 @@ struct JobFilter {
   std::vector<JobState> states;  // empty: all
   std::string project;           // empty: all
   std::string sweep;             // empty: all
+  std::string group;             // empty: all
   // Those that may be seen; absent: all.
   std::optional<std::vector<std::string>> visible;
   int64_t before_sequence = 0;  // 0: from the newest

@@ -11,7 +11,7 @@ namespace {
 #define SFT_SCHEDULE_COLUMNS                                                              \
   "s.job_id, s.after_jobs, s.held, s.hold_reason, s.time_limit_us, s.warn_before_us, "    \
   "s.deadline_us, s.exclusive, s.preemptible, s.planned_us, s.planned_steps, s.used_us, " \
-  "s.warned, s.sweep, s.sweep_limit"
+  "s.warned, s.sweep, s.sweep_limit, s.run_group"
 #define SFT_LIMIT_COLUMNS \
   "project, share, max_gpus, max_running, max_pending, max_priority, usage_us, usage_at_us"
 #define SFT_ESTIMATE_COLUMNS                                                             \
@@ -48,6 +48,7 @@ ScheduleRecord ReadSchedule(const Statement& row) {
   record.warned = row.Bool(12);
   record.sweep = row.Text(13);
   record.sweep_limit = static_cast<int>(row.Int(14));
+  record.group = row.Text(15);
   return record;
 }
 
@@ -91,12 +92,12 @@ absl::Status InsertSchedule(Database& db, const std::string& job_id, const Sched
       Statement insert,
       db.Prepare("INSERT INTO job_schedules (job_id, after_jobs, held, hold_reason, "
                  "time_limit_us, warn_before_us, deadline_us, exclusive, preemptible, planned_us, "
-                 "planned_steps, sweep, sweep_limit) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-                 "?)"));
+                 "planned_steps, sweep, sweep_limit, run_group) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
+                 "?, ?, ?, ?, ?, ?)"));
   insert.Bind(job_id).Bind(Join(r.after)).Bind(r.held).Bind(r.hold_reason);
   insert.Bind(r.time_limit_us).Bind(r.warn_before_us).Bind(r.deadline_us).Bind(r.exclusive);
   insert.Bind(r.preemptible).Bind(r.planned_us).Bind(r.planned_steps).Bind(r.sweep);
-  return insert.Bind(r.sweep_limit).Run();
+  return insert.Bind(r.sweep_limit).Bind(r.group).Run();
 }
 
 absl::StatusOr<ScheduleRecord> GetSchedule(Database& db, const std::string& job_id) {

@@ -268,6 +268,11 @@ class RemoteTest(ServiceCase):
         self.assertEqual(stat.S_IMODE(kept.stat().st_mode), 0o600)
         self.assertIn("join token", self.at(site, "stranger", "login", "--fingerprint", self.fingerprint,
                                             "--token-file", self.dir / "join.token").stderr)
+        strange = self.at(site, "stranger", "doctor")
+        self.assertEqual(strange.returncode, REFUSED, strange.stdout)
+        self.assertIn("FAIL  login", strange.stdout)
+        self.assertIn("FAIL  nodes", self.at(None, "admin", "doctor").stdout)
+        self.assertIn("ok    login         TLS", self.at(None, "admin", "doctor").stdout)
         by_variable = self.at(site, "stranger", "whoami", "--json", SFT_CA=str(self.dir / "server/tls/ca.crt"),
                               SFT_TOKEN=(self.dir / "admin.token").read_text().strip())
         self.assertEqual(json.loads(by_variable.stdout)["user"], "admin")

@@ -1,5 +1,6 @@
-// A job file, and after a NUL byte each a change to it as `--set` takes it: "key=value".
+// A job file of any form, and after a NUL byte each a change as `--set` takes it: "key=value".
 
+#include "common/spec/job_file_reader.h"
 #include "common/spec/job_json.h"
 #include "common/spec/resolve.h"
 #include "tests/fuzz/input.h"
@@ -17,7 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     changes.push_back(
         {change.substr(0, equals), change.substr(equals + 1), "--set", spec::OverrideKind::kSet});
   }
-  const spec::Resolution resolution = spec::Resolve(text, "job.toml", changes, {});
+  (void)spec::ReadYaml(text);
+  (void)spec::ReadJson(text);
+  // Without an ending the text says its form.
+  const spec::Resolution resolution = spec::Resolve(text, "job", changes, {});
   (void)spec::NeededFiles(resolution);
   if (!resolution.ok()) return 0;
   // What was accepted survives the way to a node.

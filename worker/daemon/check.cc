@@ -32,6 +32,7 @@
 #include "worker/base/disk.h"
 #include "worker/base/rank_user.h"
 #include "worker/daemon/app.h"
+#include "worker/daemon/check_ranks.h"
 #include "worker/daemon/hub_options.h"
 #include "worker/gpus/gpu_probe.h"
 #include "worker/gpus/gpu_selection.h"
@@ -267,8 +268,10 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
   }
   const std::string torch_lib = torch->library_path.substr(0, torch->library_path.find(':'));
   report.Ok("torch", torch_lib.empty() ? "found by sft-rank itself" : torch_lib);
+  report.Ok("ranks", fmt::format("sft-rank {} starts", torch->build));
+  CheckMeeting(setup, torch->library_path, report);
   const std::string ranks = setup.rank_binary.substr(0, setup.rank_binary.rfind('/'));
-  if (!has_gpus) return report.Ok("collectives", "Gloo (ranks run on the CPU)");
+  if (!has_gpus) return;
   const std::string plugin = ranks + "/../lib/libsft_cuda.so";
   if (io::Exists(plugin)) {
     report.Ok("CUDA plugin", plugin);
@@ -350,6 +353,7 @@ void CheckAll(const Options& options, CheckReport& report) {
   CheckRanks(options, *setup, report);
   CheckDisk(*setup, report);
   CheckMemory(report);
+  CheckLimits(report);
   const std::vector<GpuReading> gpus = CheckGpus(options, *program, report);
   if (!gpus.empty()) CheckDevices(*setup, report);
   CheckLinks(gpus, report);

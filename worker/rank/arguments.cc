@@ -191,6 +191,26 @@ absl::StatusOr<Arguments> ParseLogits(const std::vector<std::string>& args) {
   return result;
 }
 
+absl::StatusOr<Arguments> ParseMeet(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kMeet};
+  std::string rank, ranks, port;
+  SFT_RETURN_IF_ERROR(ParseFlags(
+      args, {{"--host", &result.host}, {"--port", &port}, {"--rank", &rank}, {"--ranks", &ranks}},
+      nullptr));
+  SFT_RETURN_IF_ERROR(Require("meet", "--port P", port));
+  SFT_RETURN_IF_ERROR(Require("meet", "--rank N", rank));
+  SFT_RETURN_IF_ERROR(Require("meet", "--ranks N", ranks));
+  SFT_RETURN_IF_ERROR(ParseInt("--port", port, 1, &result.port));
+  SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
+  SFT_RETURN_IF_ERROR(ParseInt("--ranks", ranks, 2, &result.ranks));
+  if (result.port > 65535) return InvalidArgument("--port is at most 65535");
+  if (result.rank >= result.ranks) {
+    return InvalidArgument(fmt::format("--rank {} is not one of {} (--ranks): they count from 0",
+                                       result.rank, result.ranks));
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string HelpText() {
@@ -224,6 +244,10 @@ std::string HelpText() {
                                             --tokens is safetensors with input_ids, int64
                                             [rows, length]; --out gets them and logits, float32
                                             [rows, length, vocabulary]
+  sft-rank meet     [--host ADDRESS] --port P --rank N --ranks N
+                                            see that processes find each other and agree, over
+                                            Gloo: start each rank, on one node or several, with the
+                                            address of rank 0's node (127.0.0.1)
   sft-rank --version
   sft-rank --help
 
@@ -248,8 +272,9 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& args) {
   if (command == "generate") return ParseGenerate(args);
   if (command == "export") return ParseExport(args);
   if (command == "logits") return ParseLogits(args);
-  return InvalidArgument(
-      fmt::format("unknown command \"{}\": train, prepare, generate, export or logits", command));
+  if (command == "meet") return ParseMeet(args);
+  return InvalidArgument(fmt::format(
+      "unknown command \"{}\": train, prepare, generate, export, logits or meet", command));
 }
 
 }  // namespace sft::rank

@@ -7,7 +7,7 @@
 
 namespace sft::rank {
 
-enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kExport, kLogits };
+enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kExport, kLogits, kMeet };
 
 // A parsed command line; members of other commands keep their defaults.
 struct Arguments {
@@ -31,6 +31,9 @@ struct Arguments {
   int top_k = 0;
   int seed = 0;
   std::string stop;  // text that ends an answer; empty: none
+  // meet: where the ranks meet; `rank` and `ranks` say which of how many this is.
+  std::string host = "127.0.0.1";
+  int port = 0;
   // logits, safetensors file:
   std::string tokens;
   // generate: file for the answers, empty: standard output; logits: safetensors file.

@@ -28,6 +28,7 @@
 #include "worker/rank/generate.h"
 #include "worker/rank/group_variables.h"
 #include "worker/rank/logits.h"
+#include "worker/rank/meet.h"
 #include "worker/rank/prepare.h"
 #include "worker/rank/runaway_report.h"
 #include "worker/rank/serve_job.h"
@@ -133,6 +134,7 @@ void LimitSpinning(char** argv) {
 int RunByHand(const Arguments& arguments, Clock& clock) {
   try {
     ReportRunaways({}, clock);
+    if (arguments.command == Command::kMeet) EndNow(RunMeet(arguments, clock));
     const bool generate = arguments.command == Command::kGenerate;
     generate ? RunGenerate(arguments) : RunLogits(arguments);
     return channel::kExitOk;
@@ -168,6 +170,7 @@ int Main(int argc, char** argv) {
     case Command::kGenerate:
     case Command::kExport:
     case Command::kLogits:
+    case Command::kMeet:
     case Command::kTrain:
     case Command::kPrepare:
       LimitSpinning(argv);

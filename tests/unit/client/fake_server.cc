@@ -66,10 +66,18 @@ class FakeServer::Jobs : public v1::JobService::Service {
     // One job a page.
     size_t skip = request->page_token().empty() ? 0 : std::stoul(request->page_token());
     size_t index = 0;
+    std::vector<v1::Job> jobs;
     for (const auto& [id, job] : fake_.jobs) {
+      const bool grouped = fake_.knows_groups && !request->group().empty();
+      const auto& states = request->states();
+      const bool asked =
+          states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end();
+      if (!grouped || (asked && job.group() == request->group())) jobs.push_back(job);
+    }
+    for (const v1::Job& job : jobs) {
       if (index++ != skip) continue;
       *response->add_jobs() = job;
-      if (index < fake_.jobs.size()) response->set_next_page_token(std::to_string(index));
+      if (index < jobs.size()) response->set_next_page_token(std::to_string(index));
     }
     return grpc::Status::OK;
   }
@@ -282,6 +290,20 @@ class FakeServer::Admin : public v1::AdminService::Service {
   FakeServer& fake_;
 };
 
+class FakeServer::Auth : public v1::AuthService::Service {
+ public:
+  explicit Auth(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status WhoAmI(grpc::ServerContext*, const v1::WhoAmIRequest*,
+                      v1::Identity* response) override {
+    *response = fake_.identity;
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
 class FakeServer::Scheduling : public v1::SchedulingService::Service {
  public:
   explicit Scheduling(FakeServer& fake) : fake_(fake) {}
@@ -302,6 +324,7 @@ FakeServer::FakeServer()
       data_service_(std::make_unique<Data>(*this)),
       cluster_service_(std::make_unique<Cluster>(*this)),
       admin_service_(std::make_unique<Admin>(*this)),
+      auth_service_(std::make_unique<Auth>(*this)),
       scheduling_service_(std::make_unique<Scheduling>(*this)) {
   info.set_version(kVersion);
   info.set_protocol(kProtocol);
@@ -311,6 +334,7 @@ FakeServer::FakeServer()
   builder.RegisterService(data_service_.get());
   builder.RegisterService(cluster_service_.get());
   builder.RegisterService(admin_service_.get());
+  builder.RegisterService(auth_service_.get());
   builder.RegisterService(scheduling_service_.get());
   server_ = builder.BuildAndStart();
 }

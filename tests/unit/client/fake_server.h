@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "sft/v1/admin_service.grpc.pb.h"
+#include "sft/v1/auth_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -37,6 +38,8 @@ class FakeServer {
   bool checks_for_submit = true;
   grpc::Status resolve_status;
 
+  // Heeds ListJobsRequest.group and .states.
+  bool knows_groups = true;
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;
 
@@ -96,6 +99,7 @@ class FakeServer {
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;
   v1::ServerInfo info;
+  v1::Identity identity;
 
   // DataService: content by hash; `cut_upload_after` breaks the next upload after so many bytes.
   std::map<std::string, std::string> blobs;
@@ -116,12 +120,14 @@ class FakeServer {
   class Data;
   class Cluster;
   class Admin;
+  class Auth;
   class Scheduling;
 
   std::unique_ptr<Jobs> jobs_service_;
   std::unique_ptr<Data> data_service_;
   std::unique_ptr<Cluster> cluster_service_;
   std::unique_ptr<Admin> admin_service_;
+  std::unique_ptr<Auth> auth_service_;
   std::unique_ptr<Scheduling> scheduling_service_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -27,7 +27,7 @@ TEST(ConfigFilesTest, EveryJobFileResolves) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SFT_SOURCE_DIR "/configs")) {
     const std::string name = entry.path().filename().string();
-    if (entry.path().extension() != ".toml" || kNotJobs.contains(name)) continue;
+    if (kNotJobs.contains(name)) continue;
     const Resolution r = Resolve(ReadConfig(name), name, {});
     EXPECT_TRUE(r.ok()) << name << ":\n" << Describe(r.problems);
     ++files;
@@ -61,6 +61,32 @@ TEST(ConfigFilesTest, AnUnslothScriptOnTwoGpusSaysWhatItsWordsBecome) {
   EXPECT_EQ(r.spec.hyperparameters.lr_scheduler.warmup_steps, 5);
   EXPECT_EQ(r.spec.hyperparameters.optimizer, Optimizer::kAdamW8bit);
   EXPECT_EQ(r.spec.hyperparameters.seed, 3407u);
+}
+
+TEST(ConfigFilesTest, TheDocumentsYamlAndJsonSayWhatTheirWordsBecome) {
+  const Resolution yaml = Resolve(ReadConfig("multi_gpu_config.yaml"), "multi_gpu_config.yaml", {});
+  ASSERT_TRUE(yaml.ok()) << Describe(yaml.problems);
+  EXPECT_TRUE(yaml.spec.qlora());
+  EXPECT_EQ(yaml.spec.job.name, "multi_gpu_config");
+  EXPECT_EQ(yaml.spec.compute.gpu_count, 2);
+  EXPECT_EQ(yaml.spec.lora.alpha, 64);
+  EXPECT_EQ(yaml.spec.hyperparameters.per_device_batch, 0) << "auto";
+  EXPECT_EQ(yaml.spec.parallelism.ddp_bucket_cap_mb, 200);
+  EXPECT_TRUE(yaml.spec.training.validation.predict_with_generate);
+  EXPECT_EQ(yaml.spec.training.validation.eval_steps, 200);
+  // As `TRAIN_BATCH_SIZE=1 TRAIN_GRAD_ACCUM=32 NUM_GPUS=1` before the command.
+  const Resolution less = Resolve(ReadConfig("run_bnb.yaml"), "run_bnb.yaml",
+                                  {Env("TRAIN_BATCH_SIZE", "1"), Env("TRAIN_GRAD_ACCUM", "32"),
+                                   Env("TRAIN_LEARNING_RATE", "2e-4"), Env("NUM_GPUS", "1")});
+  ASSERT_TRUE(less.ok()) << Describe(less.problems);
+  EXPECT_EQ(less.spec.hyperparameters.global_batch, 32);
+  EXPECT_EQ(less.spec.hyperparameters.learning_rate, 2e-4);
+  EXPECT_EQ(less.spec.compute.variant, "H100-1x");
+  const Resolution json = Resolve(ReadConfig("example_template.json"), "a.json", {});
+  ASSERT_TRUE(json.ok()) << Describe(json.problems);
+  EXPECT_EQ(json.spec.lora.r, 8);
+  EXPECT_EQ(json.spec.lora.target_modules, (std::vector<std::string>{"q_proj", "v_proj"}));
+  EXPECT_EQ(json.spec.checkpoint.save_strategy, SaveStrategy::kEpoch);
 }
 
 TEST(ConfigFilesTest, FullFineTuningOnEightH100KeepsItsGlobalBatch) {

@@ -342,10 +342,10 @@ TEST(NeededFilesTest, NodePathsAndUnusedRowsAreNotUploaded) {
 
 TEST(ResolveTest, AKeyInPlaceOfATableSaysSo) {
   EXPECT_NE(Describe(ResolveText("compute = 3\n").problems)
-                .find("compute:1: must be a table, written [compute], but is a whole number\n"),
+                .find("compute:1: must be a table ([compute] in TOML), but is a whole number\n"),
             std::string::npos);
   EXPECT_NE(Describe(ResolveText("[[compute]]\ngpu_type = \"H100\"\n").problems)
-                .find("compute:1: must be a table, written [compute], but is a list of tables\n"),
+                .find("compute:1: must be a table ([compute] in TOML), but is a list of tables\n"),
             std::string::npos);
 }
 

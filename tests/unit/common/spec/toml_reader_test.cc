@@ -24,7 +24,7 @@ std::string Repeat(std::string_view piece, size_t bytes) {
 // The only problem of a text; empty if it was read.
 std::string WhyNot(const std::string& text) {
   const auto read = ReadToml(text);
-  const auto* error = std::get_if<TomlError>(&read);
+  const auto* error = std::get_if<ReadError>(&read);
   return error == nullptr ? "" : std::to_string(error->line) + ": " + error->message;
 }
 

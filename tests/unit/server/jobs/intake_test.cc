@@ -75,6 +75,51 @@ TEST_F(IntakeTest, AnExportAndAnEvaluationReadPairs) {
   EXPECT_THAT(Problems(request), testing::IsEmpty());
 }
 
+TEST_F(IntakeTest, AGroupIsKeptWithItsJobsAndListsThemAlone) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request();
+  ASSERT_TRUE(intake_.Submit(request, "local").ok()) << "of no group";
+  Set(request, "job.group", "v2's \"lr\"");
+  const auto first = intake_.Submit(request, "local");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(first->problems, testing::IsEmpty());
+  EXPECT_EQ(first->job.group(), "v2's \"lr\"");
+  const auto listed = [&](const std::string& group) {
+    store::JobFilter filter;
+    filter.group = group;
+    return jobs_->List(filter)->jobs;
+  };
+  ASSERT_EQ(listed("v2's \"lr\"").size(), 1u);
+  EXPECT_EQ(listed("v2's \"lr\"")[0].name(), first->job.name());
+  EXPECT_EQ(listed("v2's \"lr\"")[0].group(), "v2's \"lr\"");
+  EXPECT_EQ(listed("").size(), 2u);
+  EXPECT_TRUE(listed("v").empty());
+  EXPECT_TRUE(listed("%").empty());
+  Set(request, "job.group", std::string(129, 'g'));
+  EXPECT_THAT(Problems(request),
+              testing::ElementsAre(testing::HasSubstr("job.group: has 129 bytes")));
+  Set(request, "job.group", "a\nb");
+  EXPECT_THAT(Problems(request), testing::ElementsAre(testing::HasSubstr("job.group: holds")));
+}
+
+TEST_F(IntakeTest, AJobFileIsReadByTheFormThatItsNameSays) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request(
+      "job: {model: /models/tiny, data: rows.jsonl}\ncompute: {gpu_type: CPU}\n"
+      "hyperparameters: {per_device_batch: 2}\n");
+  request.set_file_name("first.yaml");
+  const auto made = intake_.Submit(request, "local");
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_THAT(made->problems, testing::IsEmpty());
+  EXPECT_EQ(made->job.display_name(), "first");
+  request.set_file_name("first.json");
+  EXPECT_THAT(Problems(request), testing::ElementsAre(testing::HasSubstr(": is not JSON: ")));
+  request.set_file_name("first");
+  EXPECT_THAT(Problems(request), testing::IsEmpty());
+}
+
 TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
   Limit({.project = "default", .max_pending = 2});
   JobRecord job;

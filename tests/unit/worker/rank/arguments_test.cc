@@ -54,10 +54,25 @@ TEST(ArgumentsTest, ReadsEachCommand) {
   EXPECT_EQ(ParseArguments({"-h"})->command, Command::kHelp);
 }
 
+TEST(ArgumentsTest, RanksThatMeetSayWhichOfHowManyTheyAre) {
+  const auto meet = ParseArguments({"meet", "--port=2950", "--rank", "1", "--ranks=2"});
+  ASSERT_TRUE(meet.ok()) << Message(meet.status());
+  EXPECT_EQ(meet->command, Command::kMeet);
+  EXPECT_EQ(meet->host, "127.0.0.1");
+  EXPECT_EQ(meet->port, 2950);
+  EXPECT_EQ(meet->rank, 1);
+  EXPECT_EQ(meet->ranks, 2);
+  EXPECT_THAT(Problem({"meet", "--rank=0", "--ranks=2"}), HasSubstr("needs --port P"));
+  EXPECT_THAT(Problem({"meet", "--port=70000", "--rank=0", "--ranks=2"}), HasSubstr("65535"));
+  EXPECT_THAT(Problem({"meet", "--port=1", "--rank=2", "--ranks=2"}), HasSubstr("not one of 2"));
+  EXPECT_THAT(Problem({"meet", "--port=1", "--rank=0", "--ranks=1"}), HasSubstr("at least 2"));
+}
+
 TEST(ArgumentsTest, SaysWhatIsWrong) {
   EXPECT_THAT(Problem({}), HasSubstr("no command"));
-  EXPECT_THAT(Problem({"run"}),
-              HasSubstr("unknown command \"run\": train, prepare, generate, export or logits"));
+  EXPECT_THAT(
+      Problem({"run"}),
+      HasSubstr("unknown command \"run\": train, prepare, generate, export, logits or meet"));
   EXPECT_THAT(Problem({"train", "--rank", "0"}), HasSubstr("needs --launch FILE"));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "-1"}), HasSubstr("not \"-1\""));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "1x"}), HasSubstr("not \"1x\""));

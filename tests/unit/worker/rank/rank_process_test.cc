@@ -5,10 +5,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 
 #include "common/base/json.h"
 #include "common/io/file.h"
@@ -43,6 +47,30 @@ TEST_F(RankProcessTest, WrongArgumentsAndLaunchFilesAreUsageErrors) {
   launch_.job_json = "{}";
   EXPECT_EQ(RunLaunch("train --rank 1"), channel::kExitUsage);
   EXPECT_THAT(output_, HasSubstr("--rank 1 is not one of this node's ranks 0 to 0"));
+}
+
+// A port of this machine that nothing listens on now.
+int FreePort() {
+  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t size = sizeof address;
+  const io::UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return ntohs(address.sin_port);
+}
+
+TEST_F(RankProcessTest, TwoRanksMeetAndAddTheirNumbers) {
+  const std::string meet = "meet --port " + std::to_string(FreePort()) + " --ranks 2 --rank ";
+  std::thread other([&] {
+    const std::string command =
+        std::string(SFT_BINARY_DIR) + "/bin/sft-rank " + meet + "1 > /dev/null 2>&1";
+    EXPECT_EQ(std::system(command.c_str()), 0);
+  });
+  EXPECT_EQ(Run(meet + "0"), channel::kExitOk);
+  other.join();
+  EXPECT_THAT(output_, HasSubstr("gloo: 2 processes met at 127.0.0.1 and agree"));
+  EXPECT_EQ(Run("meet --host 192.0.2.1 --port 9 --ranks 2 --rank 0"), channel::kExitInfrastructure);
+  EXPECT_THAT(output_, HasSubstr("192.0.2.1"));
 }
 
 TEST_F(RankProcessTest, AMissingModelIsAFatalEventOfTheUser) {
