@@ -35,6 +35,13 @@ inline constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
 inline constexpr int64_t kWindowSlab = 512;
 inline int64_t WindowKeysBefore(int64_t window) { return RoundUp(window - 1, 128); }
 
+// Where the backward in turns (worker/engine/cuda/ordered_backward.h) is the fastest in a fixed
+// order: the size of heads, the shortest document without a window, and the shortest one that a
+// window cuts.
+inline constexpr int64_t kTurnsHead = 128;
+inline constexpr int64_t kTurnsLength = 8192;
+inline constexpr int64_t kTurnsWindowLength = 4096;
+
 // Attention's heads, and whether its backward sums in a fixed order.
 struct BackwardHeads {
   int64_t kv_heads = 0;
@@ -50,6 +57,16 @@ struct BackwardHeads {
         deterministic ? RoundUp(queries, 64) * RoundUp(keys, 128) * 2 : queries * head_dim * 4;
     const int64_t full_heads = group > 1 ? 2 * keys * head_dim * 2 : 0;
     return group * (scores + full_heads + queries * 4);
+  }
+  // True when documents of `longest` tokens are processed in turns, on a GPU that can.
+  bool InTurns(int64_t longest, int64_t window) const {
+    if (!deterministic || head_dim != kTurnsHead) return false;
+    const bool cuts = window > 0 && 2 * window <= longest;
+    return longest >= (cuts ? kTurnsWindowLength : kTurnsLength);
+  }
+  // What that needs for `tokens` tokens: sums of dq and two statistics in fp32.
+  int64_t TurnsWorkspace(int64_t tokens) const {
+    return kv_heads * group * tokens * (head_dim + 2) * 4;
   }
   // True when documents of `longest` tokens are processed in slabs of queries.
   bool InSlabs(int64_t longest) const { return Workspace(longest, longest) > kCudnnMost; }

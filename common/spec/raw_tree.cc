@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
+#include <variant>
 
+#include "common/base/json.h"
 #include "common/base/toml_limits.h"
 #include "common/base/utf8.h"
 
@@ -110,6 +115,34 @@ std::optional<std::string> RawTree::FileItem(const Node& node) {
   return path;
 }
 
+// As the reader of TOML has it: the JSON of a table of a list that has a type, such as
+// [[evaluate.grader]].
+std::optional<std::string> RawTree::TableItem(const Node& node) {
+  const auto names = [&node](std::string_view name) {
+    return std::any_of(node.names.begin(), node.names.end(),
+                       [&](const Name& each) { return each.text == name; });
+  };
+  if (names("path") || !names("type")) return FileItem(node);
+  return DumpJson(JsonOf(node));
+}
+
+nlohmann::json RawTree::JsonOf(const Node& node) {
+  if (node.kind == Kind::kNull) return nullptr;
+  if (node.kind == Kind::kScalar) {
+    return std::visit([](const auto& value) { return nlohmann::json(value); }, node.value);
+  }
+  nlohmann::json made =
+      node.kind == Kind::kList ? nlohmann::json::array() : nlohmann::json::object();
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    if (node.kind == Kind::kList) {
+      made.push_back(JsonOf(node.items[i]));
+    } else {
+      made[node.names[i].text] = JsonOf(node.items[i]);
+    }
+  }
+  return made;
+}
+
 void RawTree::Take(const Node& list, RawEntry* entry) {
   std::vector<std::string> items;
   for (const Node& item : list.items) {
@@ -118,7 +151,7 @@ void RawTree::Take(const Node& list, RawEntry* entry) {
     if (item.kind == Kind::kScalar && (quoted || item.plain)) {
       text = ScalarText(item.value, item.plain);
     } else if (item.kind == Kind::kTable) {
-      text = FileItem(item);
+      text = TableItem(item);
     }
     if (!text.has_value()) {
       entry->kind =

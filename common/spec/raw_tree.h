@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -52,6 +53,8 @@ class RawTree {
   Node* Put(Kind kind, int line);
   bool Open(Kind kind, int line);
   static std::optional<std::string> FileItem(const Node& node);
+  static nlohmann::json JsonOf(const Node& node);
+  static std::optional<std::string> TableItem(const Node& node);
   static void Take(const Node& list, RawEntry* entry);
   static void Walk(const Node& table, const std::string& prefix, std::vector<RawEntry>* out);
 

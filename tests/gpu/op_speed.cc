@@ -442,6 +442,9 @@ void Attention(const Table& table, const std::vector<int64_t>& lengths,
 void Attentions(const Table& table) {
   Attention(table, std::vector<int64_t>(4, 2048), {32, 8});
   Attention(table, {4096}, {64, 8});
+  Attention(table, std::vector<int64_t>(4, 4096), {32, 8});
+  Attention(table, std::vector<int64_t>(2, 8192), {32, 8});
+  Attention(table, {32768}, {16, 16});
   Attention(table, {8192}, {32, 8});
   Attention(table, {12288}, {40, 8});
   Attention(table, {16384}, {64, 8});

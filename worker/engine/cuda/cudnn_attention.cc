@@ -18,6 +18,7 @@
 #include "worker/engine/cuda/cudnn_window_slabs.h"
 #include "worker/engine/cuda/kernels/ragged.h"
 #include "worker/engine/cuda/launch_scope.h"
+#include "worker/engine/cuda/ordered_backward.h"
 #include "worker/engine/kernels/batch_shape.h"
 
 namespace sft::engine::cuda {
@@ -175,6 +176,10 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   const plan::BackwardHeads heads = HeadsOf(q, k);
   const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
   const auto documents = static_cast<int64_t>(lengths.size());
+  if (TakesOrderedBackward(tensors, batch, window)) {
+    OrderedBackward(tensors, lse, cu_seqlens, documents, batch, scale, window);
+    return true;
+  }
   if (heads.InWindowSlabs(batch.longest, window) &&
       CudnnBackwardInWindowSlabs(tensors, lse, cu_seqlens, documents, batch, scale, window)) {
     return true;

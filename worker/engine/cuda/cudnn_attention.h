@@ -20,6 +20,7 @@
 // would be too large (common/plan/attention_calls.h), the longest documents by slabs of queries
 // (cudnn_slabs.h), long ones with a window by slabs too, all at once (cudnn_window_slabs.h). All
 // calls of a batch use one workspace of the caching allocator, freed when the last is enqueued.
+// Long documents with heads of 128 have a kernel of our own on Hopper (ordered_backward.h).
 //
 // All functions may be called from any thread.
 

@@ -117,7 +117,7 @@ int64_t BatchGenerator::Add(GenerationRequest request) {
   made.tokens = request.prompt;
   made.prompted = static_cast<int64_t>(made.tokens.size());
   made.is_long = decoder_.IsLong(made.prompted);
-  if (beams > 1) {
+  if (request.beams.beams > 1) {
     made.search = std::make_shared<Search>(
         Search{BeamSearch(request.beams, request.stop_ids.size(), request.max_new_tokens), {}});
   }

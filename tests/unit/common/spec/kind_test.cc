@@ -109,6 +109,28 @@ TEST(KindTest, ProgramsThatGradeAreTablesOfTheirOwn) {
   EXPECT_THAT(problems("name = \"a\"\n"), HasSubstr("evaluate.grader"));
 }
 
+TEST(KindTest, ProgramsThatGradeAreToldInEveryForm) {
+  const Resolution yaml = Resolve(
+      "job:\n  kind: evaluate\n  model: m\n  data: p.jsonl\ncompute:\n  gpu_type: H100\n"
+      "evaluate:\n  grader:\n  - type: command\n    name: my_score\n"
+      "    command: [/opt/graders/score, \"a, b\"]\n    high: 10\n",
+      "job.yaml", {});
+  const Resolution json = Resolve(
+      R"({"job": {"kind": "evaluate", "model": "m", "data": "p.jsonl"},
+          "compute": {"gpu_type": "H100"},
+          "evaluate": {"grader": [{"type": "command", "name": "my_score",
+                                   "command": ["/opt/graders/score", "a, b"], "high": 10}]}})",
+      "job.json", {});
+  for (const Resolution* job : {&yaml, &json}) {
+    ASSERT_TRUE(job->ok()) << Describe(job->problems);
+    ASSERT_EQ(job->spec.evaluate.grader.size(), 1u);
+    const CommandGrader grader = ParseGrader(job->spec.evaluate.grader[0]).value();
+    EXPECT_EQ(grader.name, "my_score");
+    EXPECT_THAT(grader.command, ::testing::ElementsAre("/opt/graders/score", "a, b"));
+    EXPECT_EQ(grader.high, 10);
+  }
+}
+
 TEST(KindTest, AJobThatTrainsShowsNoKeysOfAnswering) {
   const Resolution job = ResolveText(Minimal());
   ASSERT_TRUE(job.ok()) << Describe(job.problems);

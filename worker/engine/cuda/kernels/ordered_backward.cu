@@ -1,0 +1,518 @@
+#include <cuda_bf16.h>
+#include <math_constants.h>
+
+#include "worker/engine/cuda/kernels/hopper.cuh"
+#include "worker/engine/cuda/kernels/ordered_backward.h"
+
+// Suffixes: M queries of a block, N keys of a thread block, D elements of a head. P = exp(scores -
+// lse), S = P (dP - delta) its gradient, with delta = the sum over D of out * dout.
+
+namespace sft::engine::cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kM = kOrderedQueries, kN = kOrderedKeys, kD = kOrderedHead;
+constexpr int kHalf = 64;   // elements of a row of a tile
+constexpr int kStages = 2;  // of q and dout, of the gradients of scores, of dq
+constexpr int kThreads = 384;
+constexpr float kLog2E = 1.4426950408889634f;
+
+struct Arguments {
+  CUtensorMap q, k, v, dout;
+  OrderedBatch batch;
+  OrderedWorkspace workspace;
+  MutableRows dk, dv;
+  int blocks;      // of queries
+  int key_blocks;  // of the longest document
+};
+
+struct Shared {
+  alignas(1024) Bf16 k[kD / kHalf][kN * kHalf];
+  alignas(1024) Bf16 v[kD / kHalf][kN * kHalf];
+  alignas(1024) Bf16 q[kStages][kD / kHalf][kM * kHalf];
+  alignas(1024) Bf16 dout[kStages][kD / kHalf][kM * kHalf];
+  alignas(1024) Bf16 s[kStages][kN * kM];  // S, rows are keys
+  alignas(1024) float dq[kStages][kM * kD];
+  alignas(256) float lse[kStages][kM];
+  alignas(256) float delta[kStages][kM];
+  alignas(8) uint64_t keys_full;
+  uint64_t q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages];
+  uint64_t dq_full[kStages], dq_empty[kStages];
+  int ticket;
+};
+constexpr int kSharedBytes = sizeof(Shared) + 1024;
+
+__device__ __forceinline__ int FirstBlock(const OrderedBatch& batch, int document) {
+  return batch.cu_seqlens[document] / kM + document;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr int kMultiplying = 256;  // threads
+// For each thread of the first warp group, and of those that multiply.
+constexpr int kFewRegisters = 24, kManyRegisters = 240;
+// Key blocks of so many key heads and documents are taken side by side: it keeps those that add to
+// one block of queries apart, and what they read in the second-level cache. Measured.
+constexpr int kSideBySide = 16, kSideBySideInWindow = 4;
+
+// The keys of a thread block, and the blocks of queries [first_m, end_m) that see one of them.
+struct Keys {
+  int kv_head, n;
+  int first_token, length;  // of the document
+  int first_block;
+  int first_m, end_m;
+};
+
+// False where the document has no such keys. Without a window the keys that most queries see come
+// first, so that the short ones fill the end. With one all have as much to do: the last keys come
+// first, for which nobody has to be waited for at the start.
+__device__ __forceinline__ bool Locate(const Arguments& a, int ticket, Keys* keys) {
+  const OrderedBatch& batch = a.batch;
+  const int streams = batch.documents * batch.kv_heads;
+  const int most = batch.window > 0 ? kSideBySideInWindow : kSideBySide;
+  const int chunk = ticket / (most * a.key_blocks), within = ticket % (most * a.key_blocks);
+  const int wide = min(most, streams - chunk * most);
+  const int stream = chunk * most + within % wide;
+  keys->n = within / wide;
+  if (batch.window > 0) keys->n = a.key_blocks - 1 - keys->n;
+  const int document = stream / batch.kv_heads;
+  keys->kv_head = stream % batch.kv_heads;
+  keys->first_token = batch.cu_seqlens[document];
+  keys->length = batch.cu_seqlens[document + 1] - keys->first_token;
+  keys->first_block = FirstBlock(batch, document);
+  keys->first_m = keys->n * (kN / kM);
+  keys->end_m = (keys->length + kM - 1) / kM;
+  if (batch.window > 0) {
+    keys->end_m = min(keys->end_m, (keys->n * kN + kN - 1 + batch.window - 1) / kM + 1);
+  }
+  return keys->n * kN < keys->length;
+}
+
+// How many thread blocks add to the block of queries m before this one.
+__device__ __forceinline__ int Turn(const OrderedBatch& batch, const Keys& keys, int m) {
+  return batch.window > 0 ? m * kM / kN - keys.n : keys.n;
+}
+
+// Calls visit(step, query head, m) for all that a thread block does.
+template <typename Visit>
+__device__ __forceinline__ void ForEachStep(const OrderedBatch& batch, const Keys& keys,
+                                            const Visit& visit) {
+  const int group = batch.heads / batch.kv_heads;
+  int step = 0;
+  for (int g = 0; g < group; ++g) {
+    for (int m = keys.first_m; m < keys.end_m; ++m) visit(step++, keys.kv_head * group + g, m);
+  }
+}
+
+// One thread: fetches tiles.
+__device__ __forceinline__ void Fetch(const Arguments& a, Shared& s, const Keys& keys) {
+  constexpr int kRowBytes = kHalf * sizeof(Bf16);
+  ArriveAndExpect(&s.keys_full, 2 * (kD / kHalf) * kN * kRowBytes);
+  const int first_key = keys.first_token + keys.n * kN;
+  for (int h = 0; h < kD / kHalf; ++h) {
+    CopyBox(s.k[h], &a.k, h * kHalf, keys.kv_head, first_key, &s.keys_full);
+    CopyBox(s.v[h], &a.v, h * kHalf, keys.kv_head, first_key, &s.keys_full);
+  }
+  ForEachStep(a.batch, keys, [&](int step, int head, int m) {
+    const int stage = step % kStages, parity = step / kStages % 2 ^ 1;
+    const int token = keys.first_token + m * kM;
+    const int64_t row = (int64_t{head} * a.blocks + keys.first_block + m) * kM;
+    constexpr int kBytes = (kD / kHalf) * kM * kRowBytes + kM * sizeof(float);
+    WaitFor(&s.q_empty[stage], parity);
+    ArriveAndExpect(&s.q_full[stage], kBytes);
+    for (int h = 0; h < kD / kHalf; ++h) {
+      CopyBox(s.q[stage][h], &a.q, h * kHalf, head, token, &s.q_full[stage]);
+    }
+    CopyBytes(s.lse[stage], a.workspace.lse + row, kM * sizeof(float), &s.q_full[stage]);
+    WaitFor(&s.dout_empty[stage], parity);
+    ArriveAndExpect(&s.dout_full[stage], kBytes);
+    for (int h = 0; h < kD / kHalf; ++h) {
+      CopyBox(s.dout[stage][h], &a.dout, h * kHalf, head, token, &s.dout_full[stage]);
+    }
+    CopyBytes(s.delta[stage], a.workspace.delta + row, kM * sizeof(float), &s.dout_full[stage]);
+  });
+}
+
+// One thread for each stage: adds the queries' gradients to those in memory when it is their turn.
+__device__ __forceinline__ void SendQueryGradients(const Arguments& a, Shared& s, const Keys& keys,
+                                                   int stage) {
+  ForEachStep(a.batch, keys, [&](int step, int head, int m) {
+    if (step % kStages != stage) return;
+    const int64_t block = int64_t{head} * a.blocks + keys.first_block + m;
+    float* to = a.workspace.dq + block * (kM * kD);
+    int32_t* turn = a.workspace.turns + block;
+    const int mine = Turn(a.batch, keys, m);
+    WaitFor(&s.dq_full[stage], step / kStages % 2);
+    if (mine == 0) {
+      SendBytes(to, s.dq[stage], sizeof(s.dq[stage]));
+    } else {
+      int now;
+      do {
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+      } while (now != mine);
+      OrderGlobal();
+      AddFloats(to, s.dq[stage], sizeof(s.dq[stage]));
+    }
+    EndSending();
+    WaitUntilRead();
+    Arrive(&s.dq_empty[stage]);
+    WaitUntilThere();
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(mine + 1) : "memory");
+  });
+}
+
+// 2^x; what would be denormal is 0.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// What a thread that multiplies is.
+struct Place {
+  int group;  // warp group: 64 of the keys, and half of the elements of dq
+  int thread, warp, lane;
+  int key;  // of the document: that of elements 0 and 1 of 4, the others have key + 8
+};
+
+// scores^T [64 keys, M] of a stage: begins the products.
+__device__ __forceinline__ void BeginScores(Shared& s, int group, int stage, float (&scores)[32]) {
+  BeginProducts();
+#pragma unroll
+  for (int i = 0; i < kD / 16; ++i) {
+    const int h = i / 4, column = i % 4 * 16;
+    Multiply64<false, false>(scores, DescribeRows(s.k[h] + group * kM * kHalf + column),
+                             DescribeRows(s.q[stage][h] + column), i > 0);
+  }
+  EndProducts();
+}
+
+// One block of queries. `scores` are those of this step, and become those of the next.
+template <bool kHasNext>
+__device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const Keys& keys,
+                                     const Place& place, int step, int m, float (&scores)[32],
+                                     float (&dk)[64], float (&dv)[64]) {
+  const int stage = step % kStages, parity = step / kStages % 2;
+  const int pair = place.lane % 4 * 2;
+  float dp[32];
+  WaitFor(&s.dout_full[stage], parity);
+  BeginProducts();
+#pragma unroll
+  for (int i = 0; i < kD / 16; ++i) {
+    const int h = i / 4, column = i % 4 * 16;
+    Multiply64<false, false>(dp, DescribeRows(s.v[h] + place.group * kM * kHalf + column),
+                             DescribeRows(s.dout[stage][h] + column), i > 0);
+  }
+  EndProducts();
+
+  // P, which is 0 where a query does not see a key, and behind the document's end.
+  float p[32];
+  uint32_t p_bf16[16];
+  const int query = m * kM + pair;
+  const bool hides = m * kM < keys.n * kN + kN - 1 ||
+                     (batch.window > 0 && m * kM + kM - 1 >= keys.n * kN + batch.window);
+  const float scale = batch.scale * kLog2E;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 lse = *reinterpret_cast<const float2*>(&s.lse[stage][8 * j + pair]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      p[4 * j + e] = Exp2(fmaf(scores[4 * j + e], scale, e % 2 == 0 ? -lse.x : -lse.y));
+      if (hides) {
+        const int distance = query + 8 * j + e % 2 - (place.key + e / 2 * 8);
+        if (distance < 0 || (batch.window > 0 && distance >= batch.window)) p[4 * j + e] = 0.0f;
+      }
+    }
+    p_bf16[2 * j] = PackPair(p[4 * j], p[4 * j + 1]);
+    p_bf16[2 * j + 1] = PackPair(p[4 * j + 2], p[4 * j + 3]);
+  }
+
+  // dv += P^T dout
+  constexpr int kNextColumns = kM * kHalf * sizeof(Bf16);
+  BeginProducts();
+#pragma unroll
+  for (int i = 0; i < kM / 16; ++i) {
+    Multiply128(dv, p_bf16 + 4 * i,
+                DescribeColumns(s.dout[stage][0] + i * 16 * kHalf, kNextColumns));
+  }
+  EndProducts();
+  WaitForProducts<1>();  // dp
+
+  uint32_t s_bf16[16];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 delta = *reinterpret_cast<const float2*>(&s.delta[stage][8 * j + pair]);
+    const float* of = p + 4 * j;
+    s_bf16[2 * j] = PackPair(of[0] * (dp[4 * j] - delta.x), of[1] * (dp[4 * j + 1] - delta.y));
+    s_bf16[2 * j + 1] =
+        PackPair(of[2] * (dp[4 * j + 2] - delta.x), of[3] * (dp[4 * j + 3] - delta.y));
+  }
+  const int row = place.group * kM + place.warp * 16 + place.lane / 8 % 2 * 8 + place.lane % 8;
+  const uint32_t address = SharedAddress(s.s[stage]) + row * kHalf * sizeof(Bf16);
+#pragma unroll
+  for (int i = 0; i < kM / 16; ++i) {
+    const int piece = 2 * i + place.lane / 16;
+    StoreMatrices(address + ((piece ^ row % 8) << 4), s_bf16 + 4 * i);
+  }
+  OrderShared();
+  asm volatile("bar.sync 1, %0;" ::"n"(kMultiplying) : "memory");
+
+  // dq = S K, dk += S^T q, and the next scores.
+  float dq[32];
+  BeginProducts();
+#pragma unroll
+  for (int i = 0; i < kN / 16; ++i) {
+    Multiply64<true, true>(dq, DescribeColumns(s.s[stage] + i * 16 * kHalf, kNextColumns),
+                           DescribeColumns(s.k[place.group] + i * 16 * kHalf, kNextColumns), i > 0);
+  }
+  EndProducts();
+#pragma unroll
+  for (int i = 0; i < kM / 16; ++i) {
+    Multiply128(dk, DescribeRows(s.s[stage] + place.group * kM * kHalf + i * 16),
+                DescribeColumns(s.q[stage][0] + i * 16 * kHalf, kNextColumns));
+  }
+  EndProducts();
+  if constexpr (kHasNext) {
+    const int next = (step + 1) % kStages;
+    WaitFor(&s.q_full[next], (step + 1) / kStages % 2);
+    BeginScores(s, place.group, next, scores);
+  }
+  WaitForProducts<kHasNext ? 2 : 1>();  // dq
+
+  WaitFor(&s.dq_empty[stage], parity ^ 1);
+  float4* to = reinterpret_cast<float4*>(s.dq[stage]) + place.group * 1024 + place.thread;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    to[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+  }
+  OrderShared();
+  Arrive(&s.dq_full[stage]);
+  WaitForProducts<0>();
+  if (place.lane == 0) {
+    Arrive(&s.q_empty[stage]);
+    Arrive(&s.dout_empty[stage]);
+  }
+}
+
+// Two warp groups.
+__device__ __forceinline__ void MultiplyAll(const Arguments& a, Shared& s, const Keys& keys) {
+  Place place;
+  place.group = threadIdx.x / 128 - 1;
+  place.thread = threadIdx.x % 128;
+  place.warp = place.thread / 32;
+  place.lane = place.thread % 32;
+  place.key = keys.n * kN + place.group * kM + place.warp * 16 + place.lane / 4;
+  float dk[64], dv[64], scores[32];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0f;
+  WaitFor(&s.keys_full, 0);
+  WaitFor(&s.q_full[0], 0);
+  BeginScores(s, place.group, 0, scores);
+  WaitForProducts<0>();
+  const int steps = (keys.end_m - keys.first_m) * (a.batch.heads / a.batch.kv_heads);
+  int m = keys.first_m;
+#pragma unroll 1
+  for (int step = 0; step + 1 < steps; ++step) {
+    Step<true>(a.batch, s, keys, place, step, m, scores, dk, dv);
+    if (++m == keys.end_m) m = keys.first_m;
+  }
+  Step<false>(a.batch, s, keys, place, steps - 1, m, scores, dk, dv);
+
+  const float scale = a.batch.scale;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = place.key + half * 8;
+    if (key >= keys.length) continue;
+    const int64_t token = keys.first_token + key;
+    const int column = keys.kv_head * kD + place.lane % 4 * 2;
+    Bf16* to_k = static_cast<Bf16*>(a.dk.data) + token * a.dk.stride + column;
+    Bf16* to_v = static_cast<Bf16*>(a.dv.data) + token * a.dv.stride + column;
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j) {
+      const int i = 4 * j + 2 * half;
+      *reinterpret_cast<uint32_t*>(to_k + 8 * j) = PackPair(dk[i] * scale, dk[i + 1] * scale);
+      *reinterpret_cast<uint32_t*>(to_v + 8 * j) = PackPair(dv[i], dv[i + 1]);
+    }
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+__global__ void __launch_bounds__(kThreads, 1) Backward(const __grid_constant__ Arguments a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint8_t bytes[];
+  Shared& s =
+      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(bytes) + 1023) & ~uintptr_t{1023});
+  if (threadIdx.x == 0) {
+    s.ticket = atomicAdd(a.workspace.ticket, 1);
+    InitBarrier(&s.keys_full, 1);
+    for (int i = 0; i < kStages; ++i) {
+      InitBarrier(&s.q_full[i], 1);
+      InitBarrier(&s.dout_full[i], 1);
+      InitBarrier(&s.q_empty[i], kMultiplying / 32);
+      InitBarrier(&s.dout_empty[i], kMultiplying / 32);
+      InitBarrier(&s.dq_full[i], kMultiplying);
+      InitBarrier(&s.dq_empty[i], 1);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    OrderShared();
+  }
+  __syncthreads();
+  Keys keys;
+  if (!Locate(a, s.ticket, &keys)) return;
+  if (threadIdx.x < 128) {
+    GiveRegisters<kFewRegisters>();
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) Fetch(a, s, keys);
+    if (threadIdx.x % 32 == 0 && warp >= 1 && warp <= kStages) {
+      SendQueryGradients(a, s, keys, warp - 1);
+    }
+  } else {
+    TakeRegisters<kManyRegisters>();
+    MultiplyAll(a, s, keys);
+  }
+#endif
+}
+
+// The document and the block in it that block `block` of all is; false where there is none.
+struct QueryBlock {
+  int document, m, first_token, length;
+};
+__device__ __forceinline__ bool FindBlock(const OrderedBatch& batch, int block, QueryBlock* found) {
+  int low = 0, high = batch.documents - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (FirstBlock(batch, middle) <= block) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  found->document = low;
+  found->m = block - FirstBlock(batch, low);
+  found->first_token = batch.cu_seqlens[low];
+  found->length = batch.cu_seqlens[low + 1] - found->first_token;
+  return found->m * kM < found->length;
+}
+
+__device__ __forceinline__ float2 PairAt(uint32_t bits) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+}
+
+// A thread block for each block of queries of a head, a warp for a row: its logsumexp to the base
+// 2, infinite behind the document's end, and its delta. Sets the counters to 0.
+__global__ void Prepare(OrderedBatch batch, ConstRows out, ConstRows dout, const float* lse,
+                        OrderedWorkspace workspace) {
+  const int head = blockIdx.y, lane = threadIdx.x % 32;
+  const int64_t at = int64_t{head} * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) {
+    workspace.turns[at] = 0;
+    if (at == 0) *workspace.ticket = 0;
+  }
+  QueryBlock block;
+  if (!FindBlock(batch, blockIdx.x, &block)) return;
+  const auto four = [&](const ConstRows& rows, int64_t token) {
+    return *reinterpret_cast<const uint2*>(static_cast<const Bf16*>(rows.data) +
+                                           token * rows.stride + head * kD + lane * 4);
+  };
+  for (int r = threadIdx.x / 32; r < kM; r += blockDim.x / 32) {
+    const int row = block.m * kM + r;
+    const bool there = row < block.length;
+    float sum = 0.0f;
+    if (there) {
+      const uint2 x = four(out, block.first_token + row), y = four(dout, block.first_token + row);
+      const float2 x0 = PairAt(x.x), x1 = PairAt(x.y), y0 = PairAt(y.x), y1 = PairAt(y.y);
+      sum = x0.x * y0.x + x0.y * y0.y + x1.x * y1.x + x1.y * y1.y;
+    }
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    if (lane != 0) continue;
+    const int64_t of = (int64_t{block.document} * batch.heads + head) * batch.longest + row;
+    workspace.lse[at * kM + r] = there ? lse[of] * kLog2E : CUDART_INF_F;
+    workspace.delta[at * kM + r] = sum;
+  }
+}
+
+// dq in bf16, from the order of elements in which the threads that multiply have it.
+__global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
+  const int head = blockIdx.y;
+  QueryBlock block;
+  if (!FindBlock(batch, blockIdx.x, &block)) return;
+  const float4* from = reinterpret_cast<const float4*>(sums) +
+                       (int64_t{head} * gridDim.x + blockIdx.x) * (kM * kD / 4);
+  for (int i = threadIdx.x; i < kM * kD / 4; i += blockDim.x) {
+    const float4 x = from[i];
+    const int thread = i % 128, lane = thread % 32;
+    const int row = block.m * kM + thread / 32 * 16 + lane / 4;
+    const int column = i / 1024 * kHalf + i / 128 % 8 * 8 + lane % 4 * 2;
+    Bf16* to = static_cast<Bf16*>(dq.data) + (int64_t{block.first_token} + row) * dq.stride +
+               head * kD + column;
+    const float scale = batch.scale;
+    if (row < block.length) {
+      *reinterpret_cast<uint32_t*>(to) = PackPair(x.x * scale, x.y * scale);
+    }
+    if (row + 8 < block.length) {
+      *reinterpret_cast<uint32_t*>(to + 8 * dq.stride) = PackPair(x.z * scale, x.w * scale);
+    }
+  }
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, since nothing links the driver.
+cudaError_t FindEncoder(EncodeTiled* encode) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                             12000, cudaEnableDefault, &result);
+  if (error != cudaSuccess) return error;
+  if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  *encode = reinterpret_cast<EncodeTiled>(found);
+  return cudaSuccess;
+}
+
+// Boxes of `rows` tokens and half a head.
+bool Describe(EncodeTiled encode, const ConstRows& of, int64_t tokens, int heads, int rows,
+              CUtensorMap* map) {
+  const cuuint64_t sizes[] = {kD, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
+  const cuuint64_t strides[] = {kD * sizeof(Bf16),
+                                static_cast<cuuint64_t>(of.stride) * sizeof(Bf16)};
+  const cuuint32_t box[] = {kHalf, 1, static_cast<cuuint32_t>(rows)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(of.data), sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+cudaError_t LaunchOrderedBackward(const OrderedBatch& batch, const OrderedOperands& operands,
+                                  const OrderedWorkspace& workspace, cudaStream_t stream) {
+  EncodeTiled encode = nullptr;
+  if (const cudaError_t error = FindEncoder(&encode); error != cudaSuccess) return error;
+  Arguments a;
+  if (!Describe(encode, operands.q, batch.tokens, batch.heads, kM, &a.q) ||
+      !Describe(encode, operands.dout, batch.tokens, batch.heads, kM, &a.dout) ||
+      !Describe(encode, operands.k, batch.tokens, batch.kv_heads, kN, &a.k) ||
+      !Describe(encode, operands.v, batch.tokens, batch.kv_heads, kN, &a.v)) {
+    return cudaErrorInvalidValue;
+  }
+  a.batch = batch;
+  a.workspace = workspace;
+  a.dk = operands.dk;
+  a.dv = operands.dv;
+  a.blocks = static_cast<int>(batch.Blocks());
+  a.key_blocks = static_cast<int>((batch.longest + kN - 1) / kN);
+
+  const dim3 blocks(a.blocks, batch.heads);
+  Prepare<<<blocks, 256, 0, stream>>>(batch, operands.out, operands.dout, operands.lse, workspace);
+  cudaError_t error =
+      cudaFuncSetAttribute(Backward, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  Backward<<<a.key_blocks * batch.documents * batch.kv_heads, kThreads, kSharedBytes, stream>>>(a);
+  Finish<<<blocks, 256, 0, stream>>>(batch, workspace.dq, operands.dq);
+  return cudaGetLastError();
+}
+
+}  // namespace sft::engine::cuda

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/engine/cuda/cudnn_attention.h"
+
+// Attention's backward in a fixed order of summation by our own kernel
+// (kernels/ordered_backward.h): for heads of 128 on Hopper, where documents are long
+// (common/plan/attention_calls.h). All calls of a process give equal bits for equal batches.
+//
+// All functions may be called from any thread.
+
+namespace sft::engine::cuda {
+
+// True if OrderedBackward takes such tensors, in the order of CudnnOperand.
+bool TakesOrderedBackward(const std::vector<at::Tensor>& tensors, const CudnnBatch& batch,
+                          int64_t window);
+
+// `lse` from CudnnAttention.
+void OrderedBackward(const std::vector<at::Tensor>& tensors, const at::Tensor& lse,
+                     const at::Tensor& cu_seqlens, int64_t documents, const CudnnBatch& batch,
+                     double scale, int64_t window);
+
+}  // namespace sft::engine::cuda
