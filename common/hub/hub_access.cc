@@ -28,6 +28,11 @@ bool HasUser(std::string_view endpoint) {
   return endpoint.substr(0, endpoint.find('/')).find('@') != endpoint.npos;
 }
 
+// Text that may stand in a header: an error of the library that sends it would quote any other.
+bool IsToken(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
+
 }  // namespace
 
 absl::StatusOr<HubAccess> HubAccessOf(
@@ -49,12 +54,15 @@ absl::StatusOr<HubAccess> HubAccessOf(
   }
   access.ca_file = ca_file;
   access.offline = IsOn(environment("HF_HUB_OFFLINE"));
-  access.token = environment("HF_TOKEN");
-  if (token_file.empty()) return access;
-  SFT_ASSIGN_OR_RETURN(access.token, io::ReadFile(token_file, kMaxTokenBytes));
+  if (token_file.empty()) {
+    access.token = environment("HF_TOKEN");
+  } else {
+    SFT_ASSIGN_OR_RETURN(access.token, io::ReadFile(token_file, kMaxTokenBytes));
+  }
   access.token.erase(access.token.find_last_not_of(" \r\n\t") + 1);
-  if (access.token.empty() || access.token.find_first_of(" \r\n\t") != std::string::npos) {
-    return InvalidArgument(fmt::format("{} does not hold one token and nothing else", token_file));
+  if (access.token.empty() ? !token_file.empty() : !IsToken(access.token)) {
+    return InvalidArgument(fmt::format("{} does not hold one token and nothing else",
+                                       token_file.empty() ? "HF_TOKEN" : token_file));
   }
   return access;
 }

@@ -41,6 +41,8 @@ absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progre
                           bool& changed) {
   const v1::Progress known = ToProto(attempt.progress);
   v1::Progress merged = known;
+  // A merge adds to what is repeated.
+  if (news.values_size() > 0) merged.clear_values();
   merged.MergeFrom(news);
   if (merged.step() > 0) merged.clear_phase();
   if (merged.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();

@@ -53,7 +53,8 @@ void Unpinned(const hub::ModelName& name, std::string_view why, spec::Resolution
 constexpr std::string_view kJobPrefix = "job-";
 
 // What is wrong with the job as one that made a full model; empty: nothing.
-std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRecord>& artifacts) {
+std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRecord>& artifacts,
+                           bool is_gguf) {
   if (maker.state != JobState::kSucceeded) {
     return fmt::format("{} is {}: a model is there once its job has succeeded", maker.id,
                        ToString(maker.state));
@@ -67,6 +68,10 @@ std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRec
         maker.model);
   }
   if (newest.kind != "model") return fmt::format("{} delivered no model", maker.id);
+  if (is_gguf) {
+    return fmt::format("{} delivered a GGUF file, which no job reads: export with --merged",
+                       maker.id);
+  }
   if (newest.node_path.empty()) {
     return fmt::format(
         "the server keeps the model of {}, and nodes do not: download it to where "
@@ -90,7 +95,12 @@ absl::Status TakeModelOfJob(Store& store, const std::string& project,
     if (!maker.ok()) return absl::IsNotFound(maker.status()) ? absl::OkStatus() : maker.status();
     SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
                          store::ArtifactsOfJob(db, maker->id));
-    problem = ProblemOfMaker(*maker, artifacts);
+    bool is_gguf = false;
+    if (maker->kind == v1::Job::EXPORT) {
+      SFT_ASSIGN_OR_RETURN(const spec::JobSpec exported, store::ReadSpec(db, *maker));
+      is_gguf = exported.exporting.form == spec::ExportForm::kGguf;
+    }
+    problem = ProblemOfMaker(*maker, artifacts, is_gguf);
     if (problem.empty()) path = artifacts.front().node_path;
     return absl::OkStatus();
   }));

@@ -239,6 +239,14 @@ absl::StatusOr<std::string> LiveJobWithAdapter(Database& db, const std::string& 
   return row ? find.Text(0) : std::string();
 }
 
+absl::StatusOr<std::string> LiveJobWithModel(Database& db, const std::string& path) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement find,
+      db.Prepare("SELECT id FROM jobs WHERE state " SFT_IS_LIVE " AND model = ? LIMIT 1"));
+  SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(path).Step());
+  return row ? find.Text(0) : std::string();
+}
+
 absl::StatusOr<std::vector<CheckpointUse>> CheckpointUses(Database& db, const std::string& after,
                                                           int limit) {
   SFT_ASSIGN_OR_RETURN(

@@ -67,6 +67,8 @@ inline constexpr std::string_view kAdapterFilePrefix = "job.adapter/";
 absl::StatusOr<bool> IsArtifactsBlob(Database& db, const std::string& sha256);
 // A job that has not ended and answers with this adapter; empty: none.
 absl::StatusOr<std::string> LiveJobWithAdapter(Database& db, const std::string& artifact_id);
+// The id of a live job whose model is the folder `path`; empty if there is none.
+absl::StatusOr<std::string> LiveJobWithModel(Database& db, const std::string& path);
 // Whether a data set or an artifact names it.
 absl::StatusOr<bool> BlobInUse(Database& db, const std::string& sha256);
 

@@ -185,6 +185,15 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
     std::vector<ArtifactFileRecord> unused;
     const absl::Status done = store_.Write(
         [&](Database& db) -> absl::Status {
+          if (on_node) {
+            SFT_ASSIGN_OR_RETURN(const std::string trains,
+                                 store::LiveJobWithModel(db, artifact.node_path));
+            if (!trains.empty()) {
+              return FailedPrecondition(
+                  fmt::format("artifact {} is the model of job {}, which has not ended: it stays",
+                              artifact.id, trains));
+            }
+          }
           SFT_ASSIGN_OR_RETURN(const std::string user, store::LiveJobWithAdapter(db, artifact.id));
           if (!user.empty()) {
             return FailedPrecondition(fmt::format(

@@ -24,5 +24,22 @@ TEST(HubAccessTest, AnAddressWithAPasswordIsRefusedAndNotRepeated) {
   }
 }
 
+// A variable set from a file with Windows' ends of lines.
+TEST(HubAccessTest, ATokenOfTheEnvironmentIsCheckedAndNotRepeated) {
+  const auto access = [](const std::string& token) {
+    return HubAccessOf("", "", "", [&](const std::string& name) {
+      return name == "HF_TOKEN" ? token : std::string();
+    });
+  };
+  EXPECT_EQ(access("")->token, "");
+  EXPECT_EQ(access("hf_right\r\n")->token, "hf_right");
+  for (const char* token :
+       {"hf_very secret", "hf_very\rsecret", "hf_very\x01secret", "hf_v\xc3\xa9"}) {
+    const absl::Status status = access(token).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << token;
+    EXPECT_EQ(Message(status), "HF_TOKEN does not hold one token and nothing else");
+  }
+}
+
 }  // namespace
 }  // namespace sft::hub

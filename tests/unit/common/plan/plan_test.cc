@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include "common/plan/attention_calls.h"
 #include "tests/unit/common/plan/jobs.h"
 #include "tests/unit/common/plan/shapes.h"
 
@@ -535,7 +537,10 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
       for (const bool deterministic : {true, false}) {
         const int64_t bytes = WorkspaceOf(Qwen3Of32B(), documents, length, deterministic);
         EXPECT_GT(bytes, 0);
-        EXPECT_LE(bytes, int64_t{5} << 28) << documents << " documents of " << length;
+        // Turns keep sums of dq for all tokens, whatever the length of documents.
+        const int64_t turns =
+            deterministic && length >= kTurnsLength ? documents * length * 64 * 130 * 4 : 0;
+        EXPECT_LE(bytes, std::max(int64_t{5} << 28, turns)) << documents << " of " << length;
       }
     }
   }
@@ -558,7 +563,7 @@ TEST(BlockTest, SlabsKeepAttentionsWorkspaceLinearInTheLength) {
   EXPECT_LE(at_32k, int64_t{3} << 30);
   EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 65536, true), 2 * at_32k);
   EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 131072, true), 4 * at_32k);
-  EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 524288, true), int64_t{7} << 30);
+  EXPECT_LE(WorkspaceOf(Qwen3Of8B(), 1, 524288, true), 16 * at_32k);
 }
 
 }  // namespace

@@ -153,6 +153,27 @@ TEST_F(LifeTest, ALossThatIsNotANumberIsNewsOnce) {
   EXPECT_EQ(woken, 2);
 }
 
+TEST_F(LifeTest, GradesOfAnswersAreNewsOnceAndStay) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  int woken = 0;
+  const auto follower = hub_.Subscribe({job}, [&] { ++woken; }).value();
+  v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+  status.mutable_progress()->set_step(5);
+  v1::NamedValue& grade = *status.mutable_progress()->add_values();
+  grade.set_name("val.f1");
+  grade.set_value(0.5);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(woken, 1);
+  status.mutable_progress()->set_step(6);
+  status.mutable_progress()->clear_values();
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  const v1::Progress progress = Job(job).progress();
+  ASSERT_EQ(progress.values_size(), 1);
+  EXPECT_EQ(progress.values(0).value(), 0.5);
+}
+
 TEST_F(LifeTest, AUserFaultIsNotRetried) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);

@@ -73,6 +73,23 @@ class RemovalTest : public LifeTest {
   std::string job_;
 };
 
+TEST_F(RemovalTest, AModelThatALiveJobNamesStays) {
+  const std::string model = FullModel();
+  const std::string user = Submit("CPU", 1);
+  Do([&](Database& db) {
+    return db.Execute("UPDATE jobs SET model = '/models/out' WHERE id = '" + user + "'");
+  });
+  const absl::Status refused = Remove(model);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_NE(Message(refused).find("the model of job " + user), std::string::npos) << refused;
+  EXPECT_EQ(Artifacts(), 1u);
+  Do([&](Database& db) {
+    return db.Execute("UPDATE jobs SET state = 'CANCELLED' WHERE id = '" + user + "'");
+  });
+  EXPECT_TRUE(Remove(model).ok());
+  EXPECT_EQ(Artifacts(), 0u);
+}
+
 TEST_F(RemovalTest, AFullModelIsRemovedInOneTransactionWithItsNodesRow) {
   const std::string model = FullModel();
   // As if the disk were full when the row is written, or the server killed between the two.

@@ -123,7 +123,13 @@ impl Agent {
 }
 
 fn describe(error: &ureq::Transport) -> String {
-    use ureq::ErrorKind::{InvalidProxyUrl, InvalidUrl, ProxyUnauthorized, UnknownScheme};
+    use ureq::ErrorKind::{
+        BadHeader, InvalidProxyUrl, InvalidUrl, ProxyUnauthorized, UnknownScheme,
+    };
+    // Its message quotes the header, which may be a secret.
+    if error.kind() == BadHeader {
+        return format!("permanent: {BadHeader}");
+    }
     let mut why = error.message().unwrap_or("").to_string();
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
