@@ -77,14 +77,16 @@ TEST_F(RemovalTest, AModelThatALiveJobNamesStays) {
   const std::string model = FullModel();
   const std::string user = Submit("CPU", 1);
   Do([&](Database& db) {
-    return db.Execute("UPDATE jobs SET model = '/models/out' WHERE id = '" + user + "'");
+    const std::string change = "UPDATE jobs SET model = '/models/out' WHERE id = '" + user + "'";
+    return db.Execute(change.c_str());
   });
   const absl::Status refused = Remove(model);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_NE(Message(refused).find("the model of job " + user), std::string::npos) << refused;
   EXPECT_EQ(Artifacts(), 1u);
   Do([&](Database& db) {
-    return db.Execute("UPDATE jobs SET state = 'CANCELLED' WHERE id = '" + user + "'");
+    const std::string change = "UPDATE jobs SET state = 'CANCELLED' WHERE id = '" + user + "'";
+    return db.Execute(change.c_str());
   });
   EXPECT_TRUE(Remove(model).ok());
   EXPECT_EQ(Artifacts(), 0u);

@@ -148,19 +148,13 @@ __device__ __forceinline__ void Multiply64(float (&d)[32], uint64_t a, uint64_t 
   "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
   "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// d [64, 128] += a b, where b's rows run across the sum; a in registers, as mma.m16n8k16 has it, or
-// with rows along the sum.
+// d [64, 128] += a b, where b is described by DescribeColumns; a in registers, as mma.m16n8k16 has
+// it.
 __device__ __forceinline__ void Multiply128(float (&d)[64], const uint32_t* a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SFT_D64
                ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
                : SFT_SIXTY_FOUR(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-__device__ __forceinline__ void Multiply128(float (&d)[64], uint64_t a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SFT_D64
-               ", %64, %65, 1, 1, 1, 0, 1;\n"
-               : SFT_SIXTY_FOUR(d)
-               : "l"(a), "l"(b));
 }
 
 #undef SFT_D64

@@ -176,35 +176,32 @@ struct Place {
   int key;  // of the document: that of elements 0 and 1 of 4, the others have key + 8
 };
 
-// scores^T [64 keys, M] of a stage: begins the products.
-__device__ __forceinline__ void BeginScores(Shared& s, int group, int stage, float (&scores)[32]) {
+// x^T [64 keys, M] of a stage, for a warp group's part of the keys or values: begins the products.
+__device__ __forceinline__ void BeginScores(const Bf16 (&keys)[kD / kHalf][kN * kHalf],
+                                            const Bf16 (&queries)[kD / kHalf][kM * kHalf],
+                                            int group, float (&x)[32]) {
   BeginProducts();
 #pragma unroll
   for (int i = 0; i < kD / 16; ++i) {
     const int h = i / 4, column = i % 4 * 16;
-    Multiply64<false, false>(scores, DescribeRows(s.k[h] + group * kM * kHalf + column),
-                             DescribeRows(s.q[stage][h] + column), i > 0);
+    Multiply64<false, false>(x, DescribeRows(keys[h] + group * kM * kHalf + column),
+                             DescribeRows(queries[h] + column), i > 0);
   }
   EndProducts();
 }
 
-// One block of queries. `scores` are those of this step, and become those of the next.
-template <bool kHasNext>
+// One block of queries.
 __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const Keys& keys,
-                                     const Place& place, int step, int m, float (&scores)[32],
-                                     float (&dk)[64], float (&dv)[64]) {
+                                     const Place& place, int step, int m, float (&dk)[64],
+                                     float (&dv)[64]) {
   const int stage = step % kStages, parity = step / kStages % 2;
   const int pair = place.lane % 4 * 2;
-  float dp[32];
+  float scores[32], dp[32];
+  WaitFor(&s.q_full[stage], parity);
+  BeginScores(s.k, s.q[stage], place.group, scores);
   WaitFor(&s.dout_full[stage], parity);
-  BeginProducts();
-#pragma unroll
-  for (int i = 0; i < kD / 16; ++i) {
-    const int h = i / 4, column = i % 4 * 16;
-    Multiply64<false, false>(dp, DescribeRows(s.v[h] + place.group * kM * kHalf + column),
-                             DescribeRows(s.dout[stage][h] + column), i > 0);
-  }
-  EndProducts();
+  BeginScores(s.v, s.dout[stage], place.group, dp);
+  WaitForProducts<1>();  // scores
 
   // P, which is 0 where a query does not see a key, and behind the document's end.
   float p[32];
@@ -258,7 +255,7 @@ __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const
   OrderShared();
   asm volatile("bar.sync 1, %0;" ::"n"(kMultiplying) : "memory");
 
-  // dq = S K, dk += S^T q, and the next scores.
+  // dq = S K, dk += S^T q
   float dq[32];
   BeginProducts();
 #pragma unroll
@@ -269,16 +266,10 @@ __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const
   EndProducts();
 #pragma unroll
   for (int i = 0; i < kM / 16; ++i) {
-    Multiply128(dk, DescribeRows(s.s[stage] + place.group * kM * kHalf + i * 16),
-                DescribeColumns(s.q[stage][0] + i * 16 * kHalf, kNextColumns));
+    Multiply128(dk, s_bf16 + 4 * i, DescribeColumns(s.q[stage][0] + i * 16 * kHalf, kNextColumns));
   }
   EndProducts();
-  if constexpr (kHasNext) {
-    const int next = (step + 1) % kStages;
-    WaitFor(&s.q_full[next], (step + 1) / kStages % 2);
-    BeginScores(s, place.group, next, scores);
-  }
-  WaitForProducts<kHasNext ? 2 : 1>();  // dq
+  WaitForProducts<1>();  // dq
 
   WaitFor(&s.dq_empty[stage], parity ^ 1);
   float4* to = reinterpret_cast<float4*>(s.dq[stage]) + place.group * 1024 + place.thread;
@@ -303,21 +294,12 @@ __device__ __forceinline__ void MultiplyAll(const Arguments& a, Shared& s, const
   place.warp = place.thread / 32;
   place.lane = place.thread % 32;
   place.key = keys.n * kN + place.group * kM + place.warp * 16 + place.lane / 4;
-  float dk[64], dv[64], scores[32];
+  float dk[64], dv[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0f;
   WaitFor(&s.keys_full, 0);
-  WaitFor(&s.q_full[0], 0);
-  BeginScores(s, place.group, 0, scores);
-  WaitForProducts<0>();
-  const int steps = (keys.end_m - keys.first_m) * (a.batch.heads / a.batch.kv_heads);
-  int m = keys.first_m;
-#pragma unroll 1
-  for (int step = 0; step + 1 < steps; ++step) {
-    Step<true>(a.batch, s, keys, place, step, m, scores, dk, dv);
-    if (++m == keys.end_m) m = keys.first_m;
-  }
-  Step<false>(a.batch, s, keys, place, steps - 1, m, scores, dk, dv);
+  ForEachStep(a.batch, keys,
+              [&](int step, int, int m) { Step(a.batch, s, keys, place, step, m, dk, dv); });
 
   const float scale = a.batch.scale;
 #pragma unroll
