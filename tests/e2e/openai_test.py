@@ -238,6 +238,26 @@ target_delimiter: ""
         self.assertTrue("HTTP/1.1 400 Bad Request" in told and "closed his half" in told or "HTTP/1.1 200 OK" in told, told)
         self.assertEqual(self.said(job), said)
 
+    def test_one_who_asks_for_all_the_tokens_there_are_keeps_nobody_waiting(self):
+        config = json.loads((self.model / "config.json").read_text())
+        config["max_position_embeddings"] = 32768
+        (self.model / "config.json").write_text(json.dumps(config))
+        self.start_all()
+        job = self.serve()
+        self.said(job)
+        # Room for four conversations of 12 + 4096 tokens: as many answers are made side by side.
+        streams = [self.stream(job, max_tokens=10 ** 6) for _ in range(4)]
+        for stream in streams:
+            self.assertIn("HTTP/1.1 200 OK", stream.recv(200).decode())
+        for stream in streams:
+            stream.setblocking(False)
+            self.assertNotIn(b"[DONE]", stream.recv(1 << 20), "they were made one behind the other")
+            stream.close()
+        # One that is longer than such a conversation gets as many tokens as the job's file says.
+        answer = self.stream(job, prompt=[40] * 5000, max_tokens=10 ** 6, stream=False)
+        usage = json.loads(answer.recv(1 << 16).split(b"\r\n\r\n")[1])["usage"]
+        self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"]), (5000, 12), usage)
+
     def openai_threads(self):
         tasks = pathlib.Path(f"/proc/{self.processes['server'].pid}/task").glob("*/comm")
         return sum(path.read_text().strip() == "openai" for path in tasks)
