@@ -1,6 +1,7 @@
 #include <absl/cleanup/cleanup.h>
 #include <fmt/format.h>
 
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -71,6 +72,12 @@ class OnePrompt {
                          connection_.Call(&v1::JobService::Stub::GetJob, request));
     if (job.kind() != v1::Job::SERVE) return false;
     id_ = ShortName(job.name());
+    if (options_.num_beams) {
+      return InvalidArgument(fmt::format(
+          "{} gives its answers token by token, a search with beams at its end: leave out "
+          "--num-beams, or ask what it serves by --model or by the job that trained it",
+          id_));
+    }
     if (options_.gpu_type.empty() && options_.project.empty()) return true;
     return InvalidArgument(fmt::format(
         "{} runs already and answers by itself: leave out --gpu-type and --project", id_));
@@ -100,7 +107,7 @@ class OnePrompt {
             },
         .on_wait = [&](const std::string& why) { console.err << OneLine(why) << "\n"; }};
     const auto last = AskServing(connection_, request, asking);
-    if (!json_) console.out << "\n" << std::flush;
+    if (!json_ && (last.ok() || !answer.empty())) console.out << "\n" << std::flush;
     if (!last.ok() && Interrupt::Raised()) return kInterrupted;
     if (!last.ok()) return Fail(connection_, last.status());
     if (json_) {
@@ -200,6 +207,20 @@ class OnePrompt {
   std::string id_;
 };
 
+// Why the flags do not fit together; empty where they do.
+const char* Problem(const GenerateOptions& options) {
+  if (options.job.empty() && options.model.empty()) return "needs a JOB, or --model MODEL";
+  if (options.raw && !options.system.empty()) {
+    return "--system is a message, and --raw asks without messages";
+  }
+  const double temperature = options.temperature.value_or(0);
+  if (!std::isfinite(temperature) || temperature < 0) return "--temperature must be 0 or more";
+  if (options.num_beams.value_or(1) > 1 && temperature > 0) {
+    return "--num-beams searches, and draws nothing: leave out --temperature, or the beams";
+  }
+  return "";
+}
+
 }  // namespace
 
 void AddGenerate(Command& app, Session& session) {
@@ -221,19 +242,16 @@ void AddGenerate(Command& app, Session& session) {
                      "Above 0: draw tokens (default: always the likeliest)");
   command->AddOption("--top-p", options->top_p,
                      "Draw from the likeliest tokens of this much probability");
-  command->AddOption("--num-beams", options->num_beams,
-                     "Above 1: search for the likeliest answer with so many beams");
+  command
+      ->AddOption("--num-beams", options->num_beams,
+                  "Above 1: search for the likeliest answer with so many beams")
+      ->WholeNumber(1);
   command->AddOption("--seed", options->seed, "Another seed draws another answer");
   command->AddOption("--gpu-type", options->gpu_type,
                      "Type of GPU, or CPU (default: that of JOB, or the only one)");
   AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
-  command->Check([options] {
-    if (options->job.empty() && options->model.empty()) return "needs a JOB, or --model MODEL";
-    return options->raw && !options->system.empty()
-               ? "--system is a message, and --raw asks without messages"
-               : "";
-  });
+  command->Check([options] { return Problem(*options); });
   command->Run([&session, options](Connection& connection) {
     return OnePrompt(connection, *options, session.json).Run();
   });

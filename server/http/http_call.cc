@@ -13,7 +13,7 @@
 namespace sft::server {
 namespace {
 
-// How soon a wait sees that the server ends.
+// How soon a wait sees that it is ended.
 constexpr Nanos kSeesEnd = std::chrono::milliseconds(200);
 
 MonoTime ClockNow() { return Clock::Real().Mono(); }
@@ -53,11 +53,10 @@ absl::StatusOr<size_t> LengthOf(const HttpRequest& request) {
 
 }  // namespace
 
-HttpCall::HttpCall(HttpRequest request, io::UniqueFd fd, std::string begun,
-                   const std::atomic<bool>& stopping)
+HttpCall::HttpCall(HttpRequest request, io::UniqueFd fd, std::string begun, Shared& shared)
     : request_(std::move(request)),
       fd_(std::move(fd)),
-      stopping_(stopping),
+      shared_(shared),
       peer_(PeerOf(fd_.get())),
       in_chunks_(request_.version != "HTTP/1.0"),
       body_(std::move(begun)) {}
@@ -65,7 +64,7 @@ HttpCall::HttpCall(HttpRequest request, io::UniqueFd fd, std::string begun,
 bool HttpCall::Await(int16_t events, MonoTime deadline) const {
   for (;;) {
     const Nanos left = deadline - ClockNow();
-    if (left <= Nanos(0) || stopping_) return false;
+    if (left <= Nanos(0) || shared_.ended) return false;
     pollfd entry{fd_.get(), events, 0};
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, kSeesEnd));
     if (::poll(&entry, 1, static_cast<int>(wait.count())) > 0) return true;
@@ -84,7 +83,13 @@ absl::StatusOr<std::string> HttpCall::ReadBody(size_t most) {
   }
   const MonoTime deadline = ClockNow() + kBodyTimeout;
   while (body_.size() < length) {
-    if (!Await(POLLIN, deadline)) {
+    shared_.awaits_body = true;
+    const bool more = Await(POLLIN, deadline);
+    shared_.awaits_body = false;
+    if (shared_.ended) {
+      return ResourceExhausted("the place was needed before the body had come: try again later");
+    }
+    if (!more) {
       return DeadlineExceeded(fmt::format("{} bytes of the body have come in {} s, not {}",
                                           body_.size(), kBodyTimeout.count(), length));
     }
@@ -138,7 +143,7 @@ bool HttpCall::Write(std::string_view piece) {
 bool HttpCall::End() { return !in_chunks_ || Send("0\r\n\r\n"); }
 
 bool HttpCall::Gone() const {
-  if (stopping_) return true;
+  if (shared_.ended) return true;
   pollfd entry{fd_.get(), POLLIN | POLLRDHUP, 0};
   if (::poll(&entry, 1, 0) <= 0) return false;
   if ((entry.revents & (POLLHUP | POLLERR)) != 0) return true;

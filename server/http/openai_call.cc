@@ -109,11 +109,15 @@ template <typename Answer>
 absl::StatusOr<Answer> OpenAiCall::CallOnce(const char* method,
                                             const google::protobuf::Message& request) {
   Answer answer;
-  SFT_RETURN_IF_ERROR(Call(method, request, [&](const google::protobuf::Message& message) {
+  bool taken = false;
+  const absl::Status status = Call(method, request, [&](const google::protobuf::Message& message) {
     answer.CopyFrom(message);
-    return true;
-  }));
-  return answer;
+    return taken = true;
+  });
+  SFT_RETURN_IF_ERROR(status);
+  if (taken) return answer;
+  return absl::CancelledError(
+      "the caller has closed his half of the connection: keep it open until the answer is there");
 }
 
 void OpenAiCall::Run() {
@@ -191,8 +195,9 @@ absl::Status OpenAiCall::Models(const Route& route) {
 
 absl::Status OpenAiCall::Complete(const Route& route, bool chat) {
   SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(openai::Asked asked,
-                       chat ? openai::ReadChat(body) : openai::ReadCompletion(body));
+  SFT_ASSIGN_OR_RETURN(openai::Asked asked, parsers_.Run([&] {
+    return chat ? openai::ReadChat(body) : openai::ReadCompletion(body);
+  }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
   asked.request.set_base(model.base);
@@ -220,6 +225,10 @@ absl::Status OpenAiCall::Stream(const openai::Asked& asked, const openai::Model&
   };
   const absl::Status status = Call("ServingService.Complete", asked.request, take);
   if (!failed.ok()) return failed;
+  // What the job's process refuses is the prompt; of its base, it may be the base.
+  if (!asked.request.base()) {
+    SFT_RETURN_IF_ERROR(openai::InParam(asked.chat ? "messages" : "prompt", status));
+  }
   SFT_RETURN_IF_ERROR(status);
   if (!asked.stream) return Respond(answer.Whole());
   std::string last;
@@ -230,7 +239,7 @@ absl::Status OpenAiCall::Stream(const openai::Asked& asked, const openai::Model&
 
 absl::Status OpenAiCall::Tokenize(const Route& route) {
   SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(auto asked, openai::ReadTokenize(body));
+  SFT_ASSIGN_OR_RETURN(auto asked, parsers_.Run([&] { return openai::ReadTokenize(body); }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
   SFT_ASSIGN_OR_RETURN(const auto answer,
@@ -240,7 +249,7 @@ absl::Status OpenAiCall::Tokenize(const Route& route) {
 
 absl::Status OpenAiCall::Detokenize(const Route& route) {
   SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(auto asked, openai::ReadDetokenize(body));
+  SFT_ASSIGN_OR_RETURN(auto asked, parsers_.Run([&] { return openai::ReadDetokenize(body); }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
   SFT_ASSIGN_OR_RETURN(const auto answer, CallOnce<v1::DetokenizeResponse>(

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "server/door/methods.h"
+#include "server/http/body_parsers.h"
 #include "server/http/http_call.h"
 #include "server/openai/models.h"
 #include "server/openai/request.h"
@@ -18,8 +19,8 @@ namespace sft::server {
 class OpenAiCall {
  public:
   // All borrowed.
-  OpenAiCall(Door& door, const Methods& methods, HttpCall& http)
-      : door_(door), methods_(methods), http_(http) {}
+  OpenAiCall(Door& door, const Methods& methods, BodyParsers& parsers, HttpCall& http)
+      : door_(door), methods_(methods), parsers_(parsers), http_(http) {}
 
   // Whether a path is one of the endpoint's: what lies below them is refused here, not as a page.
   static bool Takes(const std::string& path);
@@ -56,6 +57,7 @@ class OpenAiCall {
 
   Door& door_;
   const Methods& methods_;
+  BodyParsers& parsers_;
   HttpCall& http_;
   v1::ListServedModelsResponse served_;
 };

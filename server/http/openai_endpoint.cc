@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <system_error>
 
 #include "common/obs/log.h"
@@ -12,12 +13,12 @@
 namespace sft::server {
 
 OpenAiEndpoint::~OpenAiEndpoint() {
-  stopping_ = true;
   std::list<Running> running;
   {
     const MutexLock lock(mutex_);
     running.swap(running_);
   }
+  for (Running& each : running) each.shared.ended = true;
   for (Running& each : running) each.thread.join();
 }
 
@@ -32,6 +33,16 @@ void OpenAiEndpoint::Reap() {
   }
 }
 
+bool OpenAiEndpoint::MakeRoom() {
+  const auto holds = [](const Running& each) { return !each.done && !each.shared.ended; };
+  if (std::ranges::count_if(running_, holds) < kMostCalls) return true;
+  const auto idle = std::ranges::find_if(
+      running_, [&](const Running& each) { return holds(each) && each.shared.awaits_body; });
+  if (idle == running_.end()) return false;
+  idle->shared.ended = true;
+  return true;
+}
+
 bool OpenAiEndpoint::Takes(const HttpRequest& request) const {
   return OpenAiCall::Takes(request.path);
 }
@@ -40,15 +51,15 @@ void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::str
   const MutexLock lock(mutex_);
   Reap();
   // Some more may be told that there are too many; beyond those, connections are closed.
-  const bool refused = running_.size() >= kMostCalls;
   if (running_.size() >= kMostCalls + kMostRefused) return;
+  const bool refused = !MakeRoom();
   Running& running = running_.emplace_back();
   auto serve = [this, refused, &running, request = std::move(request), fd = std::move(connection),
                 begun = std::move(begun)]() mutable {
     obs::NameThread("openai");
     {
-      HttpCall http(std::move(request), std::move(fd), std::move(begun), stopping_);
-      OpenAiCall call(door_, methods_, http);
+      HttpCall http(std::move(request), std::move(fd), std::move(begun), running.shared);
+      OpenAiCall call(door_, methods_, parsers_, http);
       if (refused) {
         call.Refuse(ResourceExhausted(
             fmt::format("{} requests are being answered: try again later", kMostCalls)));

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <atomic>
 #include <list>
 #include <string>
 #include <thread>
 
 #include "common/base/mutex.h"
 #include "server/door/methods.h"
+#include "server/http/body_parsers.h"
 #include "server/http/http_call.h"
 #include "server/http/http_server.h"
 #include "sft/v1/serving_service.pb.h"
@@ -16,10 +16,11 @@ namespace sft::server {
 // The OpenAI-compatible endpoint: /v1/models, /v1/chat/completions, /v1/completions and the routes
 // of a remote tokenizer, each also below /jobs/JOB. A second transport beside gRPC: requests and
 // answers are translated (server/openai), and the door admits, runs and records the call. A thread
-// for each request, kMostCalls at most; more are refused. Thread-safe.
+// for each request, kMostCalls at most; one more ends the oldest whose body has not come, and is
+// refused where there is none. Thread-safe.
 class OpenAiEndpoint final : public HttpTaker {
  public:
-  static constexpr int kMostCalls = 128, kMostRefused = 16;
+  static constexpr int kMostCalls = 128, kMostRefused = 32;
   static constexpr size_t kMostBodyBytes = 4 << 20;
 
   // Both are borrowed.
@@ -33,14 +34,17 @@ class OpenAiEndpoint final : public HttpTaker {
  private:
   struct Running {
     std::thread thread;
+    HttpCall::Shared shared;
     bool done = false;
   };
   // Joins the threads that have ended.
   void Reap() SFT_REQUIRES(mutex_);
+  // Whether there is a place for one more.
+  bool MakeRoom() SFT_REQUIRES(mutex_);
 
   Door& door_;
   const Methods& methods_;
-  std::atomic<bool> stopping_ = false;
+  BodyParsers parsers_;
   Mutex mutex_;
   std::list<Running> running_ SFT_GUARDED_BY(mutex_);
 };

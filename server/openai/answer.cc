@@ -78,6 +78,16 @@ Answer::Json Answer::ChatTokens(const v1::CompleteResponse& piece) const {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
+// A token that ended the answer is not in its text, nor is one that was put before an echoed text.
+bool Answer::IsInText(const v1::CompleteResponse& piece, const v1::TokenScore& token,
+                      Choice& choice) const {
+  if (token.ends()) return false;
+  if (!asked_.request.echo() || std::exchange(choice.has_tokens, true)) return true;
+  const v1::Prompt& prompt =
+      asked_.request.prompts(piece.index() / std::max(asked_.request.samples(), 1));
+  return !prompt.tokens().empty() || prompt.text().starts_with(token.text());
+}
+
 Answer::Json Answer::TextTokens(const v1::CompleteResponse& piece, Choice& choice) const {
   const bool with_top = asked_.request.logprobs() > 0;
   Json tokens = {{"tokens", Json::array()},
@@ -89,7 +99,7 @@ Answer::Json Answer::TextTokens(const v1::CompleteResponse& piece, Choice& choic
     tokens["token_logprobs"].push_back(Logprob(token));
     if (with_top) tokens["top_logprobs"].push_back(TopOf(token));
     tokens["text_offset"].push_back(choice.characters);
-    choice.characters += Characters(token.text());
+    if (IsInText(piece, token, choice)) choice.characters += Characters(token.text());
   }
   return tokens;
 }

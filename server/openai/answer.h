@@ -39,6 +39,7 @@ class Answer {
     std::map<std::string, std::string> tokens;  // lists of the log-probabilities: their elements
     int64_t characters = 0;                     // of the tokens' texts
     bool begun = false;
+    bool has_tokens = false;
   };
 
   Json Head(const char* object) const;
@@ -47,6 +48,9 @@ class Answer {
   Json Tokens(const v1::CompleteResponse& piece, Choice& choice) const;
   Json ChatTokens(const v1::CompleteResponse& piece) const;
   Json TextTokens(const v1::CompleteResponse& piece, Choice& choice) const;
+  // Whether a token's text is a part of the answer's: each token is asked about once.
+  bool IsInText(const v1::CompleteResponse& piece, const v1::TokenScore& token,
+                Choice& choice) const;
   // Keeps a piece of an answer that does not stream.
   absl::Status Keep(const v1::CompleteResponse& piece, const Json& tokens, Choice& choice);
   std::string Event(int32_t index, Choice& choice, const std::string& text, const Json& tokens,

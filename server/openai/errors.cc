@@ -19,6 +19,7 @@ struct Kind {
 Kind KindOf(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kCancelled:  // who closes half of his connection may still read
       return {400, "invalid_request_error", nullptr};
     case absl::StatusCode::kUnauthenticated:
       return {401, "authentication_error", "invalid_api_key"};
@@ -48,6 +49,13 @@ Kind KindOf(absl::StatusCode code) {
 absl::Status ParamError(std::string_view param, const std::string& message) {
   absl::Status status = InvalidArgument(message);
   status.SetPayload(kParam, absl::Cord(std::string(param)));
+  return status;
+}
+
+absl::Status InParam(std::string_view param, absl::Status status) {
+  if (absl::IsInvalidArgument(status) && !status.GetPayload(kParam).has_value()) {
+    status.SetPayload(kParam, absl::Cord(std::string(param)));
+  }
   return status;
 }
 

@@ -12,6 +12,8 @@ namespace sft::server::openai {
 
 // INVALID_ARGUMENT that names a parameter of the request.
 absl::Status ParamError(std::string_view param, const std::string& message);
+// INVALID_ARGUMENT that names none yet, as one in this parameter; any other status as it is.
+absl::Status InParam(std::string_view param, absl::Status status);
 // NOT_FOUND for what is no model, or no page.
 absl::Status NoModel(const std::string& message);
 
@@ -22,7 +24,8 @@ struct ErrorAnswer {
   int retry_after_s = 0;  // 0: the same again would fail again
 };
 // OUT_OF_RANGE stands for a body that is too large, UNIMPLEMENTED for a method that a path does not
-// have, DEADLINE_EXCEEDED for a request that does not come.
+// have, DEADLINE_EXCEEDED for a request that does not come, CANCELLED
+// for one whose caller sends no more.
 ErrorAnswer ErrorOf(const absl::Status& status);
 
 }  // namespace sft::server::openai

@@ -10,7 +10,38 @@
 
 namespace sft::server::openai {
 
+namespace {
+
+// Values that a document has several times its own size for, and elements of lists, tokens above
+// all, in a body.
+constexpr size_t kMostValues = 100'000, kMostElements = 1'000'000;
+
+// Refuses what a tree would take much memory for, before there is one.
+absl::Status CheckSize(std::string_view body) {
+  size_t values = 0, elements = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      in_text = c != '"';
+      continue;
+    }
+    in_text = c == '"';
+    values += c == '"' || c == '[' || c == '{';
+    elements += c == ',';
+  }
+  if (values <= kMostValues && elements <= kMostElements) return absl::OkStatus();
+  return InvalidArgument(
+      fmt::format("the body has {} texts, lists and objects and {} elements: at most {} and {} are "
+                  "taken",
+                  values, elements, kMostValues, kMostElements));
+}
+
+}  // namespace
+
 absl::StatusOr<Json> ParseBody(const std::string& body) {
+  SFT_RETURN_IF_ERROR(CheckSize(body));
   JsonProblem problem;
   Json json = ParseOrderedJson(body, {.keys_once = true}, &problem);
   if (json.is_discarded()) return InvalidArgument("the body is not JSON: " + problem.text);

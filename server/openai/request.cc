@@ -14,7 +14,6 @@ namespace {
 constexpr int kMostStops = 16, kMostTopOfChat = 20, kMostTop = 5;
 constexpr size_t kMostStopBytes = 1024;
 constexpr int64_t kMostTokens = int64_t{1} << 53;  // what JSON's numbers hold; cut to what there is
-constexpr double kAny = std::numeric_limits<double>::max();
 
 absl::Status ReadStop(Fields& fields, v1::CompleteRequest& request) {
   const Json* stop = fields.Find("stop");
@@ -40,6 +39,7 @@ absl::Status ReadSampling(Fields& fields, v1::CompleteRequest& request) {
   SFT_ASSIGN_OR_RETURN(const auto temperature, fields.Number("temperature", 0, 100));
   if (temperature.has_value()) request.set_temperature(*temperature);
   SFT_ASSIGN_OR_RETURN(const auto top_p, fields.Number("top_p", 0, 1));
+  if (top_p == 0) return fields.Error("top_p", "is 0, must be above 0 and at most 1");
   if (top_p.has_value()) request.set_top_p(*top_p);
   SFT_ASSIGN_OR_RETURN(const auto seed, fields.Integer("seed", std::numeric_limits<int64_t>::min(),
                                                        std::numeric_limits<int64_t>::max()));
@@ -48,7 +48,7 @@ absl::Status ReadSampling(Fields& fields, v1::CompleteRequest& request) {
   if (top_k.has_value()) request.set_top_k(std::max<int64_t>(*top_k, 0));
   SFT_ASSIGN_OR_RETURN(const auto min_p, fields.Number("min_p", 0, 1));
   if (min_p.has_value()) request.set_min_p(*min_p);
-  SFT_ASSIGN_OR_RETURN(const auto repetition, fields.Number("repetition_penalty", 0, kAny));
+  SFT_ASSIGN_OR_RETURN(const auto repetition, fields.Number("repetition_penalty", 0.01, 100));
   if (repetition.has_value()) request.set_repetition_penalty(*repetition);
   SFT_ASSIGN_OR_RETURN(const auto frequency, fields.Number("frequency_penalty", -2, 2));
   if (frequency.has_value()) request.set_frequency_penalty(*frequency);

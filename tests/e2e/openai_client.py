@@ -133,12 +133,28 @@ def check_refusals(client, model):
                         (complete(stop=[""]), "stop"), (complete(max_tokens=2 ** 70), "max_tokens")):
         error = refused(bad, call)
         assert error.param == param, (error.param, param)
-    refused(bad, complete(prompt=[[1, 99999]]), "99999")
-    refused(bad, complete(top_p=0.0), "top_p is 0")
-    refused(bad, chat(messages=[{"role": "user", "content": "x" * 1000}]), "do not fit")
-    refused(bad, chat(messages=[{"role": "user", "content": "x" * (5 << 20)}]) if False else complete(prompt=""), "empty")
-    long = chat(max_tokens=10 ** 15)()
-    assert long.choices[0].finish_reason in ("length", "stop")
+    # The model takes 64 tokens.
+    ids = [40 + i % 50 for i in range(200)]
+    for call, words, param in ((complete(prompt=[[1, 99999]]), "99999", "prompt"),
+                               (complete(prompt=""), "empty", "prompt"),
+                               (complete(top_p=0.0), "top_p is 0", "top_p"),
+                               (complete(extra_body={"repetition_penalty": 0}), "repetition_penalty", "repetition_penalty"),
+                               (complete(extra_body={"repetition_penalty": 1e-300}), "repetition_penalty",
+                                "repetition_penalty"),
+                               (complete(prompt=ids), "200 tokens, and the model takes 64", "prompt"),
+                               (complete(prompt=ids[:64]), "max_tokens 12", "prompt"),
+                               (complete(prompt=ids[:65], max_tokens=0, echo=True, logprobs=0), "max_tokens 0", "prompt"),
+                               (chat(messages=[{"role": "user", "content": "x" * 1000}]), "do not fit", "messages")):
+        error = refused(bad, call, words)
+        assert error.param == param, (error.param, param)
+    whole = complete(prompt=ids[:64], max_tokens=0, echo=True, logprobs=0)()
+    assert len(whole.choices[0].logprobs.tokens) == 64
+    for asked in (10 ** 6, 10 ** 15):
+        long = chat(max_tokens=asked)()
+        assert long.choices[0].finish_reason == "stop" or long.usage.total_tokens == 64, long.usage
+    greedy = chat()().choices[0].message.content
+    for temperature in (5e-324, 1e-300, 1e-38, 1e-36):
+        assert chat(temperature=temperature)().choices[0].message.content == greedy, temperature
 
 
 def check_raw(base, key):
@@ -158,6 +174,8 @@ def check_raw(base, key):
         assert status == 400 and words in answer["error"]["message"], (status, answer)
     assert post("/v1/completions", b'{"prompt": "a"}', **{"Content-Type": "text/plain"})[0] == 400
     assert post("/v1/completions", b'{"prompt": "' + b"x" * (5 << 20) + b'"}')[0] == 413
+    status, answer = post("/v1/completions", b'{"prompt": "a", "metadata": [' + b"[]," * 200000 + b"[]]}")
+    assert status == 400 and "at most 100000" in answer["error"]["message"], (status, answer)
     assert post("/v1/models", b"{}")[0] == 405
     assert post("/v1/nothing", b"{}")[0] == 404
     status, tokens = post("/tokenize", json.dumps({"prompt": "ab</s>", "add_special_tokens": False}).encode())

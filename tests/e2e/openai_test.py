@@ -88,7 +88,8 @@ batch = 4
         self.assertEqual((one.returncode, one.stdout), (0, self.said(job) + "\n"), one.stderr)
         shown = json.loads(self.sftctl("generate", job, "--prompt", "hello", "--max-new-tokens", 3, "--json").stdout)
         self.assertEqual((shown["answer_tokens"], shown["finish_reason"], shown["job"]), (3, "length", job))
-        self.assertEqual(self.sftctl("generate", job, "--prompt", "hello", "--project", "default").returncode, 2)
+        for flags in (("--project", "default"), ("--num-beams", "4")):
+            self.assertEqual(self.sftctl("generate", job, "--prompt", "hello", *flags).returncode, 2)
         self.assertIn(f"{self.base}, model {job}", self.sftctl("status", job).stdout)
         # The job still answers, and has not failed on any of it.
         self.assertEqual(self.status(job)["state"], "RUNNING")
@@ -210,6 +211,52 @@ target_delimiter: ""
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                            b"Content-Length: %d\r\n\r\n" % len(body) + body)
         return connection
+
+    def test_idle_connections_keep_nobody_out_and_half_closed_ones_are_told_so(self):
+        self.start_all()
+        job = self.serve()
+        said = self.said(job)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        idle = []
+        for _ in range(140):
+            connection = socket.create_connection(("127.0.0.1", self.http), timeout=harness.DEADLINE_S)
+            self.addCleanup(connection.close)
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n")
+            idle.append(connection)
+        harness.wait_until("all places to be taken", lambda: self.openai_threads() >= 128)
+        answer = self.stream(job, stream=False).recv(4096).decode()
+        self.assertIn("HTTP/1.1 200 OK", answer)
+        # The oldest of them had to go, and was told to come again.
+        self.assertIn("HTTP/1.1 429 Too Many Requests", idle[0].recv(4096).decode())
+        for connection in idle:
+            connection.close()
+        harness.wait_until("the server to forget them", lambda: self.openai_threads() == 0)
+        with socket.create_connection(("127.0.0.1", self.http), timeout=harness.DEADLINE_S) as half:
+            half.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            half.shutdown(socket.SHUT_WR)
+            told = half.recv(4096).decode()
+        self.assertTrue("HTTP/1.1 400 Bad Request" in told and "closed his half" in told or "HTTP/1.1 200 OK" in told, told)
+        self.assertEqual(self.said(job), said)
+
+    def test_one_who_asks_for_all_the_tokens_there_are_keeps_nobody_waiting(self):
+        config = json.loads((self.model / "config.json").read_text())
+        config["max_position_embeddings"] = 32768
+        (self.model / "config.json").write_text(json.dumps(config))
+        self.start_all()
+        job = self.serve()
+        self.said(job)
+        # Room for four conversations of 12 + 4096 tokens: as many answers are made side by side.
+        streams = [self.stream(job, max_tokens=10 ** 6) for _ in range(4)]
+        for stream in streams:
+            self.assertIn("HTTP/1.1 200 OK", stream.recv(200).decode())
+        for stream in streams:
+            stream.setblocking(False)
+            self.assertNotIn(b"[DONE]", stream.recv(1 << 20), "they were made one behind the other")
+            stream.close()
+        # One that is longer than such a conversation gets as many tokens as the job's file says.
+        answer = self.stream(job, prompt=[40] * 5000, max_tokens=10 ** 6, stream=False)
+        usage = json.loads(answer.recv(1 << 16).split(b"\r\n\r\n")[1])["usage"]
+        self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"]), (5000, 12), usage)
 
     def openai_threads(self):
         tasks = pathlib.Path(f"/proc/{self.processes['server'].pid}/task").glob("*/comm")

@@ -52,20 +52,20 @@ std::string End() { return "{\"end\":true}\n"; }
 }  // namespace
 
 ServeAnswer::ServeAnswer(const ServeQuestion& question, const engine::ChatTokenizer& tokenizer,
-                         size_t prompt, int sample)
-    : question_(question), tokenizer_(tokenizer), prompt_number_(prompt), sample_(sample) {}
+                         size_t prompt, int sample, std::vector<int32_t> tokens)
+    : question_(question),
+      tokenizer_(tokenizer),
+      prompt_number_(prompt),
+      sample_(sample),
+      prompt_(std::move(tokens)) {}
 
-engine::GenerationRequest ServeAnswer::Request(const MostNewTokens& most_new_tokens) {
+engine::GenerationRequest ServeAnswer::Request(int64_t most_new_tokens) {
   engine::GenerationRequest request;
-  prompt_ = TokensOf(question_.prompts[prompt_number_], tokenizer_);
   request.prompt = prompt_;
-  request.max_new_tokens = question_.max_new_tokens;
+  // Who asks for more than can be answered gets what can: "length" says so.
+  request.max_new_tokens = std::min(question_.max_new_tokens, most_new_tokens);
   request.prompt_scores =
       question_.echo && (question_.logprobs.has_value() || request.max_new_tokens == 0);
-  // Who asks for more than can be answered gets what can: "length" says so. A prompt for which
-  // there is no room at all is refused.
-  const int64_t most = most_new_tokens(static_cast<int64_t>(prompt_.size()));
-  if (most > 0) request.max_new_tokens = std::min(request.max_new_tokens, most);
   request.sampling = question_.sampling;
   request.sampling.seed += static_cast<uint64_t>(sample_);
   request.adapter = !question_.base;

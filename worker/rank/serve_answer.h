@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -17,14 +16,13 @@ namespace sft::rank {
 // text, and of its tokens where those are asked for. Thread-compatible.
 class ServeAnswer {
  public:
-  // Borrows both. `prompt`, `sample`: which of the question's this is.
+  // Borrows both. `prompt`, `sample`: which of the question's this is; `tokens`: of that prompt.
   ServeAnswer(const ServeQuestion& question, const engine::ChatTokenizer& tokenizer, size_t prompt,
-              int sample);
+              int sample, std::vector<int32_t> tokens);
 
-  // What the generator is asked. `most_new_tokens`: that there is room for beside a prompt of so
-  // many tokens. Its callbacks keep a pointer to this answer. Throws UserError.
-  using MostNewTokens = std::function<int64_t(int64_t prompt_tokens)>;
-  engine::GenerationRequest Request(const MostNewTokens& most_new_tokens);
+  // What the generator is asked. `most_new_tokens`: that there is room for beside the prompt. Its
+  // callbacks keep a pointer to this answer.
+  engine::GenerationRequest Request(int64_t most_new_tokens);
 
   // The part of the answer so far that will not change, as far as it was not told; mostly nothing.
   std::string Tell();

@@ -25,7 +25,7 @@ namespace {
 constexpr int kIdleMs = 200;
 constexpr int kBacklog = 64;
 constexpr size_t kMostAskers = 256, kMostQuestionBytes = size_t{5} << 20;
-constexpr size_t kMostUnsentBytes = size_t{256} << 20;
+constexpr size_t kMostUnsentBytes = size_t{16} << 20;
 constexpr int64_t kConversationTokens = 4096, kStepTokensOfCpu = 128;
 constexpr Nanos kSilence = std::chrono::seconds(5);
 
@@ -63,10 +63,10 @@ void ServeJob::Load() {
 // Each of the questions that are answered at once has room for a long conversation and its answer.
 void ServeJob::MakeBatch(const Device& device) {
   const int64_t positions = generator_->config().max_positions;
-  int64_t longest = options_.max_new_tokens + kConversationTokens;
-  if (positions > 0) longest = std::min(longest, positions);
+  longest_ = options_.max_new_tokens + kConversationTokens;
+  if (positions > 0) longest_ = std::min(longest_, positions);
   const CacheRoom room = CacheRoomOf(options_, *generator_, device);
-  const int64_t tokens = CacheTokens(options_.most_requests, longest, room);
+  const int64_t tokens = CacheTokens(options_.most_requests, longest_, room);
   // A step of a CPU takes long, and between two steps those who wait hear that somebody is there.
   const int64_t step =
       device.torch.is_cpu() ? kStepTokensOfCpu : engine::BatchOptions().step_tokens;
@@ -156,14 +156,31 @@ void ServeJob::Begin(Asker& asker) {
   asker.finished = true;
 }
 
+// Room is kept for the longest answer from its start: without a limit to it one question could take
+// all that there is.
+int64_t ServeJob::MostNewTokens(int64_t prompt, int64_t wanted) const {
+  const int64_t fair = std::max(longest_ - prompt, options_.max_new_tokens);
+  int64_t there_is = batch_->MostNewTokens(prompt);
+  const int64_t positions = generator_->config().max_positions;
+  if (positions > 0) there_is = std::min(there_is, positions - prompt);
+  if (there_is >= std::min<int64_t>(wanted, 1)) return std::min(fair, there_is);
+  throw engine::UserError(
+      fmt::format("the prompt has {} tokens, and the model takes {} with the answer: with "
+                  "max_tokens {} they do not fit, give a shorter prompt",
+                  prompt, prompt + there_is, wanted));
+}
+
 void ServeJob::MakeRequests(Asker& asker) {
-  const auto most = [this](int64_t prompt) { return batch_->MostNewTokens(prompt); };
-  for (size_t prompt = 0; prompt < asker.question.prompts.size(); ++prompt) {
-    for (int sample = 0; sample < asker.question.samples; ++sample) {
-      asker.answers.emplace_back(asker.question, *tokenizer_, prompt, sample);
+  const ServeQuestion& question = asker.question;
+  for (size_t prompt = 0; prompt < question.prompts.size(); ++prompt) {
+    const std::vector<int32_t> tokens = TokensOf(question.prompts[prompt], *tokenizer_);
+    const int64_t most =
+        MostNewTokens(static_cast<int64_t>(tokens.size()), question.max_new_tokens);
+    for (int sample = 0; sample < question.samples; ++sample) {
+      asker.answers.emplace_back(question, *tokenizer_, prompt, sample, tokens);
       const auto answer = std::prev(asker.answers.end());
       asker.waiting.push_back({answer, answer->Request(most)});
-      batch_->Check(asker.waiting.back().request);
+      if (sample == 0) batch_->Check(asker.waiting.back().request);  // the others differ in seeds
     }
   }
 }
@@ -174,7 +191,8 @@ void ServeJob::Feed() {
   const size_t share = std::max<size_t>(1, most - std::max<size_t>(1, most / 4));
   while (requests_.size() < most) {
     const auto next = std::ranges::find_if(askers_, [&](const Asker& asker) {
-      const bool wants = !asker.waiting.empty() && !asker.gone && !asker.finished;
+      const bool wants = !asker.waiting.empty() && !asker.gone && !asker.finished &&
+                         asker.unsent.size() < kMostUnsentBytes;
       return wants && asker.answers.size() - asker.waiting.size() < share;
     });
     if (next == askers_.end()) return;
@@ -235,7 +253,8 @@ void ServeJob::Step() {
       asker.unsent = "{\"text\":\"\"}\n";
     }
     Send(asker);
-    if (asker.unsent.size() > kMostUnsentBytes) asker.gone = true;  // it is not read
+    // It is not read: what it still has under way fits into this.
+    if (asker.unsent.size() > 4 * kMostUnsentBytes) asker.gone = true;
     if (asker.gone || asker.finished) Drop(asker);
   }
   std::erase_if(askers_, [](const Asker& asker) {

@@ -81,6 +81,9 @@ class ServeJob {
   void TakeBytes(Asker& asker, std::string_view bytes);
   void Begin(Asker& asker);
   void MakeRequests(Asker& asker);
+  // Tokens of the longest answer to a prompt of so many. Throws UserError where `wanted` are none
+  // of them.
+  int64_t MostNewTokens(int64_t prompt, int64_t wanted) const;
   // Gives the batch what it has room for, one request of each asker in turn and three quarters of
   // the room to one, so that who asks for many answers keeps nobody else waiting for all of them.
   void Feed();
@@ -97,6 +100,7 @@ class ServeJob {
   std::optional<engine::ChatTokenizer> tokenizer_;
   std::optional<engine::Generator> generator_;
   std::unique_ptr<engine::BatchGenerator> batch_;
+  int64_t longest_ = 0;  // conversation that each question has room for, in tokens
   std::list<Asker> askers_;
   std::map<int64_t, Request> requests_;  // by number in the batch
 };

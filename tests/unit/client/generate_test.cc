@@ -86,6 +86,38 @@ TEST_F(GenerateTest, WhoAnswersMustBeSaidOnce) {
   EXPECT_TRUE(server_.submitted.empty());
 }
 
+TEST_F(GenerateTest, BeamsDrawNothingAndNumbersAreInTheirRange) {
+  const auto code = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"generate", "job-a", "--prompt", "a"});
+    return Sftctl(server_, flags).code;
+  };
+  EXPECT_EQ(code({"--num-beams", "4", "--temperature", "0.5"}), kUsage);
+  EXPECT_EQ(code({"--num-beams", "-4"}), kUsage);
+  EXPECT_EQ(code({"--num-beams", "0"}), kUsage);
+  EXPECT_EQ(code({"--temperature", "-1"}), kUsage);
+  EXPECT_EQ(code({"--temperature", "nan"}), kUsage);
+  EXPECT_TRUE(server_.submitted.empty());
+  EXPECT_EQ(code({"--num-beams", "4", "--temperature", "0"}), kSucceeded);
+  EXPECT_THAT(server_.submitted.at(0).source_text(), HasSubstr("num_beams = 4"));
+}
+
+TEST_F(GenerateTest, AJobThatServesAnswersAtOnceAndDoesNotSearch) {
+  v1::Job served = MakeJob("job-s", v1::Job::RUNNING);
+  served.set_kind(v1::Job::SERVE);
+  server_.jobs["job-s"] = served;
+  server_.answers = {{{"One", " two"}}, {.error = "the prompt is too long"}};
+  Outcome run = Sftctl(server_, {"generate", "job-s", "--prompt", "a"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, "One two\n");
+  run = Sftctl(server_, {"generate", "job-s", "--prompt", "a"});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_EQ(run.out, "") << "nothing was answered";
+  run = Sftctl(server_, {"generate", "job-s", "--prompt", "a", "--num-beams", "4"});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_THAT(run.err, HasSubstr("leave out --num-beams"));
+  EXPECT_EQ(server_.questions.size(), 2u);
+}
+
 TEST_F(GenerateTest, TheJobIsOfTheProjectOfWhatAnswers) {
   server_.jobs["job-a"].set_name("projects/others/jobs/job-a");
   EXPECT_EQ(Sftctl(server_, {"generate", "job-a", "--prompt", "a"}).code, kSucceeded);

@@ -131,8 +131,9 @@ bool BatchGenerator::Withdraw(int64_t number) {
   if (std::erase_if(waiting_, is_it) > 0) return true;
   const auto found = std::ranges::find_if(running_, is_it);
   if (found == running_.end()) return false;
-  pages_.GiveBack(found->pages);
-  running_.erase(found);
+  // All beams of a search go, and the pages of all of them are its own.
+  pages_.GiveBack(found->search ? found->search->pages.all() : found->pages);
+  std::erase_if(running_, is_it);
   moved_ = true;
   return true;
 }

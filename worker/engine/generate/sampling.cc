@@ -153,8 +153,8 @@ void CheckSampling(const SamplingOptions& o) {
   Require(o.top_k >= 0, "top_k", static_cast<double>(o.top_k), "0 (all tokens) or more");
   Require(o.top_p > 0.0 && o.top_p <= 1.0, "top_p", o.top_p, "above 0 and at most 1");
   Require(o.min_p >= 0.0 && o.min_p <= 1.0, "min_p", o.min_p, "between 0 and 1");
-  Require(finite(o.repetition_penalty) && o.repetition_penalty > 0.0, "repetition_penalty",
-          o.repetition_penalty, "above 0");
+  Require(std::isnormal(static_cast<float>(o.repetition_penalty)) && o.repetition_penalty > 0.0,
+          "repetition_penalty", o.repetition_penalty, "above 0, in the range of fp32");
   Require(std::abs(o.frequency_penalty) <= 2.0, "frequency_penalty", o.frequency_penalty,
           "between -2 and 2");
   Require(std::abs(o.presence_penalty) <= 2.0, "presence_penalty", o.presence_penalty,
@@ -181,7 +181,10 @@ void PenaliseLogits(std::span<float> logits, const SamplingOptions& options,
 
 void NarrowLogits(std::span<float> logits, const SamplingOptions& options) {
   const auto temperature = static_cast<float>(options.temperature);
-  for (float& logit : logits) logit /= temperature;
+  // So near to 0 that a quotient would be infinite: only how far they are apart counts.
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  const float origin = std::isfinite(largest / temperature) ? 0.0f : largest;
+  for (float& logit : logits) logit = (logit - origin) / temperature;
   if (options.top_k > 0) KeepTopK(logits, options.top_k);
   if (options.top_p < 1.0) KeepTopP(logits, options.top_p);
   if (options.min_p > 0.0) KeepMinP(logits, options.min_p);
@@ -229,7 +232,10 @@ int32_t NextToken(std::span<float> logits, const SamplingOptions& options,
   RequireNumbers(logits, tokens);
   PenaliseLogits(logits, options, tokens, stop_ids);
   RequireChoice(logits, tokens);
-  if (options.temperature == 0.0) return LikeliestToken(logits);
+  // What fp32 has no normal number for is as good as 0.
+  if (static_cast<float>(options.temperature) < std::numeric_limits<float>::min()) {
+    return LikeliestToken(logits);
+  }
   NarrowLogits(logits, options);
   return DrawToken(logits, UniformOf(options.seed, tokens.answer.size()));
 }

@@ -132,8 +132,8 @@ class Taker final : public HttpTaker {
   void Take(HttpRequest request, io::UniqueFd connection, std::string begun) override {
     std::thread([request = std::move(request), fd = std::move(connection),
                  begun = std::move(begun)]() mutable {
-      const std::atomic<bool> stopping = false;
-      HttpCall call(std::move(request), std::move(fd), std::move(begun), stopping);
+      HttpCall::Shared shared;
+      HttpCall call(std::move(request), std::move(fd), std::move(begun), shared);
       const auto body = call.ReadBody(10);
       (void)call.Respond({200, "text/plain", body.ok() ? *body : body.status().ToString(), {}});
     }).detach();

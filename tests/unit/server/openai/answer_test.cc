@@ -143,6 +143,24 @@ TEST(OpenAiAnswerTest, TheTokensOfACompletionHaveTheLikeliestAndThemselves) {
   EXPECT_EQ(logprobs["top_logprobs"][3], json({{"c", -0.25}, {"token_id:8", -3}}));
 }
 
+TEST(OpenAiAnswerTest, OffsetsCountOnlyTokensThatAreInTheText) {
+  const auto offsets = [](const std::string& prompt) {
+    const Asked asked =
+        *ReadCompletion(R"({"prompt": )" + prompt + R"(, "echo": true, "logprobs": 0})");
+    Answer answer(asked, "i", "m", 5);
+    v1::CompleteResponse piece = Piece(0, "ab", "stop");
+    for (const char* text : {"<s>", "a", "b"}) AddToken(piece, 1, text, -1);
+    AddToken(piece, 2, "</s>", -1, {}, /*ends=*/true);
+    AddToken(piece, 2, "", -1);
+    Events(answer, {piece});
+    return json::parse(answer.Whole())["choices"][0]["logprobs"]["text_offset"];
+  };
+  // BOS was put before the text; a list of tokens is shown with it, and so is a text that has it.
+  EXPECT_EQ(offsets("\"a\""), json({0, 0, 1, 2, 2}));
+  EXPECT_EQ(offsets("\"<s>a\""), json({0, 3, 4, 5, 5}));
+  EXPECT_EQ(offsets("[1, 1]"), json({0, 3, 4, 5, 5}));
+}
+
 TEST(OpenAiAnswerTest, WhatIsKeptHasALimitAndWhatStreamsHasNone) {
   for (const bool streams : {false, true}) {
     const Asked asked = Chat(streams ? R"(, "stream": true)" : "");

@@ -124,7 +124,10 @@ TEST(OpenAiRequestTest, WhatWouldBePassedOverIsRefusedByName) {
            {R"("logit_bias": {"5": 1})", "logit_bias"},
            {R"("response_format": {"type": "json_object"})", "response_format"},
            {R"("model": 5)", "model"},
-           {R"("presence_penalty": 3)", "presence_penalty"}}) {
+           {R"("presence_penalty": 3)", "presence_penalty"},
+           {R"("top_p": 0)", "top_p"},
+           {R"("repetition_penalty": 0)", "repetition_penalty"},
+           {R"("repetition_penalty": 1e-300)", "repetition_penalty"}}) {
     const auto asked = ReadChat(std::string("{") + kHello + ", " + each.more + "}");
     ASSERT_FALSE(asked.ok()) << each.more;
     EXPECT_EQ(asked.status().code(), absl::StatusCode::kInvalidArgument);
@@ -193,6 +196,23 @@ TEST(OpenAiRequestTest, BodiesThatAreNoJsonAreRefused) {
   EXPECT_FALSE(ReadCompletion(std::string(100000, '[')).ok());
 }
 
+TEST(OpenAiRequestTest, BodiesOfMoreValuesThanAnybodyNeedsAreRefusedUnparsed) {
+  const auto list = [](const std::string& each, size_t count) {
+    std::string text = "[" + each;
+    for (size_t i = 1; i < count; ++i) text += "," + each;
+    return text + "]";
+  };
+  for (const std::string& metadata :
+       {list("[]", 100001), list("{}", 100001), list("\"\"", 100001), list("1", 1000002)}) {
+    const auto asked = ReadCompletion(R"({"prompt": "a", "metadata": )" + metadata + "}");
+    EXPECT_THAT(std::string(asked.status().message()), HasSubstr("at most 100000"));
+  }
+  // Long prompts and texts that look like values are no such thing.
+  EXPECT_TRUE(ReadCompletion(R"({"prompt": )" + list("70000", 500000) + "}").ok());
+  const std::string brackets(300000, '[');
+  EXPECT_TRUE(ReadCompletion(R"({"prompt": "a\\\"b,)" + brackets + R"("})").ok());
+}
+
 TEST(OpenAiRequestTest, TheTokenizersRoutesAreRead) {
   const auto text =
       ReadTokenize(R"({"prompt": "a b", "add_special_tokens": false, "model": "job-1"})");
@@ -211,6 +231,13 @@ TEST(OpenAiRequestTest, TheTokenizersRoutesAreRead) {
   EXPECT_FALSE(ReadTokenize(R"({"messages": []})").ok());
 }
 
+TEST(OpenAiErrorsTest, AnErrorThatNamesNoParameterGetsOne) {
+  EXPECT_EQ(ParamOf(InParam("prompt", InvalidArgument("a"))), "prompt");
+  EXPECT_EQ(ParamOf(InParam("prompt", ParamError("n", "a"))), "n");
+  EXPECT_EQ(ParamOf(InParam("prompt", Unavailable("a"))), "");
+  EXPECT_TRUE(InParam("prompt", absl::OkStatus()).ok());
+}
+
 TEST(OpenAiErrorsTest, StatusesOfHttp) {
   struct Case {
     absl::Status status;
@@ -227,6 +254,7 @@ TEST(OpenAiErrorsTest, StatusesOfHttp) {
                          {absl::OutOfRangeError("a"), 413, "", false},
                          {ResourceExhausted("a"), 429, "rate_limit_exceeded", true},
                          {Unavailable("a"), 503, "", true},
+                         {absl::CancelledError("a"), 400, "", false},
                          {Internal("a"), 500, "", false}}) {
     const ErrorAnswer error = ErrorOf(each.status);
     EXPECT_EQ(error.http_status, each.http);

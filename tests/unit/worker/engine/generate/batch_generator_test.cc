@@ -393,6 +393,30 @@ TEST_F(BatchGeneratorTest, SearchesHaveTheSameBitsAloneAndBesideOthers) {
   }
 }
 
+TEST_F(BatchGeneratorTest, ASearchCanBeTakenBackAndItsPagesAreThereForOthers) {
+  Generator generator = Open();
+  const std::vector<GenerationRequest> requests = WithSearches();
+  const GenerationAnswer alone = Answers(generator, {requests[1]})[0];
+  const auto batch = generator.MakeBatch({.cache_tokens = 1200, .most_requests = 9});
+  for (int i = 0; i < 30; ++i) {
+    const int64_t search = batch->Add(requests[4]);
+    // Its prompt is read, then its beams are followed.
+    for (int step = 0; step < i % 4; ++step) EXPECT_TRUE(batch->Step().empty());
+    EXPECT_TRUE(batch->Withdraw(search));
+    EXPECT_FALSE(batch->Withdraw(search));
+    EXPECT_TRUE(batch->idle());
+  }
+  // One that is answered beside it stays as it is.
+  const int64_t search = batch->Add(requests[4]), other = batch->Add(requests[1]);
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(batch->Step().empty());
+  EXPECT_TRUE(batch->Withdraw(search));
+  std::vector<GenerationAnswer> answers;
+  while (answers.empty()) answers = batch->Step();
+  EXPECT_EQ(answers[0].request, other);
+  EXPECT_EQ(answers[0].tokens, alone.tokens);
+  EXPECT_TRUE(batch->idle());
+}
+
 TEST_F(BatchGeneratorTest, ASearchEndsAtAStopString) {
   Generator generator = Open();
   GenerationRequest request;

@@ -64,6 +64,26 @@ TEST(SamplingTest, PenaltiesOfTheAnswerCountItsTokensAlone) {
   EXPECT_EQ(logits, (std::vector<float>{1.0f, -0.25f, 0.25f}));
 }
 
+TEST(SamplingTest, ATemperatureNearZeroChoosesTheLikeliest) {
+  const std::vector<int32_t> prompt = {0}, answer;
+  for (const double temperature : {5e-324, 1e-300, 1e-45, 1e-38, 1.2e-38, 1e-36, 1e-20}) {
+    for (const float shift : {0.0f, -200.0f}) {
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        std::vector<float> logits = {90.0f + shift, 100.0f + shift, 99.0f + shift, shift};
+        const SamplingOptions options{.temperature = temperature, .top_p = 0.9, .seed = seed};
+        EXPECT_EQ(NextToken(logits, options, {prompt, answer}, {}), 1) << temperature;
+      }
+    }
+  }
+}
+
+TEST(SamplingTest, APenaltyThatFp32DoesNotHaveIsRefused) {
+  for (const double penalty : {0.0, -1.0, 1e-300, 1e-40, 1e300}) {
+    EXPECT_THROW(CheckSampling({.repetition_penalty = penalty}), UserError) << penalty;
+  }
+  EXPECT_NO_THROW(CheckSampling({.repetition_penalty = 1.5}));
+}
+
 TEST(SamplingTest, LogitsWithoutAFiniteOneAreRefused) {
   const std::vector<int32_t> prompt = {0, 1}, answer;
   std::vector<float> banned = {1.0f, 2.0f};
