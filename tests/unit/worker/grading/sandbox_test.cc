@@ -136,6 +136,26 @@ TEST_F(SandboxTest, ItChangesNothingOfOtherFiles) {
   EXPECT_LT(getxattr(file.c_str(), "user.a", nullptr, 0), 0);
 }
 
+// A program may make namespaces in which it has all rights over what is made there.
+TEST_F(SandboxTest, NamespacesOfItsOwnGiveItNothing) {
+  const std::string file = dir_ + "/roots/data";
+  ASSERT_TRUE(io::WriteFileAtomic(file, "open").ok());
+  ASSERT_EQ(chmod(file.c_str(), 0644), 0);
+  const std::string script =
+      "import ctypes, os\n"
+      "libc = ctypes.CDLL(None, use_errno=True)\n"
+      "print(libc.unshare(0x10000000 | 0x20000))\n"  // users and mounts
+      "writable = (ctypes.c_uint64 * 4)(0, 1, 0, 0)\n"
+      "print(libc.syscall(442, -100, b'/', 0x8000, ctypes.byref(writable), 32))\n"
+      "print(libc.mount(b'', b'/', None, 32 | 4096, None), libc.umount(b'.'))\n"
+      "try: os.chmod('" +
+      file + "', 0o777)\nexcept OSError as error: print(error.strerror)\n";
+  EXPECT_EQ(RunPython(script), "0\n-1\n-1 -1\nRead-only file system\n");
+  struct stat info {};
+  ASSERT_EQ(stat(file.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0644U);
+}
+
 TEST_F(SandboxTest, InItsOwnFolderItDoesWhatProgramsDo) {
   EXPECT_EQ(Run("printf '#!/bin/sh\\necho made' > tool; chmod 755 tool; ./tool; "
                 "mkdir sub; mv tool sub/tool; touch -d 2001-01-01 sub/tool; ./sub/tool"),
