@@ -236,7 +236,7 @@ std::vector<std::string> OfferedGraderRoots(const NodeSetup& setup, const std::s
   if (able.ok()) return setup.grader_roots;
   spdlog::error(
       "--grader-root: no programs that grade answers are offered, for this node cannot confine "
-      "them: {}",
+      "them: {} (`sft-worker check` with the same options says what to allow)",
       Message(able));
   return {};
 }
