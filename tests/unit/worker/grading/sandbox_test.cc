@@ -164,6 +164,9 @@ TEST_F(SandboxTest, InItsOwnFolderItDoesWhatProgramsDo) {
   EXPECT_EQ(Run("printf '#!/bin/sh\\necho made' > tool; chmod 755 tool; ./tool; "
                 "mkdir sub; mv tool sub/tool; touch -d 2001-01-01 sub/tool; ./sub/tool"),
             "made\nmade\n");
+  EXPECT_EQ(RunPython("import os; os.mkdir('sub'); open('a', 'w'); os.rename('a', 'sub/a'); "
+                      "print(os.listdir('sub'))"),
+            "['a']\n");
   EXPECT_EQ(Run("ls -A"), "") << "each program finds it empty";
   EXPECT_EQ(io::ListDir(confinement_.folder).value().size(), 0U) << "nothing reaches the disk";
 }
