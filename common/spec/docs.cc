@@ -85,9 +85,10 @@ shows each resolved value with where it came from, and all problems at once.
 ## TOML, YAML and JSON
 
 All three hold the same tables and keys: `[lora]` with `r = 16`, `lora:` with `r: 16` below it, and
-`{"lora": {"r": 16}}` say the same. The file's ending says which it is; without `.toml`, `.yaml`,
-`.yml` or `.json` its first line does. In YAML and JSON `null` leaves a key out. A key that stands
-twice in a table is an error.
+`{"lora": {"r": 16}}` say the same. The file's ending (`.toml`, `.yaml`, `.yml`, `.json`) says
+which it is, without one of these its first line does. A file of YAML's or JSON's ending whose first
+line is one of TOML (`[job]`, `model = "m"`) is read as TOML, as every file was before. In YAML and
+JSON `null` leaves a key out. A key that stands twice in a table is an error.
 
 - **YAML** is read as version 1.2 has it, and an unquoted word by its key: `yes`, `no`, `on` and
   `off` are true and false where a key takes those and text elsewhere, `1e-4` is a number, and a

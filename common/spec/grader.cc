@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
+#include "common/base/plain_text.h"
 #include "common/grade/metric.h"
 
 namespace sft::spec {
@@ -14,7 +15,7 @@ namespace {
 
 using GraderJson = nlohmann::json;
 
-constexpr size_t kLongestName = 40, kMostArguments = 64;
+constexpr size_t kLongestName = 40, kMostArguments = 64, kMostShown = 80;
 constexpr int kLongestSeconds = 600;
 constexpr int64_t kLeastMegabytes = 16, kMostMegabytes = 1 << 20;
 
@@ -22,7 +23,11 @@ absl::Status ReadName(const GraderJson& value, std::string& name) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
   };
-  if (value.is_string()) name = value.get<std::string>();
+  if (!value.is_string()) {
+    return InvalidArgument(
+        fmt::format("name: give a text: {} needs quotes", Shortened(value.dump(), kMostShown)));
+  }
+  name = value.get<std::string>();
   if (name.empty() || name.size() > kLongestName || !std::all_of(name.begin(), name.end(), plain)) {
     return InvalidArgument(
         fmt::format("name: give a name of a-z, 0-9 and _, of at most {} characters", kLongestName));
@@ -34,6 +39,11 @@ absl::Status ReadName(const GraderJson& value, std::string& name) {
 }
 
 absl::Status ReadCommand(const GraderJson& value, std::vector<std::string>& command) {
+  for (const GraderJson& item : value.is_array() ? value : GraderJson::array()) {
+    if (item.is_string()) continue;
+    return InvalidArgument(fmt::format("command: its items are texts: {} needs quotes",
+                                       Shortened(item.dump(), kMostShown)));
+  }
   const bool list = value.is_array() && !value.empty() && value.size() <= kMostArguments &&
                     std::all_of(value.begin(), value.end(), [](const GraderJson& item) {
                       return item.is_string() &&

@@ -22,6 +22,16 @@ std::string_view FirstLine(std::string_view text) {
   return "";
 }
 
+// True for what a value of TOML begins with: "a=b: 1" is a key of YAML.
+bool BeginsTomlValue(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  if (text.empty()) return false;
+  for (const std::string_view word : {"true", "false", "inf", "nan"}) {
+    if (text.starts_with(word)) return true;
+  }
+  return std::string_view("\"'+-[{0123456789").find(text[0]) != text.npos;
+}
+
 // The sign after the name that begins a line: '=' of TOML, ':' of YAML, or 0.
 char SignAfterName(std::string_view line) {
   char quote = 0;
@@ -31,7 +41,7 @@ char SignAfterName(std::string_view line) {
       if (c == quote) quote = 0;
     } else if (i == 0 && (c == '"' || c == '\'')) {
       quote = c;
-    } else if (c == '=') {
+    } else if (c == '=' && BeginsTomlValue(line.substr(i + 1))) {
       return c;
     } else if (c == ':' && (i + 1 == line.size() || std::isspace(line[i + 1]) != 0)) {
       return c;
@@ -40,10 +50,13 @@ char SignAfterName(std::string_view line) {
   return 0;
 }
 
-// True for "[table]" and "[[table]]", which no list of YAML or JSON looks like.
+// True for "[table]" and "[[table]]". A list of YAML or JSON on one line has a comma, or begins
+// with something else than a letter.
 bool IsHeader(std::string_view line) {
   line = line.substr(0, line.find('#'));
-  return line.starts_with('[') && line.find(']') != line.npos &&
+  const size_t name = line.find_first_not_of("[ \t");
+  return line.starts_with('[') && line.find(']') != line.npos && name != line.npos &&
+         (std::isalpha(static_cast<unsigned char>(line[name])) != 0 || line[name] == '_') &&
          line.find_first_of("{,:") == line.npos;
 }
 

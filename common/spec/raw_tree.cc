@@ -134,8 +134,12 @@ nlohmann::json RawTree::JsonOf(const Node& node) {
   nlohmann::json made =
       node.kind == Kind::kList ? nlohmann::json::array() : nlohmann::json::object();
   for (size_t i = 0; i < node.items.size(); ++i) {
-    if (node.kind == Kind::kList) {
-      made.push_back(JsonOf(node.items[i]));
+    const Node& item = node.items[i];
+    if (node.kind == Kind::kList && item.plain) {
+      // The lists of such tables hold texts.
+      made.push_back(*item.plain);
+    } else if (node.kind == Kind::kList) {
+      made.push_back(JsonOf(item));
     } else {
       made[node.names[i].text] = JsonOf(node.items[i]);
     }

@@ -220,7 +220,8 @@ Value TypedBy(const Field& field, const RawEntry& entry) {
   const bool number =
       std::holds_alternative<int64_t>(*entry.value) || std::holds_alternative<double>(*entry.value);
   if (field.type == Type::kString && number) return *entry.plain;
-  if (field.type == Type::kBool) {
+  const std::string choices = "|" + std::string(field.choices) + "|";
+  if (field.type == Type::kBool || choices.find("|true|") != choices.npos) {
     // YAML 1.1's other words for the two.
     if (IsOneOf(*entry.plain, {"yes", "Yes", "YES", "on", "On", "ON"})) return true;
     if (IsOneOf(*entry.plain, {"no", "No", "NO", "off", "Off", "OFF"})) return false;

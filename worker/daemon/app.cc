@@ -29,6 +29,7 @@
 #include "worker/base/disk.h"
 #include "worker/base/rank_user.h"
 #include "worker/daemon/agent.h"
+#include "worker/daemon/confinement_probe.h"
 #include "worker/daemon/hub_options.h"
 #include "worker/daemon/model_requests.h"
 #include "worker/daemon/session.h"
@@ -166,8 +167,8 @@ int64_t MemoryBytes() {
 int Cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
-                          const ModelStore& models, const std::string& incarnation,
-                          const std::string& data_dir_id) {
+                          const ModelStore& models, const std::vector<std::string>& grader_roots,
+                          const std::string& incarnation, const std::string& data_dir_id) {
   v1::Register message;
   message.set_node(setup.node);
   message.set_incarnation(incarnation);
@@ -187,7 +188,7 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
-  for (const std::string& root : setup.grader_roots) {
+  for (const std::string& root : grader_roots) {
     message.mutable_facts()->mutable_graders()->add_roots(root);
   }
   v1::HubFacts& hub = *message.mutable_facts()->mutable_hub();
@@ -226,6 +227,18 @@ void SayWhomRanksRunAs(const NodeSetup& setup, const Options& options) {
   } else if (geteuid() == 0 && options.rank_user.empty()) {
     spdlog::warn("{}: {}", kRanksAreRoot, kMakeRankUser);
   }
+}
+
+// The folders whose programs jobs may grade answers with; none where they could not be confined.
+std::vector<std::string> OfferedGraderRoots(const NodeSetup& setup, const std::string& program) {
+  if (setup.grader_roots.empty()) return {};
+  const absl::Status able = ProbeConfinement(program, setup.rank_user);
+  if (able.ok()) return setup.grader_roots;
+  spdlog::error(
+      "--grader-root: no programs that grade answers are offered, for this node cannot confine "
+      "them: {} (`sft-worker check` with the same options says what to allow)",
+      Message(able));
+  return {};
 }
 
 // Handles the signals that end the process. One thread receives them; all others, gRPC's included,
@@ -288,6 +301,7 @@ absl::Status RunWorker(const Options& options) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir, Clock::Real()));
   SFT_RETURN_IF_ERROR(PrepareFolders(setup));
   SayWhomRanksRunAs(setup, options);
+  const std::vector<std::string> grader_roots = OfferedGraderRoots(setup, program);
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Identity> identity,
@@ -348,7 +362,7 @@ absl::Status RunWorker(const Options& options) {
       channels, agent,
       [&] {
         v1::Register message =
-            MakeRegister(setup, inventory, agent, *models, incarnation, data_dir_id);
+            MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation, data_dir_id);
         message.set_time_us(UnixMicros(clock.Wall()));
         return message;
       },

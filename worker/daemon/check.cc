@@ -33,6 +33,7 @@
 #include "worker/base/rank_user.h"
 #include "worker/daemon/app.h"
 #include "worker/daemon/check_ranks.h"
+#include "worker/daemon/confinement_probe.h"
 #include "worker/daemon/hub_options.h"
 #include "worker/gpus/gpu_probe.h"
 #include "worker/gpus/gpu_selection.h"
@@ -103,6 +104,16 @@ void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& rep
   for (const std::string& dir : hubs) look("hub cache", dir);
   for (const std::string& dir : options.data_roots) look("data root", dir);
   for (const std::string& dir : options.grader_roots) look("grader root", dir);
+}
+
+void CheckGraders(const NodeSetup& setup, const std::string& program, CheckReport& report) {
+  if (setup.grader_roots.empty()) return;
+  report.Take("graders", ProbeConfinement(program, setup.rank_user),
+              "the kernel confines programs that grade answers",
+              "they need Landlock and namespaces that users may make and mount in (sysctl "
+              "user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+              "kernel.apparmor_restrict_unprivileged_userns; in a container its seccomp and "
+              "AppArmor profiles); or start the worker without --grader-root");
 }
 
 // Checks the driver's device files, which ranks open themselves.
@@ -359,6 +370,7 @@ void CheckAll(const Options& options, CheckReport& report) {
   CheckLinks(gpus, report);
   CheckEngine(options, *setup, *program, !gpus.empty(), report);
   CheckRoots(options, *setup, report);
+  CheckGraders(*setup, *program, report);
   CheckHub(options, report);
   CheckModels(*setup, report);
   CheckServer(options, *setup, report);

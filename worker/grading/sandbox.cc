@@ -2,15 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/landlock.h>
-#include <linux/seccomp.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,6 +20,7 @@
 #include "common/base/clock.h"
 #include "common/base/plain_text.h"
 #include "common/io/file.h"
+#include "worker/grading/confine.h"
 
 namespace sft::grading {
 namespace {
@@ -33,179 +28,100 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kNotStarted = 127;
+constexpr int kNobody = 65534;
+constexpr int kFolderFiles = 100'000;
 constexpr size_t kErrorBytes = 4096;
 constexpr milliseconds kLook{50}, kReapPatience{2000};
-constexpr int kNamespaces = CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC;
-// Rights of a later Landlock than the header may know.
-constexpr uint64_t kTruncate = uint64_t{1} << 14;
-constexpr int kTruncateSince = 3;
-constexpr uint64_t kReads =
-    LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR;
-constexpr uint64_t kWrites = LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_DIR |
-                             LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR |
-                             LANDLOCK_ACCESS_FS_MAKE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG |
-                             LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO |
-                             LANDLOCK_ACCESS_FS_MAKE_BLOCK | LANDLOCK_ACCESS_FS_MAKE_SYM;
-// What programs and interpreters need of the system.
-constexpr const char* kSystemFolders[] = {"/usr", "/bin", "/lib", "/lib64", "/etc", "/opt"};
-constexpr const char* kSystemFiles[] = {"/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"};
+// What programs and interpreters need of the system. Single entries of /etc alone: tokens and
+// passwords of other services lie there.
+constexpr const char* kSystemPaths[] = {"/usr",
+                                        "/bin",
+                                        "/lib",
+                                        "/lib64",
+                                        "/opt",
+                                        "/etc/ld.so.cache",
+                                        "/etc/ld.so.conf",
+                                        "/etc/ld.so.conf.d",
+                                        "/etc/alternatives",
+                                        "/etc/passwd",
+                                        "/etc/group",
+                                        "/etc/nsswitch.conf",
+                                        "/etc/localtime",
+                                        "/etc/ssl/certs"};
+// Beginnings of names in /etc where interpreters keep what they start with.
+constexpr std::string_view kInterpreters[] = {"python3", "perl", "java-"};
 
-// The version of the kernel's Landlock; below 1: there is none.
-int LandlockVersion() {
-  return static_cast<int>(syscall(__NR_landlock_create_ruleset, nullptr, size_t{0},
-                                  uint32_t{LANDLOCK_CREATE_RULESET_VERSION}));
+// How far a child came that starts no program: each says what the kernel did not do.
+enum class Step { kBegin, kUser, kMount, kLimits, kFiles, kCalls, kProgram };
+
+const char* WhatFailed(Step step) {
+  switch (step) {
+    case Step::kBegin:
+      return "cannot be prepared";
+    case Step::kUser:
+      return "gets no user of its own namespace";
+    case Step::kMount:
+      return "gets no file systems of its own, read-only but for its folder";
+    case Step::kLimits:
+      return "gets no limits of memory and processes";
+    case Step::kFiles:
+      return "cannot be kept to its own files (Landlock)";
+    case Step::kCalls:
+      return "cannot be kept from sockets (seccomp)";
+    case Step::kProgram:
+      return "cannot be started";
+  }
+  return "";
 }
 
-// -1 with errno where there can be none.
-int MakeRuleset(int version) {
-  landlock_ruleset_attr rules{};
-  rules.handled_access_fs = kReads | kWrites | (version >= kTruncateSince ? kTruncate : 0);
-  return static_cast<int>(
-      syscall(__NR_landlock_create_ruleset, &rules, sizeof(rules), uint32_t{0}));
-}
+struct Failure {
+  Step step = Step::kBegin;
+  int error = 0;
+};
 
-// A path that is not there needs no rule.
-bool Allow(int ruleset, const char* path, uint64_t rights) {
-  const int fd = open(path, O_PATH | O_CLOEXEC);
-  if (fd < 0) return true;
-  landlock_path_beneath_attr rule{};
-  rule.allowed_access = rights;
-  rule.parent_fd = fd;
-  const bool added =
-      syscall(__NR_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) == 0;
-  close(fd);
-  return added;
-}
-
-// What the child needs between fork and exec, all made before the fork: there is no heap then.
+// What the child needs between clone and exec, all made before: there is no heap then.
 struct ChildPlan {
   char** argv = nullptr;
   char** env = nullptr;
-  const char* folder = nullptr;
-  const char* const* roots = nullptr;
-  size_t root_count = 0;
+  Sight sight;
+  Limits limits;
   int input = -1, output = -1, error = -1;
-  int failure = -1;  // receives where it failed and errno; closed by exec
-  rlimit memory{}, processes{}, file{}, cpu{};
+  int failure = -1;  // receives a Failure; closed by exec
 };
 
-bool ConfineFiles(const ChildPlan& plan) {
-  const int version = LandlockVersion();
-  const int ruleset = MakeRuleset(version);
-  if (ruleset < 0) return false;
-  const uint64_t own = kReads | kWrites | (version >= kTruncateSince ? kTruncate : 0);
-  bool added = true;
-  for (const char* path : kSystemFolders) added = added && Allow(ruleset, path, kReads);
-  for (const char* path : kSystemFiles) {
-    added =
-        added && Allow(ruleset, path, LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE);
-  }
-  for (size_t i = 0; i < plan.root_count; ++i) {
-    added = added && Allow(ruleset, plan.roots[i], kReads);
-  }
-  added = added && Allow(ruleset, plan.folder, own);
-  const bool done = added && syscall(__NR_landlock_restrict_self, ruleset, 0) == 0;
-  close(ruleset);
-  return done;
-}
-
-#if defined(__x86_64__)
-constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64, kFirstForeign = 0x40000000;
-#elif defined(__aarch64__)
-constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64, kFirstForeign = UINT32_MAX;
-#else
-#error "which calls programs that grade may make is not known for this architecture"
-#endif
-
-// Landlock keeps nobody from the Unix sockets of other processes, by which shims and jobs that
-// serve are asked: no socket can be made, nor a ring by which the kernel would make one.
-bool ConfineSockets() {
-  const auto load = [](size_t offset) {
-    return sock_filter(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)));
-  };
-  const auto refuse_if = [](uint16_t how, uint32_t value) {
-    return sock_filter(BPF_JUMP(static_cast<uint16_t>(BPF_JMP | BPF_K | how), value, 0, 1));
-  };
-  const sock_filter refuse = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES);
-  const sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-  const sock_filter kill = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-  sock_filter filter[] = {
-      load(offsetof(seccomp_data, arch)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kArchitecture, 1, 0),
-      kill,
-      load(offsetof(seccomp_data, nr)),
-      refuse_if(BPF_JGE, kFirstForeign),
-      refuse,
-      refuse_if(BPF_JEQ, __NR_socket),
-      refuse,
-      refuse_if(BPF_JEQ, __NR_io_uring_setup),
-      refuse,
-      allow,
-  };
-  const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
-  return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
-[[noreturn]] void Fail(const ChildPlan& plan) {
-  const int error = errno;
-  [[maybe_unused]] const ssize_t told = write(plan.failure, &error, sizeof(error));
+[[noreturn]] void Fail(const ChildPlan& plan, Step step) {
+  const Failure failure{step, errno};
+  [[maybe_unused]] const ssize_t told = write(plan.failure, &failure, sizeof(failure));
   _exit(kNotStarted);
 }
 
-// Closes all files from `first` on, but one (-1: none).
+// Closes all files from `first` on, but one.
 void CloseFrom(int first, int but) {
   const auto from = static_cast<unsigned>(first);
   if (but > first) syscall(__NR_close_range, from, static_cast<unsigned>(but - 1), 0u);
   syscall(__NR_close_range, but < first ? from : static_cast<unsigned>(but + 1), ~0u, 0u);
 }
 
-// In a namespace of processes the program is their first: when it ends, all others are killed. This
-// process waits for it, so that its group and its end are seen outside.
-void EnterNamespaces(const ChildPlan& plan) {
-  if (unshare(kNamespaces) != 0) Fail(plan);
-  const pid_t first = fork();
-  if (first < 0) Fail(plan);
-  if (first == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    return;
-  }
-  // Other threads' pipes too, whose ends would not come before this process's.
-  CloseFrom(STDIN_FILENO, -1);
-  int status = 0;
-  while (waitpid(first, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFSIGNALED(status)) {
-    signal(WTERMSIG(status), SIG_DFL);
-    kill(getpid(), WTERMSIG(status));
-    _exit(128 + WTERMSIG(status));
-  }
-  _exit(WEXITSTATUS(status));
-}
-
 [[noreturn]] void RunChildPlan(const ChildPlan& plan) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (dup2(plan.input, STDIN_FILENO) < 0 || dup2(plan.output, STDOUT_FILENO) < 0 ||
-      dup2(plan.error, STDERR_FILENO) < 0) {
-    Fail(plan);
+      dup2(plan.error, STDERR_FILENO) < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      !OfferToOomKiller()) {
+    Fail(plan, Step::kBegin);
   }
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) Fail(plan);
-  EnterNamespaces(plan);
-  if (chdir(plan.folder) != 0) Fail(plan);
-  const rlimit none{0, 0}, files{64, 64};
-  if (setrlimit(RLIMIT_CORE, &none) != 0 || setrlimit(RLIMIT_NOFILE, &files) != 0 ||
-      setrlimit(RLIMIT_AS, &plan.memory) != 0 || setrlimit(RLIMIT_FSIZE, &plan.file) != 0 ||
-      setrlimit(RLIMIT_CPU, &plan.cpu) != 0 || setrlimit(RLIMIT_NPROC, &plan.processes) != 0) {
-    Fail(plan);
-  }
-  if (!ConfineFiles(plan) || !ConfineSockets()) Fail(plan);
+  if (!TakeUser(plan.sight)) Fail(plan, Step::kUser);
+  if (!MountFolder(plan.sight)) Fail(plan, Step::kMount);
+  if (!LimitResources(plan.limits)) Fail(plan, Step::kLimits);
+  if (!RestrictFiles(plan.sight)) Fail(plan, Step::kFiles);
+  if (!RestrictCalls()) Fail(plan, Step::kCalls);
   umask(077);
   CloseFrom(STDERR_FILENO + 1, plan.failure);
   sigset_t all_signals;
   sigemptyset(&all_signals);
   sigprocmask(SIG_SETMASK, &all_signals, nullptr);
   execve(plan.argv[0], plan.argv, plan.env);
-  Fail(plan);
+  Fail(plan, Step::kProgram);
 }
 
 std::vector<char*> PointersTo(std::vector<std::string>& strings) {
@@ -323,17 +239,32 @@ rlimit Both(int64_t value) {
   return {limit, limit};
 }
 
-pid_t ForkInto(const ChildPlan& plan) {
+// A copy of this process that runs the plan, the first process of its namespaces.
+pid_t CloneInto(const ChildPlan& plan) {
   // This process's signal handlers must not run in the child.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = fork();
+  // As fork does, into new namespaces.
+  const auto pid =
+      static_cast<pid_t>(syscall(SYS_clone, kNamespaces | SIGCHLD, nullptr, nullptr, nullptr, 0));
   if (pid == 0) RunChildPlan(plan);
   const int error = errno;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   errno = error;
   return pid;
+}
+
+std::vector<std::string> ReadablePaths(const std::vector<std::string>& roots) {
+  std::vector<std::string> paths(std::begin(kSystemPaths), std::end(kSystemPaths));
+  for (const std::string& name : io::ListDir("/etc").value_or(std::vector<std::string>())) {
+    const auto begins = [&](std::string_view with) { return name.starts_with(with); };
+    if (std::any_of(std::begin(kInterpreters), std::end(kInterpreters), begins)) {
+      paths.push_back("/etc/" + name);
+    }
+  }
+  paths.insert(paths.end(), roots.begin(), roots.end());
+  return paths;
 }
 
 }  // namespace
@@ -342,19 +273,13 @@ absl::Status CheckConfinement() {
   if (LandlockVersion() < 1) {
     return FailedPrecondition(
         "the kernel has no Landlock, which keeps programs to their own files (Linux 5.13, "
-        "\"landlock\" "
-        "among the security modules)");
+        "\"landlock\" among the security modules)");
   }
-  const pid_t pid = fork();
-  if (pid == 0) _exit(unshare(kNamespaces) == 0 ? 0 : errno);
-  int status = 1;
-  if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) {
-    return FailedPrecondition("a child process could not be made");
-  }
-  if (WEXITSTATUS(status) == 0) return absl::OkStatus();
-  return FailedPrecondition(
-      fmt::format("namespaces of users cannot be made, which keep programs off the network: {}",
-                  strerror(WEXITSTATUS(status))));
+  Confinement confinement;
+  confinement.folder = "/tmp";
+  const std::atomic<bool> goes_on = false;
+  const absl::Status ran = RunConfined({"/bin/sh", "-c", ":"}, "", confinement, goes_on).status();
+  return ran.ok() ? ran : FailedPrecondition(fmt::format("/bin/sh {}", Message(ran)));
 }
 
 absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
@@ -364,8 +289,13 @@ absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
   std::vector<std::string> env = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8",
                                   "HOME=" + confinement.folder, "TMPDIR=" + confinement.folder};
   std::vector<char*> argument_pointers = PointersTo(arguments), env_pointers = PointersTo(env);
-  std::vector<const char*> roots;
-  for (const std::string& root : confinement.roots) roots.push_back(root.c_str());
+  const std::vector<std::string> readable = ReadablePaths(confinement.roots);
+  std::vector<const char*> readable_pointers;
+  for (const std::string& path : readable) readable_pointers.push_back(path.c_str());
+  const std::string user_map = fmt::format("{} {} 1", kNobody, geteuid()),
+                    group_map = fmt::format("{} {} 1", kNobody, getegid()),
+                    folder_options = fmt::format("size={},nr_inodes={},mode=0700",
+                                                 confinement.folder_bytes, kFolderFiles);
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd input_file, FileWith(input));
   SFT_ASSIGN_OR_RETURN(Ends output, MakePipe());
   SFT_ASSIGN_OR_RETURN(Ends error, MakePipe());
@@ -373,29 +303,34 @@ absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(confinement.deadline).count() + 1;
   const ChildPlan plan{.argv = argument_pointers.data(),
                        .env = env_pointers.data(),
-                       .folder = confinement.folder.c_str(),
-                       .roots = roots.data(),
-                       .root_count = roots.size(),
+                       .sight = {.folder = confinement.folder.c_str(),
+                                 .folder_options = folder_options.c_str(),
+                                 .readable = readable_pointers.data(),
+                                 .readable_count = readable_pointers.size(),
+                                 .user_map = user_map.c_str(),
+                                 .group_map = group_map.c_str()},
+                       .limits = {.memory = Both(confinement.memory_bytes),
+                                  .processes = Both(confinement.processes),
+                                  .file = Both(confinement.file_bytes),
+                                  .cpu = Both(seconds)},
                        .input = input_file.get(),
                        .output = output.write.get(),
                        .error = error.write.get(),
-                       .failure = failure.write.get(),
-                       .memory = Both(confinement.memory_bytes),
-                       .processes = Both(confinement.processes),
-                       .file = Both(confinement.file_bytes),
-                       .cpu = Both(seconds)};
+                       .failure = failure.write.get()};
   const MonoTime deadline = Clock::Real().Mono() + confinement.deadline;
-  Watched child{.pid = ForkInto(plan)};
-  if (child.pid < 0) return ErrnoStatus("cannot start " + argv[0], errno);
+  Watched child{.pid = CloneInto(plan)};
+  if (child.pid < 0) {
+    return ErrnoStatus("cannot be started in namespaces of its own (of users above all)", errno);
+  }
   for (Ends* ends : {&output, &error, &failure}) ends->write = io::UniqueFd();
   child.output = std::move(output.read);
   child.error = std::move(error.read);
-  int start_error = 0;
+  Failure not_started;
   ssize_t got = 0;
-  do got = read(failure.read.get(), &start_error, sizeof(start_error));
+  do got = read(failure.read.get(), &not_started, sizeof(not_started));
   while (got < 0 && errno == EINTR);
   const std::string why =
-      got == sizeof(start_error) ? "" : Watch(child, confinement, deadline, stop);
+      got == sizeof(not_started) ? "" : Watch(child, confinement, deadline, stop);
   // What it has started and left behind goes with it: the first process of its namespace.
   if (!why.empty()) Kill(child);
   int status = 0;
@@ -406,7 +341,9 @@ absl::StatusOr<std::string> RunConfined(const std::vector<std::string>& argv,
     Kill(child);
     (void)Reap(child, Clock::Real().Mono() + kReapPatience, goes_on, status);
   }
-  if (got == sizeof(start_error)) return ErrnoStatus("cannot start " + argv[0], start_error);
+  if (got == sizeof(not_started)) {
+    return ErrnoStatus(WhatFailed(not_started.step), not_started.error);
+  }
   if (stop) return absl::AbortedError("stopped");
   if (!why.empty()) return InvalidArgument(why);
   if (!reaped) {

@@ -18,14 +18,17 @@ struct Confinement {
   int64_t processes = 32;
   int64_t file_bytes = int64_t{64} << 20;
   size_t output_bytes = size_t{64} << 10;
-  std::string folder;              // its own: where it runs, and the only one that it may write to
+  int64_t folder_bytes = int64_t{256} << 20;
+  // Where it runs, and the only place that it may write to: for it an empty file system in memory
+  // of folder_bytes lies there, which ends with it.
+  std::string folder;
   std::vector<std::string> roots;  // that it may read and run, beside the system's
 };
 
-// Whether the kernel can confine programs so: with namespaces (no network, no other process to be
-// seen, and none that outlives the program) and Landlock (it reads the system, the roots and its
-// folder, and writes to its folder alone). FAILED_PRECONDITION says what is missing. Tried in a
-// child.
+// Whether the kernel can confine programs of this process's user so: with namespaces (no network,
+// no other process to be seen, none that outlives the program, every file system read-only but its
+// folder), Landlock (it reads single parts of the system, the roots and its folder) and seccomp (no
+// sockets, no key rings). FAILED_PRECONDITION says what is missing. Tried with a program.
 absl::Status CheckConfinement();
 
 // Runs a program to its end: no shell, no sockets, `input` on its standard input, an environment of

@@ -191,18 +191,28 @@ absl::StatusOr<Arguments> ParseLogits(const std::vector<std::string>& args) {
   return result;
 }
 
+constexpr int kLongestMeeting = 86'400;  // seconds
+
 absl::StatusOr<Arguments> ParseMeet(const std::vector<std::string>& args) {
   Arguments result{.command = Command::kMeet};
-  std::string rank, ranks, port;
-  SFT_RETURN_IF_ERROR(ParseFlags(
-      args, {{"--host", &result.host}, {"--port", &port}, {"--rank", &rank}, {"--ranks", &ranks}},
-      nullptr));
+  std::string rank, ranks, port, timeout = std::to_string(result.timeout_seconds);
+  SFT_RETURN_IF_ERROR(ParseFlags(args,
+                                 {{"--host", &result.host},
+                                  {"--port", &port},
+                                  {"--rank", &rank},
+                                  {"--ranks", &ranks},
+                                  {"--timeout", &timeout}},
+                                 nullptr));
   SFT_RETURN_IF_ERROR(Require("meet", "--port P", port));
   SFT_RETURN_IF_ERROR(Require("meet", "--rank N", rank));
   SFT_RETURN_IF_ERROR(Require("meet", "--ranks N", ranks));
   SFT_RETURN_IF_ERROR(ParseInt("--port", port, 1, &result.port));
   SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
   SFT_RETURN_IF_ERROR(ParseInt("--ranks", ranks, 2, &result.ranks));
+  SFT_RETURN_IF_ERROR(ParseInt("--timeout", timeout, 1, &result.timeout_seconds));
+  if (result.timeout_seconds > kLongestMeeting) {
+    return InvalidArgument(fmt::format("--timeout is at most {} seconds", kLongestMeeting));
+  }
   if (result.port > 65535) return InvalidArgument("--port is at most 65535");
   if (result.rank >= result.ranks) {
     return InvalidArgument(fmt::format("--rank {} is not one of {} (--ranks): they count from 0",
@@ -244,10 +254,11 @@ std::string HelpText() {
                                             --tokens is safetensors with input_ids, int64
                                             [rows, length]; --out gets them and logits, float32
                                             [rows, length, vocabulary]
-  sft-rank meet     [--host ADDRESS] --port P --rank N --ranks N
+  sft-rank meet     [--host ADDRESS] --port P --rank N --ranks N [--timeout SECONDS]
                                             see that processes find each other and agree, over
                                             Gloo: start each rank, on one node or several, with the
-                                            address of rank 0's node (127.0.0.1)
+                                            address of rank 0's node (127.0.0.1), all within
+                                            --timeout (15)
   sft-rank --version
   sft-rank --help
 

@@ -34,6 +34,7 @@ struct Arguments {
   // meet: where the ranks meet; `rank` and `ranks` say which of how many this is.
   std::string host = "127.0.0.1";
   int port = 0;
+  int timeout_seconds = 15;  // for the meeting, and for each step after it
   // logits, safetensors file:
   std::string tokens;
   // generate: file for the answers, empty: standard output; logits: safetensors file.

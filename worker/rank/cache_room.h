@@ -14,8 +14,9 @@ struct CacheRoom {
 };
 
 // Tokens whose keys and values are kept: room for `requests` at once of at most `longest` tokens
-// each, prompt and answer, or as many as fit; for one such request at least. Throws UserError where
-// not even one fits into all that is free.
-int64_t CacheTokens(int64_t requests, int64_t longest, const CacheRoom& room);
+// each, prompt and answer, all beams of a search together, or as many as fit; for one such request
+// at least. Throws UserError where not even one fits into all that is free. `beams` is for its
+// words.
+int64_t CacheTokens(int64_t requests, int64_t longest, const CacheRoom& room, int64_t beams = 1);
 
 }  // namespace sft::rank

@@ -209,7 +209,8 @@ void EvaluationTask::Load(const std::string& adapter, const std::vector<size_t>&
   const int64_t requests = 2 * static_cast<int64_t>(sides.size()) * (last_ - first_);
   const int64_t at_once = std::min<int64_t>(options_.most_requests, requests);
   batch_ = generator_->MakeBatch(
-      {.cache_tokens = CacheTokens(at_once, longest, CacheRoomOf(options_, *generator_, *device_)),
+      {.cache_tokens = CacheTokens(at_once, longest, CacheRoomOf(options_, *generator_, *device_),
+                                   options_.beams.beams),
        .most_requests = RowsAtOnce(options_, requests)});
   asked_.clear();
   for (int64_t i = first_; i < last_; ++i) {

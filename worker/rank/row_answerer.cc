@@ -180,8 +180,9 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
   const auto count = static_cast<int64_t>(requests.size());
   const int64_t at_once = std::min<int64_t>(options.most_requests, count);
   const CacheRoom room = CacheRoomOf(options, *generator_, device);
-  batch_ = generator_->MakeBatch({.cache_tokens = CacheTokens(at_once, longest, room),
-                                  .most_requests = RowsAtOnce(options, count)});
+  batch_ = generator_->MakeBatch(
+      {.cache_tokens = CacheTokens(at_once, longest, room, options.beams.beams),
+       .most_requests = RowsAtOnce(options, count)});
   for (size_t i = 0; i < requests.size(); ++i) {
     naming(numbers_[i], [&] { batch_->Add(std::move(requests[i])); });
   }

@@ -133,10 +133,14 @@ class ValidationAnswers : public engine::AnswerJudge {
     const int64_t tokens = RoomFor(model, longest, count);
     if (tokens < longest) {
       verdict.note = fmt::format(
-          "validation has its loss alone: there is no memory for keys and values of {} tokens "
-          "beside "
-          "the training, only of {}",
-          longest, tokens);
+          "validation has its loss alone: there is no memory for keys and values of {} tokens{} "
+          "beside the training, only of {}{}",
+          longest,
+          options_.generate_num_beams > 1
+              ? fmt::format(" (a search with {} beams)", options_.generate_num_beams)
+              : "",
+          tokens,
+          options_.generate_num_beams > 1 ? ": lower training.validation.generate_num_beams" : "");
       return sums;
     }
     engine::BatchGenerator batch(

@@ -174,10 +174,13 @@ Rendezvous::Rendezvous(RendezvousOptions options) : options_(std::move(options))
     store_->wait(keys, options_.timeout);
     joined = store_->multiGet(keys);
   } catch (const std::exception& error) {
+    // LibTorch's words go on with a backtrace.
+    std::string what = error.what();
+    what.resize(std::min(what.find('\n'), what.size()));
     Fail(
         options_,
         fmt::format("not all ranks met at {}:{} within {} s: {}", options_.host, options_.port,
-                    options_.timeout.count() / 1000, error.what()),
+                    options_.timeout.count() / 1000, what),
         "rendezvous_timeout",
         "Look for a rank that ended before it joined (its log says why), and check that every node "
         "of the job reaches this address.");

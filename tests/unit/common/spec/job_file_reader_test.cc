@@ -130,6 +130,11 @@ TEST(JobFileReaderTest, TheNameSaysTheFormAndElseTheText) {
   EXPECT_EQ(FormOf("[{\"a\": 1}]", "x.json"), FileForm::kJson);
   EXPECT_EQ(FormOf("[\n{\"a\": 1}]", "x.json"), FileForm::kJson);
   EXPECT_EQ(FormOf("[a]: 1", "x.yaml"), FileForm::kYaml);
+  EXPECT_EQ(FormOf("[1]", "x.json"), FileForm::kJson);
+  EXPECT_EQ(FormOf("[\"job\"]", "x.json"), FileForm::kJson);
+  EXPECT_EQ(FormOf("[[]]", "x.yaml"), FileForm::kYaml);
+  EXPECT_EQ(FormOf("model_name=x: 1", "x.yaml"), FileForm::kYaml);
+  EXPECT_EQ(FormOf("model_name=x: 1", "x"), FileForm::kYaml);
   EXPECT_EQ(FormOf("// lr = 1\n{}", "x.json"), FileForm::kJson);
   EXPECT_EQ(FormOf("// lr = 1\n{}", "x"), FileForm::kJson);
   EXPECT_EQ(FormOf("--- # a = b\na: 1", "x.yaml"), FileForm::kYaml);
@@ -266,6 +271,38 @@ lora: {target_modules: [q_proj, null]}
   const Resolution r = Resolve(yaml, "a.yaml", {});
   EXPECT_EQ(TextOf(r, "data.mixture"), "a.jsonl,b.jsonl weight=0.5");
   EXPECT_THAT(Describe(r.problems), HasSubstr("lora.target_modules:8: must be a list of strings"));
+}
+
+TEST(JobFileReaderTest, SwitchesWithAThirdWordTakeYesAndNo) {
+  const auto resolved = [](const std::string& word) {
+    return Resolve(
+        "job: {kind: generate, model: m, data: d}\ncompute: {gpu_type: H100}\n"
+        "generate: {num_beams: 2, early_stopping: " +
+            word + "}\n",
+        "a.yaml", {});
+  };
+  for (const char* word : {"yes", "on", "true", "Yes"}) {
+    EXPECT_EQ(TextOf(resolved(word), "generate.early_stopping"), "true") << word;
+  }
+  for (const char* word : {"no", "off", "false"}) {
+    EXPECT_EQ(TextOf(resolved(word), "generate.early_stopping"), "false") << word;
+  }
+  EXPECT_EQ(TextOf(resolved("never"), "generate.early_stopping"), "never");
+  EXPECT_FALSE(resolved("'yes'").ok());
+}
+
+TEST(JobFileReaderTest, AGradersTextsAreTextsOrNeedQuotes) {
+  const auto problems = [](const std::string& grader, const char* name) {
+    const std::string begin = R"({"job": {"kind": "evaluate", "model": "m", "data": "d"}, )"
+                              R"("compute": {"gpu_type": "H100"},)"
+                              R"( "evaluate": {"grader": [{"type": "command", )";
+    return Describe(Resolve(begin + grader + "}]}}", name, {}).problems);
+  };
+  EXPECT_EQ(problems(R"("name": "a", "command": [/opt/g, 5, yes])", "a.yaml"), "");
+  EXPECT_THAT(problems(R"("name": "a", "command": ["/opt/g", 5])", "a.json"),
+              HasSubstr("command: its items are texts: 5 needs quotes"));
+  EXPECT_THAT(problems(R"("name": 2024, "command": ["/opt/g"])", "a.yaml"),
+              HasSubstr("name: give a text: 2024 needs quotes"));
 }
 
 // The documents' own file, whose words are those of another tool.

@@ -62,6 +62,14 @@ TEST(ArgumentsTest, RanksThatMeetSayWhichOfHowManyTheyAre) {
   EXPECT_EQ(meet->port, 2950);
   EXPECT_EQ(meet->rank, 1);
   EXPECT_EQ(meet->ranks, 2);
+  EXPECT_EQ(meet->timeout_seconds, 15);
+  EXPECT_EQ(ParseArguments({"meet", "--port=1", "--rank=0", "--ranks=2", "--timeout=60"})
+                ->timeout_seconds,
+            60);
+  EXPECT_THAT(Problem({"meet", "--port=1", "--rank=0", "--ranks=2", "--timeout=0"}),
+              HasSubstr("--timeout"));
+  EXPECT_THAT(Problem({"meet", "--port=1", "--rank=0", "--ranks=2", "--timeout=9999999"}),
+              HasSubstr("--timeout is at most 86400 seconds"));
   EXPECT_THAT(Problem({"meet", "--rank=0", "--ranks=2"}), HasSubstr("needs --port P"));
   EXPECT_THAT(Problem({"meet", "--port=70000", "--rank=0", "--ranks=2"}), HasSubstr("65535"));
   EXPECT_THAT(Problem({"meet", "--port=1", "--rank=2", "--ranks=2"}), HasSubstr("not one of 2"));

@@ -42,5 +42,16 @@ TEST(CacheRoomTest, WhatCanNeverBeAnsweredIsRefused) {
   }
 }
 
+TEST(CacheRoomTest, ASearchIsToldWithItsBeams) {
+  try {
+    CacheTokens(64, 8192, Room(2'000, 1'800), 4);
+    FAIL() << "accepted";
+  } catch (const engine::UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the search with 4 beams for its answer, 8192 tokens in "
+                                        "all, need 8.19 MB"));
+    EXPECT_THAT(error.advice(), HasSubstr("lower generate.num_beams or generate.max_new_tokens"));
+  }
+}
+
 }  // namespace
 }  // namespace sft::rank

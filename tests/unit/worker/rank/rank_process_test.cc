@@ -8,12 +8,15 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
+#include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
@@ -71,6 +74,21 @@ TEST_F(RankProcessTest, TwoRanksMeetAndAddTheirNumbers) {
   EXPECT_THAT(output_, HasSubstr("gloo: 2 processes met at 127.0.0.1 and agree"));
   EXPECT_EQ(Run("meet --host 192.0.2.1 --port 9 --ranks 2 --rank 0"), channel::kExitInfrastructure);
   EXPECT_THAT(output_, HasSubstr("192.0.2.1"));
+}
+
+TEST_F(RankProcessTest, ARankThatMeetsNobodySaysSoInTimeAndInFewWords) {
+  for (const char* rank : {"0", "1"}) {
+    const MonoTime begin = Clock::Real().Mono();
+    EXPECT_EQ(Run("meet --timeout 2 --port " + std::to_string(FreePort()) + " --ranks 2 --rank " +
+                  rank + " 2>&1"),
+              channel::kExitInfrastructure);
+    EXPECT_LT(Clock::Real().Mono() - begin, std::chrono::seconds(60));
+    EXPECT_THAT(output_, HasSubstr("within 2 s"));
+    EXPECT_THAT(output_, HasSubstr("Start the other ranks"));
+    EXPECT_EQ(std::count(output_.begin(), output_.end(), '\n'), 2) << output_;
+  }
+  EXPECT_EQ(Run("meet --host 192.0.2.1 --port 9 --ranks 2 --rank 0"), channel::kExitInfrastructure);
+  EXPECT_THAT(output_, HasSubstr("Give a --port that no other process has"));
 }
 
 TEST_F(RankProcessTest, AMissingModelIsAFatalEventOfTheUser) {
