@@ -1,5 +1,7 @@
 #include "server/stored/removal.h"
 
+#include <fmt/format.h>
+
 #include "server/store/files.h"
 #include "tests/unit/server/gangs/life_fixture.h"
 
@@ -85,7 +87,8 @@ TEST_F(RemovalTest, AModelThatALiveJobNamesStays) {
   EXPECT_NE(Message(refused).find("the model of job " + user), std::string::npos) << refused;
   EXPECT_EQ(Artifacts(), 1u);
   Do([&](Database& db) {
-    const std::string change = "UPDATE jobs SET state = 'CANCELLED' WHERE id = '" + user + "'";
+    const std::string change = fmt::format("UPDATE jobs SET state = {} WHERE id = '{}'",
+                                           static_cast<int>(JobState::kCancelled), user);
     return db.Execute(change.c_str());
   });
   EXPECT_TRUE(Remove(model).ok());
