@@ -99,27 +99,41 @@ absl::StatusOr<Template> FindTemplate(const std::string& asked) {
       nearest.empty() ? "; `sftctl init --list` shows them" : "; did you mean " + nearest + "?"));
 }
 
-// Puts `value` where the file has that of `key`; the comment behind it stays.
-absl::Status FillIn(std::string_view file_name, const std::string& key, const std::string& value,
-                    std::string* text) {
+// Puts `written` where the file has the value of `key`; the comment behind it stays. Where its line
+// begins; nothing where the file does not have the key.
+absl::StatusOr<std::optional<size_t>> Replace(std::string_view file_name, const std::string& key,
+                                              const std::string& written, std::string* text) {
   const spec::Resolution resolution = spec::Resolve(*text, file_name, {});
   const auto old = std::find_if(resolution.values.begin(), resolution.values.end(),
                                 [&](const spec::ResolvedValue& each) { return each.key == key; });
-  if (old == resolution.values.end() || old->line == 0) {
-    return InvalidArgument(fmt::format("{} has no {}", file_name, key));
-  }
+  if (old == resolution.values.end() || old->line == 0) return std::nullopt;
   size_t at = 0;
   for (int line = 1; line < old->line; ++line) at = text->find('\n', at) + 1;
   const size_t end = std::min(text->find('\n', at), text->size());
-  // What JSON writes is a string of TOML and YAML, too.
-  const std::string quoted = DumpJson(Json(value));
-  for (const std::string& written : {DumpJson(Json(old->text)), "'" + old->text + "'", old->text}) {
-    const size_t found = text->find(written, at);
+  for (const std::string& known : {DumpJson(Json(old->text)), "'" + old->text + "'", old->text}) {
+    const size_t found = text->find(known, at);
     if (found == std::string::npos || found >= end) continue;
-    text->replace(found, written.size(), quoted);
-    return absl::OkStatus();
+    text->replace(found, known.size(), written);
+    return at;
   }
   return Internal(fmt::format("{}:{} does not hold {} as text", file_name, old->line, key));
+}
+
+absl::Status FillIn(std::string_view file_name, const std::string& key, const std::string& value,
+                    std::string* text) {
+  // What JSON writes is a string of TOML and YAML, too.
+  SFT_ASSIGN_OR_RETURN(const std::optional<size_t> line,
+                       Replace(file_name, key, DumpJson(Json(value)), text));
+  if (line) return absl::OkStatus();
+  return InvalidArgument(fmt::format("{} has no {}", file_name, key));
+}
+
+// A template's file of validation rows fits its own data alone: of other rows some are held out.
+absl::Status HoldOut(std::string_view file_name, std::string* text) {
+  SFT_ASSIGN_OR_RETURN(const std::optional<size_t> line,
+                       Replace(file_name, "data.val", "0.1", text));
+  if (line) text->replace(text->find("val", *line), 3, "val_split");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> FilledIn(const Template& file, const InitOptions& options) {
@@ -135,6 +149,7 @@ absl::StatusOr<std::string> FilledIn(const Template& file, const InitOptions& op
     SFT_RETURN_IF_ERROR(
         Annotate(FillIn(file.file_name, given.key, *given.value, &text), given.flag));
   }
+  if (options.data) SFT_RETURN_IF_ERROR(HoldOut(file.file_name, &text));
   const spec::Resolution filled = spec::Resolve(text, file.file_name, {});
   if (filled.ok()) return text;
   const spec::Problem& problem = filled.problems.front();

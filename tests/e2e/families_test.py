@@ -137,9 +137,11 @@ class FamiliesTest(harness.ServiceCase):
         result = self.sftctl("wait", job, "--timeout", f"{harness.DEADLINE_S}s", timeout=harness.DEADLINE_S + 30)
         self.assertEqual(result.returncode, 0, f"{case}: {result.stderr}{self.sftctl('logs', job).stdout}")
         status = self.status(job)
-        self.assertEqual(status["attempt"], 2, status)
-        self.assertGreaterEqual(status["attempts"][1]["first_step"], SAVE_STEPS, f"{case}: {self.sftctl('events', job).stdout}")
-        self.assertEqual(status["attempts"][0]["verdict"]["code"], "rank_killed", status)
+        # On a busy machine another process may take the port of a rendezvous first.
+        attempts = [each for each in status["attempts"] if each["verdict"]["code"] != "rendezvous_port"]
+        self.assertEqual(len(attempts), 2, status)
+        self.assertGreaterEqual(attempts[1]["first_step"], SAVE_STEPS, f"{case}: {self.sftctl('events', job).stdout}")
+        self.assertEqual(attempts[0]["verdict"]["code"], "rank_killed", status)
         self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapters" / case).returncode, 0)
         rows = next(GOLDENS.glob(f"*/{case}/rows.safetensors"))
         computed = subprocess.run(

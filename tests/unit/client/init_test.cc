@@ -52,6 +52,9 @@ TEST(InitTest, EveryTemplateWithAnotherModelAndDataIsAJobFile) {
     EXPECT_TRUE(job.ok()) << name;
     EXPECT_EQ(job.spec.job.model, "my/model") << name;
     EXPECT_EQ(job.spec.job.data, "a \"b\"\\c.jsonl") << name;
+    const spec::JobSpec::Data before = spec::Resolve(plain.out, file, {}).spec.data;
+    EXPECT_EQ(job.spec.data.val, "") << name;
+    EXPECT_EQ(job.spec.data.val_split, before.val.empty() ? before.val_split : "0.1") << name;
   }
 }
 
