@@ -244,7 +244,7 @@ batch = 4
         self.assertEqual(refused.returncode, 5, refused.stderr)
         # The conversation goes on after a question that failed.
         mixed = self.chat(job, lines=["hello", "x" * 1000, "again"])
-        self.assertIn("do not fit into keys and values of 256 tokens", mixed.stderr)
+        self.assertIn("the model takes 64 with the answer", mixed.stderr)
         self.assertIn("questions that were not answered: 1", mixed.stderr)
         self.assertEqual(mixed.stdout.splitlines(), [said[0][len("[trained] "):], "", said[2][len("[trained] "):]])
         # The model's 64 positions for each of four at once; longer answers get what there is.
