@@ -26,7 +26,7 @@ ArtifactSource::ArtifactSource(Connection& connection, const std::string& artifa
 
 ArtifactSource::~ArtifactSource() {
   if (!stream_) return;
-  // Who leaves early does not wait for the rest.
+  // A caller that stops early does not wait for the rest of the stream.
   stream_->context.TryCancel();
   stream_->reader->Finish();
 }

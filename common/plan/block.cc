@@ -231,7 +231,7 @@ bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
 
 namespace {
 
-// Of cuDNN's calls.
+// Workspace of attention's backward by cuDNN, in whole documents or in slabs.
 int64_t CallsWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length) {
   if (!heads.InSlabs(length)) {
     const BackwardCall call = CallOf(heads, documents, length);

@@ -147,7 +147,8 @@ bool HttpCall::Gone() const {
   pollfd entry{fd_.get(), POLLIN | POLLRDHUP, 0};
   if (::poll(&entry, 1, 0) <= 0) return false;
   if ((entry.revents & (POLLHUP | POLLERR)) != 0) return true;
-  // Who has closed one half sends no more, and may still read: no client of this kind does so.
+  // A client may close its sending half and still read. None of this API does, so it counts as
+  // gone.
   return (entry.revents & POLLRDHUP) != 0;
 }
 

@@ -201,7 +201,7 @@ absl::Status OpenAiCall::Complete(const Route& route, bool chat) {
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
   asked.request.set_base(model.base);
-  // Who wants the same numbers again says so; the job's file has one seed for all.
+  // Without a seed each request draws differently; the job file's one seed would repeat answers.
   if (!asked.request.has_seed()) asked.request.set_seed(RandomSeed());
   return Stream(asked, model);
 }

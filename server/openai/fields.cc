@@ -85,7 +85,7 @@ absl::StatusOr<std::optional<int64_t>> Fields::Integer(const char* name, int64_t
                                                        int64_t most) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
-  // Of a larger one than this type has get() would keep some of the bits.
+  // get() would silently cut a number that is too large for int64_t.
   const bool fits = value->is_number_integer() &&
                     (!value->is_number_unsigned() ||
                      value->get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()});

@@ -176,7 +176,7 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   const plan::BackwardHeads heads = HeadsOf(q, k);
   const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
   const auto documents = static_cast<int64_t>(lengths.size());
-  if (TakesOrderedBackward(tensors, batch, window)) {
+  if (heads.InTurns(batch.longest, window) && HasOrderedBackward(q)) {
     OrderedBackward(tensors, lse, cu_seqlens, documents, batch, scale, window);
     return true;
   }

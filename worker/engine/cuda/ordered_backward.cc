@@ -19,11 +19,9 @@ MutableRows RowsToFill(const Tensor& tensor) {
 
 }  // namespace
 
-bool TakesOrderedBackward(const std::vector<Tensor>& tensors, const CudnnBatch& batch,
-                          int64_t window) {
-  const auto* device = at::cuda::getDeviceProperties(tensors[kQ].get_device());
-  if (device->major != 9 || device->minor != 0) return false;
-  return HeadsOf(tensors[kQ], tensors[kK]).InTurns(batch.longest, window);
+bool HasOrderedBackward(const Tensor& on) {
+  const auto* device = at::cuda::getDeviceProperties(on.get_device());
+  return device->major == 9 && device->minor == 0;
 }
 
 void OrderedBackward(const std::vector<Tensor>& tensors, const Tensor& lse,

@@ -15,11 +15,11 @@
 
 namespace sft::engine::cuda {
 
-// True if OrderedBackward takes such tensors, in the order of CudnnOperand.
-bool TakesOrderedBackward(const std::vector<at::Tensor>& tensors, const CudnnBatch& batch,
-                          int64_t window);
+// True on a GPU that has the kernel: compute capability 9.0.
+bool HasOrderedBackward(const at::Tensor& on);
 
-// `lse` from CudnnAttention.
+// For a batch whose heads go in turns (BackwardHeads::InTurns). `tensors` in the order of
+// CudnnOperand, `lse` from CudnnAttention.
 void OrderedBackward(const std::vector<at::Tensor>& tensors, const at::Tensor& lse,
                      const at::Tensor& cu_seqlens, int64_t documents, const CudnnBatch& batch,
                      double scale, int64_t window);

@@ -50,7 +50,7 @@ bool ReadSpaces(const Json& json) {
   }
   for (const Json& step : Steps(json, "pre_tokenizer", "pretokenizers")) {
     const std::string kind = KindOf(step);
-    // Of spaces that were replaced nothing is left to split at.
+    // The normalizer has replaced all spaces, so a split at spaces does nothing.
     const Json pattern = step.value("pattern", Json::object());
     if (kind == "Split" && replaced && pattern.value("String", std::string()) == " ") continue;
     if (kind != "Metaspace" || step.value("replacement", std::string()) != kSpace ||

@@ -42,8 +42,8 @@ struct ParamInfo {
   // Counted as quantised, but plain in the checkpoint: it stands in one matrix with weights that
   // the checkpoint has in 4 bits.
   bool plain_among_quantized = false;
-  // Of an adapter's factor B: the adapter's scale as a multiple of the one that the job or the
-  // adapter's configuration has for all (lora.alpha_pattern, lora.rank_pattern).
+  // For an adapter's factor B: this adapter's scale divided by the scale that the job or the
+  // adapter's configuration sets for all (lora.alpha_pattern and lora.rank_pattern change it).
   double scale_ratio = 1.0;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
