@@ -213,23 +213,7 @@ per_device_batch = 1
         (self.model / "tokenizer_config.json").write_text(json.dumps(config))
         self.start_server()
         self.start_worker(gpus="H100:1", engine=True)
-        serve = self.dir / "serve.toml"
-        serve.write_text(f"""
-[job]
-kind = "serve"
-model = "small"
-adapter = "{self.dir}/models/mine"
-[compute]
-gpu_type = "H100"
-[scheduling]
-time_limit = "1h"
-[generate]
-max_new_tokens = 12
-batch = 4
-""")
-        result = self.sftctl("submit", serve, "--json")
-        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
-        job = json.loads(result.stdout)["job"]
+        job = self.submit_serving()
         first = self.chat(job, "--base", lines=["hello", "again"])
         self.assertEqual(first.returncode, SUCCEEDED, first.stderr)
         said = first.stdout.splitlines()

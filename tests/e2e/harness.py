@@ -205,6 +205,26 @@ sequence_length = 64
         self.assertEqual(result.returncode, 0, result.stderr)
         return json.loads(result.stdout)["job"]
 
+    def submit_serving(self, *arguments):
+        """Submits a job that serves the model "small" with the adapter in models/mine; its id."""
+        path = self.dir / "serve.toml"
+        path.write_text(f"""
+[job]
+kind = "serve"
+model = "small"
+adapter = "{self.dir}/models/mine"
+[compute]
+gpu_type = "H100"
+[scheduling]
+time_limit = "1h"
+[generate]
+max_new_tokens = 12
+batch = 4
+""")
+        result = self.sftctl("submit", path, "--json", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)["job"]
+
     def status(self, job):
         result = self.sftctl("status", job, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -43,25 +43,6 @@ class OpenAiTest(harness.ServiceCase):
         self.http = harness.free_port()
         self.base = f"http://127.0.0.1:{self.http}/v1"
 
-    def serve(self, arguments=()):
-        path = self.dir / "serve.toml"
-        path.write_text(f"""
-[job]
-kind = "serve"
-model = "small"
-adapter = "{self.dir}/models/mine"
-[compute]
-gpu_type = "H100"
-[scheduling]
-time_limit = "1h"
-[generate]
-max_new_tokens = 12
-batch = 4
-""")
-        result = self.sftctl("submit", path, "--json", *arguments)
-        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
-        return json.loads(result.stdout)["job"]
-
     def start_all(self):
         self.start_server(http=f"127.0.0.1:{self.http}")
         self.start_worker(gpus="H100:2", engine=True)
@@ -81,7 +62,7 @@ batch = 4
 
     def test_the_openai_client_gets_answers_streams_and_errors(self):
         self.start_all()
-        job = self.serve()
+        job = self.submit_serving()
         result = self.client(HERE / "openai_client.py", self.base, "none", job, self.said(job))
         self.assertEqual(result.returncode, 0, result.stderr)
         one = self.sftctl("generate", job, "--prompt", "hello", "--max-new-tokens", 12)
@@ -139,7 +120,7 @@ target_delimiter: ""
 
     def test_lm_eval_scores_and_generates_with_the_remote_tokenizer(self):
         self.start_all()
-        job = self.serve()
+        job = self.submit_serving()
         self.said(job)
         tasks, rows = self.write_tasks()
         result = self.client(
@@ -185,7 +166,7 @@ target_delimiter: ""
                    "--data-dir", self.dir / "node-a", "--node", "node-a", "--models", self.dir / "models",
                    "--simulate-gpus", "H100:1", "--cpu-slots", 0, "--grace", 1,
                    "--join-token-file", self.dir / "join.token")
-        job = self.serve(arguments=("--project", "alpha"))
+        job = self.submit_serving("--project", "alpha")
         harness.wait_until("the job to run", lambda: self.status(job)["state"] == "RUNNING")
         harness.wait_until("its model to be loaded", lambda: self.client(
             HERE / "openai_callers.py", self.base, job, tokens["ann"], "loaded").returncode == 0)
@@ -214,7 +195,7 @@ target_delimiter: ""
 
     def test_idle_connections_keep_nobody_out_and_half_closed_ones_are_told_so(self):
         self.start_all()
-        job = self.serve()
+        job = self.submit_serving()
         said = self.said(job)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         idle = []
@@ -243,7 +224,7 @@ target_delimiter: ""
         config["max_position_embeddings"] = 32768
         (self.model / "config.json").write_text(json.dumps(config))
         self.start_all()
-        job = self.serve()
+        job = self.submit_serving()
         self.said(job)
         # Room for four conversations of 12 + 4096 tokens: as many answers are made side by side.
         streams = [self.stream(job, max_tokens=10 ** 6) for _ in range(4)]
@@ -264,7 +245,7 @@ target_delimiter: ""
 
     def test_who_hangs_up_is_forgotten_and_a_dead_process_is_told_of(self):
         self.start_all()
-        job = self.serve()
+        job = self.submit_serving()
         said = self.said(job)
         rank, = harness.processes_with(f"--launch {self.dir}/node-a")[-1:]
         os.kill(rank, signal.SIGSTOP)
