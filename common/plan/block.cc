@@ -31,9 +31,13 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
     cost->backward_mlp[level] += m.gate_up.rows;
     cost->backward_attention[level] += m.qkv.rows;
   }
+  cost->tile_forward += m.down.columns;
+  cost->tile_backward += m.gate_up.rows;
   cost->elementwise += inputs + outputs;
   cost->elementwise_again[Index(Recompute::kMlp)] += m.gate_up.columns;
-  cost->elementwise_again[Index(Recompute::kAll)] += inputs;
+  for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
+    cost->elementwise_again[Index(level)] += inputs;
+  }
 }
 
 // Costs of DoRA's gains (nn/projection.h): the backward makes each output again, beside its scaled
@@ -53,6 +57,7 @@ void AddDora(const BlockMatrices& m, int64_t e, BlockCost* cost) {
       if (matrix->rank > 0) cost->weights_again[level] += matrix->weights();
     }
   }
+  cost->tile_backward += again(m.gate_up, m.down);
   for (const BlockMatrices::Matrix* matrix : matrices) {
     if (matrix->rank > 0) cost->adapters += 7 * matrix->rows * e;
   }
@@ -103,114 +108,192 @@ bool UsesDora(const spec::JobSpec& job) { return !job.full_finetune() && job.lor
 
 namespace {
 
-BlockCost CostOfBlock(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
-                      const spec::JobSpec& job, int64_t e) {
-  const int64_t q = s.heads * layer.head_dim;
-  // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
-  // but the gradients that it makes of them here.
-  const int64_t borrowed = layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0;
-  const int64_t kv = borrowed > 0 ? 0 : layer.kv_heads * layer.head_dim;
-  Rows r{};
-  r.hidden = s.hidden * e;
-  r.input_normed = RowStride(s.hidden, m.qkv.rank) * e;
-  r.middle_normed = RowStride(s.hidden, m.gate_up.rank) * e;
-  r.qkv = m.qkv.rows * e;
-  r.heads = s.qk_norm != QkNorm::kNone ? (q + kv) * e : 0;
-  if (s.value_norm && kv > 0) r.heads += kv * e + layer.kv_heads * kStatisticBytes;
-  r.attended = RowStride(q, m.o.rank) * e;
-  r.gate_up = RowStride(m.gate_up.rows, m.gate_up.rank) * e;
-  r.activated = RowStride(layer.intermediate, m.down.rank) * e;
-  r.lse = s.heads * kStatisticBytes;
-  r.attention_xa = (m.qkv.rank + m.o.rank) * e;
-  r.gate_up_xa = m.gate_up.rank * e;
-  r.down_xa = m.down.rank * e;
+// The cost of one block, part by part.
+class CostMaker {
+ public:
+  CostMaker(const ModelShape& s, const LayerShape& layer, const BlockMatrices& m,
+            const spec::JobSpec& job, int64_t e)
+      : s_(s),
+        layer_(layer),
+        m_(m),
+        job_(job),
+        e_(e),
+        q_(s.heads * layer.head_dim),
+        borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
+        kv_(borrowed_ > 0 ? 0 : layer.kv_heads * layer.head_dim),
+        partials_(OnePassPartials(layer, job, m, e)),
+        norms_outputs_(NamesOf(s).attention_out_norm != nullptr),
+        r_(RowsOfBlock()) {}
 
-  BlockCost cost;
-  cost.hidden_row = r.hidden;
-  // What a sub-layer writes is kept where a norm stands behind it.
-  const bool norms_outputs = NamesOf(s).attention_out_norm != nullptr;
-  const int64_t output = norms_outputs ? r.hidden + kStatisticBytes : 0;
+  BlockCost Make() const {
+    BlockCost cost;
+    AddKept(&cost);
+    for (int level = 0; level < kRecomputeLevels; ++level) AddPeaks(level, &cost);
+    AddPasses(&cost);
+    AddProducts(&cost);
+    if (job_.training.matmul == spec::Matmul::kFp8) AddFp8(m_, e_, &cost);
+    if (UsesDora(job_)) AddDora(m_, e_, &cost);
+    return cost;
+  }
+
+ private:
+  Rows RowsOfBlock() const {
+    Rows r{};
+    r.hidden = s_.hidden * e_;
+    r.input_normed = RowStride(s_.hidden, m_.qkv.rank) * e_;
+    r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_;
+    r.qkv = m_.qkv.rows * e_;
+    r.heads = s_.qk_norm != QkNorm::kNone ? (q_ + kv_) * e_ : 0;
+    if (s_.value_norm && kv_ > 0) r.heads += kv_ * e_ + layer_.kv_heads * kStatisticBytes;
+    r.attended = RowStride(q_, m_.o.rank) * e_;
+    r.gate_up = RowStride(m_.gate_up.rows, m_.gate_up.rank) * e_;
+    r.activated = RowStride(layer_.intermediate, m_.down.rank) * e_;
+    r.lse = s_.heads * kStatisticBytes;
+    r.attention_xa = (m_.qkv.rank + m_.o.rank) * e_;
+    r.gate_up_xa = m_.gate_up.rank * e_;
+    r.down_xa = m_.down.rank * e_;
+    return r;
+  }
+  // What a sub-layer writes, kept where a norm stands behind it.
+  int64_t output() const { return norms_outputs_ ? r_.hidden + kStatisticBytes : 0; }
   // What reads the layer's own input keeps all: its input, gate beside input, their product, and
   // what it writes.
-  const int64_t input_rows = RowStride(s.hidden, m.input_gate.rank) + 2 * s.layer_input +
-                             RowStride(s.layer_input, m.input_projection.rank) + m.input_gate.rank +
-                             m.input_projection.rank;
-  const int64_t input_layer = s.layer_input > 0 ? input_rows * e + output : 0;
-  const int64_t kept_always = input_layer + 2 * r.hidden + 2 * kStatisticBytes + 2 * output +
-                              r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
-  const int64_t mlp = r.gate_up + r.gate_up_xa;
-  const int64_t partials = OnePassPartials(layer, job, m, e);
-  const int64_t activated = partials > 0 ? 0 : r.activated;  // kept or restored
-  const int64_t norms = r.input_normed + r.middle_normed + r.heads + activated;
-  cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
-  const int64_t all = cost.saved[Index(Recompute::kNothing)];
-  // The gradients of normed values and of those before the norm stand by themselves.
-  const int64_t dqkv =
-      RowStride(m.qkv.rows, m.qkv.rank) * e + (s.value_norm ? 2 * kv * e : 0) + 2 * borrowed * e;
-  const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
+  int64_t input_layer() const {
+    if (s_.layer_input == 0) return 0;
+    const int64_t rows = RowStride(s_.hidden, m_.input_gate.rank) + 2 * s_.layer_input +
+                         RowStride(s_.layer_input, m_.input_projection.rank) + m_.input_gate.rank +
+                         m_.input_projection.rank;
+    return rows * e_ + output();
+  }
+  int64_t attended() const { return r_.attended + r_.lse; }
+  int64_t mlp() const { return r_.gate_up + r_.gate_up_xa; }
+  int64_t activated() const { return partials_ > 0 ? 0 : r_.activated; }  // kept or restored
+  // The feed-forward layer's output is made again only for what stands behind it.
+  bool output_again() const { return norms_outputs_ || s_.layer_input > 0; }
+  int64_t kept_always() const {
+    return input_layer() + 2 * r_.hidden + 2 * kStatisticBytes + 2 * output() + r_.qkv +
+           attended() + r_.attention_xa + r_.down_xa;
+  }
+  int64_t dy() const { return RowStride(s_.hidden, std::max(m_.o.rank, m_.down.rank)) * e_; }
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
-  const int64_t own_dy = s.residual_scale == 1.0 && !norms_outputs ? 0 : dy;
-  for (int level = 0; level < kRecomputeLevels; ++level) {
-    const int64_t kept = cost.saved[level];
-    cost.forward[level] = all - activated + r.activated - kept + r.hidden;
-    const bool has_input = level == Index(Recompute::kNothing) || level == Index(Recompute::kAll);
-    // Everything that the feed-forward layer's backward reads, and the gradients it writes.
-    const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
-    const int64_t with_mlp = restored + r.hidden + layer.intermediate * e + partials;
-    cost.backward_mlp[level] = with_mlp - kept + dy + own_dy;
-    // The feed-forward layer's tensors are freed by then.
-    const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden - output;
-    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy + own_dy;
+  int64_t own_dy() const { return s_.residual_scale == 1.0 && !norms_outputs_ ? 0 : dy(); }
+
+  void AddKept(BlockCost* cost) const {
+    cost->hidden_row = r_.hidden;
+    const int64_t norms = r_.input_normed + r_.middle_normed + r_.heads + activated();
+    cost->saved = {kept_always() + mlp() + norms, kept_always() + mlp(), kept_always(),
+                   r_.hidden + attended() + r_.down_xa, r_.hidden + r_.down_xa};
+    cost->hostable = {0, 0, 0, r_.hidden + attended(), r_.hidden};
+    // What the feed-forward layer makes of its input: for its forward, and for its backward.
+    cost->tiles = s_.layer_input == 0;
+    cost->tile_forward = r_.middle_normed + mlp() + r_.activated;
+    cost->tile_backward = r_.middle_normed + mlp() + activated() + r_.hidden +
+                          layer_.intermediate * e_ + partials_ + own_dy();
   }
 
-  const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
-  const int64_t glu_bytes = (m.gate_up.rows + layer.intermediate) * e;
-  const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
-  cost.elementwise =
-      forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * layer.intermediate * e;
-  const int64_t norms_again = 2 * norm_bytes + (s.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
-                              (partials > 0 ? 0 : glu_bytes);
-  cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
-  // Scaled and added in a pass of its own, forward and backward, for each of the two sub-layers.
-  if (s.residual_scale != 1.0) cost.elementwise += 2 * (3 + 2) * r.hidden;
-  // So are outputs normed and added, in a pass that may have to be made again.
-  if (norms_outputs) {
-    cost.elementwise += 2 * (3 + 3) * r.hidden;
-    cost.elementwise_again[Index(Recompute::kAll)] += 2 * 3 * r.hidden;
+  void AddPeaks(int level, BlockCost* cost) const {
+    const bool keeps_all = level == Index(Recompute::kNothing);
+    const int64_t input_normed = keeps_all ? r_.input_normed : 0;
+    const int64_t kept = cost->saved[level];
+    // The block's input and output, and what it holds of the attention by the end of either
+    // sub-layer.
+    const int64_t attention_end =
+        2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa + output() + input_normed;
+    int64_t held = kept_always() - r_.down_xa - input_layer();
+    if (keeps_all) held = attention_end;
+    if (level == Index(Recompute::kLinears)) held = 2 * r_.hidden + attended();
+    if (level == Index(Recompute::kAll)) held = 2 * r_.hidden;
+    held += r_.hidden + r_.down_xa + input_layer() + output();
+    cost->tiled_forward[level] = std::max(attention_end, held) - kept;
+    cost->forward[level] = std::max(attention_end, held + cost->tile_forward) - kept;
+    // Everything that the feed-forward layer's backward reads, and the gradients it writes.
+    const int64_t all = cost->saved[Index(Recompute::kNothing)];
+    const bool has_heads = keeps_all || level >= Index(Recompute::kLinears);
+    const int64_t restored = all - (r_.input_normed - input_normed) - (has_heads ? 0 : r_.heads);
+    const int64_t with_mlp = restored + r_.hidden + layer_.intermediate * e_ + partials_;
+    cost->backward_mlp[level] = with_mlp - kept + dy() + own_dy();
+    // The feed-forward layer's tensors are freed by then. What the attention read is made again
+    // after it, where it was not kept; the gradients of normed values and of those before the norm
+    // stand by themselves.
+    const int64_t dqkv = RowStride(m_.qkv.rows, m_.qkv.rank) * e_ +
+                         (s_.value_norm ? 2 * kv_ * e_ : 0) + 2 * borrowed_ * e_;
+    const int64_t attention = all - mlp() - activated() - r_.middle_normed - r_.hidden - output() -
+                              (r_.input_normed - input_normed);
+    cost->backward_attention[level] = attention + q_ * e_ + dqkv - kept + dy() + own_dy();
   }
-  // Values are normed in a pass of their own, forward, again and backward; so is a block's output
-  // scaled.
-  if (s.value_norm) {
-    cost.elementwise += (2 + 5) * kv * e;
-    for (int level = Index(Recompute::kNorms); level < kRecomputeLevels; ++level) {
-      cost.elementwise_again[level] += 2 * kv * e;
+
+  void AddPasses(BlockCost* cost) const {
+    const int64_t norm_bytes = 2 * s_.hidden * e_, rope_bytes = 2 * (q_ + kv_) * e_;
+    const int64_t glu_bytes = (m_.gate_up.rows + layer_.intermediate) * e_;
+    const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
+    cost->elementwise =
+        forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * layer_.intermediate * e_;
+    const int64_t norms_again = 2 * norm_bytes + (s_.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
+                                (partials_ > 0 ? 0 : glu_bytes);
+    // The product of the activation is made again only where the one pass does not make it.
+    const int64_t all_again = forward_bytes - (partials_ > 0 && !output_again() ? glu_bytes : 0);
+    cost->elementwise_again = {0, norms_again, norms_again, all_again, all_again};
+    // Scaled and added in a pass of its own, forward and backward, for each of the two sub-layers.
+    if (s_.residual_scale != 1.0) cost->elementwise += 2 * (3 + 2) * r_.hidden;
+    // So are outputs normed and added, in a pass that may have to be made again.
+    if (norms_outputs_) {
+      cost->elementwise += 2 * (3 + 3) * r_.hidden;
+      for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
+        cost->elementwise_again[Index(level)] += 2 * 3 * r_.hidden;
+      }
     }
+    // Values are normed in a pass of their own, forward, again and backward; so is a block's output
+    // scaled.
+    if (s_.value_norm) {
+      cost->elementwise += (2 + 5) * kv_ * e_;
+      for (int level = Index(Recompute::kNorms); level < kRecomputeLevels; ++level) {
+        cost->elementwise_again[level] += 2 * kv_ * e_;
+      }
+    }
+    if (s_.layer_input > 0) cost->elementwise += 12 * r_.hidden + 14 * s_.layer_input * e_;
+    if (NamesOf(s_).layer_scale != nullptr) cost->elementwise += 2 * 2 * r_.hidden;
+    cost->elementwise += BiasBytes(s_, m_, job_, e_);
   }
-  if (s.layer_input > 0) cost.elementwise += 12 * r.hidden + 14 * s.layer_input * e;
-  if (NamesOf(s).layer_scale != nullptr) cost.elementwise += 2 * 2 * r.hidden;
-  cost.elementwise += BiasBytes(s, m, job, e);
-  const BlockMatrices::Matrix* const matrices[] = {&m.qkv,  &m.o,          &m.gate_up,
-                                                   &m.down, &m.input_gate, &m.input_projection};
-  for (const BlockMatrices::Matrix* matrix : matrices) cost.weights += matrix->weights();
-  cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
-  int64_t adapter_forward = 0;
-  for (const BlockMatrices::Matrix* matrix : matrices) {
-    cost.matrix_elements +=
-        (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
-    if (matrix->rank == 0) continue;
-    adapter_forward += matrix->columns * e;
-    // Gradients of both factors and of their product.
-    cost.adapters += (2 * matrix->rows + matrix->columns) * e;
+
+  void AddProducts(BlockCost* cost) const {
+    const BlockMatrices::Matrix* const matrices[] = {
+        &m_.qkv, &m_.o, &m_.gate_up, &m_.down, &m_.input_gate, &m_.input_projection};
+    int64_t adapter_forward = 0;
+    for (const BlockMatrices::Matrix* matrix : matrices) {
+      cost->weights += matrix->weights();
+      cost->matrix_elements +=
+          (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
+      if (matrix->rank == 0) continue;
+      adapter_forward += matrix->columns * e_;
+      // Gradients of both factors and of their product.
+      cost->adapters += (2 * matrix->rows + matrix->columns) * e_;
+    }
+    const int64_t linears_again = cost->weights - (output_again() ? 0 : m_.down.weights());
+    cost->weights_again = {0, 0, m_.gate_up.weights(), linears_again, linears_again};
+    // The one pass reads what SwiGLU's backward reads anyway, and writes and reads its partial
+    // sums.
+    if (partials_ > 0) {
+      cost->adapters += 2 * partials_ - (2 * m_.gate_up.rows + m_.down.columns) * e_;
+    }
+    cost->adapters += adapter_forward;
+    const int64_t gate_up_adapter = m_.gate_up.rank > 0 ? m_.gate_up.columns * e_ : 0;
+    const int64_t down_adapter = m_.down.rank > 0 && !output_again() ? m_.down.columns * e_ : 0;
+    const int64_t adapters_again = adapter_forward - down_adapter;
+    cost->adapters_again = {0, 0, gate_up_adapter, adapters_again, adapters_again};
   }
-  // The one pass reads what SwiGLU's backward reads anyway, and writes and reads its partial sums.
-  if (partials > 0) cost.adapters += 2 * partials - (2 * m.gate_up.rows + m.down.columns) * e;
-  cost.adapters += adapter_forward;
-  const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;
-  cost.adapters_again = {0, 0, gate_up_adapter, adapter_forward};
-  if (job.training.matmul == spec::Matmul::kFp8) AddFp8(m, e, &cost);
-  if (UsesDora(job)) AddDora(m, e, &cost);
-  return cost;
-}
+
+  const ModelShape& s_;
+  const LayerShape& layer_;
+  const BlockMatrices& m_;
+  const spec::JobSpec& job_;
+  const int64_t e_, q_;
+  // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
+  // but the gradients that it makes of them here.
+  const int64_t borrowed_, kv_;
+  const int64_t partials_;
+  const bool norms_outputs_;
+  const Rows r_;
+};
 
 }  // namespace
 
@@ -219,7 +302,8 @@ std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpe
   const std::vector<BlockMatrices> matrices = MatricesOf(shape, job);
   std::vector<BlockCost> costs;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    costs.push_back(CostOfBlock(shape, shape.Layer(layer), matrices[layer], job, element_bytes));
+    const LayerShape of_layer = shape.Layer(layer);
+    costs.push_back(CostMaker(shape, of_layer, matrices[layer], job, element_bytes).Make());
   }
   return costs;
 }

@@ -18,11 +18,19 @@ struct BlockCost {
   int64_t hidden_row = 0;  // bytes of a token's hidden state
   // Kept between forward and backward, by level.
   std::array<int64_t, kRecomputeLevels> saved{};
+  // The part of it that may lie in host memory.
+  std::array<int64_t, kRecomputeLevels> hostable{};
   // The peak beside what is kept: in the forward of a block ...
   std::array<int64_t, kRecomputeLevels> forward{};
   // ... and in its backward, in the feed-forward layer and in the attention (the workspace of
   // attention apart). Negative where the backward has freed more than it has added.
   std::array<int64_t, kRecomputeLevels> backward_mlp{}, backward_attention{};
+  // The parts of the feed-forward layer in its forward (whose peak may be the attention's) and in
+  // backward_mlp that exist for the tokens of a tile alone (BlockPlan::mlp_rows); tiled_forward is
+  // the peak that is left.
+  bool tiles = false;  // it may run in tiles
+  int64_t tile_forward = 0, tile_backward = 0;
+  std::array<int64_t, kRecomputeLevels> tiled_forward{};
   // Bytes moved by the kernels between the matrix products; recomputed ones beside `elementwise`,
   // by level.
   int64_t elementwise = 0;

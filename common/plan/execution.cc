@@ -7,12 +7,15 @@
 namespace sft::plan {
 
 std::string_view NameOf(Recompute level) {
-  static constexpr std::string_view kNames[] = {"nothing", "norms", "mlp", "all"};
+  static constexpr std::string_view kNames[] = {"nothing", "norms", "mlp", "linears", "all"};
   return kNames[static_cast<int>(level)];
 }
 
 BlockPlan ExecutionPlan::BlockOf(int64_t layer, int64_t layers) const {
-  BlockPlan block{.recompute = LevelOf(layer)};
+  BlockPlan block{.recompute = LevelOf(layer), .mlp_rows = mlp_rows};
+  block.keeps_input = InputFrom(layer) == layer;
+  block.on_host =
+      layer < kept_on_host && block.recompute >= Recompute::kLinears && block.keeps_input;
   if (layer >= layers - kept) {
     block.copy = WeightCopy::kKept;
   } else if (layer < carried) {

@@ -13,12 +13,13 @@ namespace sft::plan {
 // bits.
 enum class Recompute {
   kNothing,
-  kNorms,  // the norms (those of heads included), RoPE after them, and SwiGLU's product
-  kMlp,    // these, and the gate and up projections
-  kAll,    // everything: only the block's input is kept
+  kNorms,    // the norms (those of heads included), RoPE after them, and SwiGLU's product
+  kMlp,      // these, and the gate and up projections
+  kLinears,  // everything but attention: the block's input is kept, and what attention makes
+  kAll,      // everything: only the block's input is kept
 };
-inline constexpr int kRecomputeLevels = 4;
-// "nothing", "norms", "mlp", "all".
+inline constexpr int kRecomputeLevels = 5;
+// "nothing", "norms", "mlp", "linears", "all".
 std::string_view NameOf(Recompute level);
 
 // Lifetime of a block's weights in the compute type, where they are expanded from other bytes
@@ -33,6 +34,13 @@ enum class WeightCopy {
 struct BlockPlan {
   Recompute recompute = Recompute::kNothing;
   WeightCopy copy = WeightCopy::kNone;
+  // Tokens that the feed-forward layer and its backward take at a time where that is recomputed
+  // (kMlp and beyond); 0: all.
+  int64_t mlp_rows = 0;
+  // What it keeps for the backward lies in host memory until then (kLinears and kAll).
+  bool on_host = false;
+  // False: not even its input is kept, which is made again from that of a block before (kAll).
+  bool keeps_input = true;
 };
 
 // Transfers of the optimizer on the host: elements per transfer, and how many are under way in each
@@ -56,6 +64,12 @@ struct ExecutionPlan {
   // again when its backward is done, and the last block's backward is done first.
   Recompute deep = Recompute::kNothing, shallow = Recompute::kNothing;
   int64_t deep_layers = 0;
+  // Number of blocks, counted from the first, that keep what they keep in host memory (BlockPlan).
+  int64_t kept_on_host = 0;
+  int64_t mlp_rows = 0;  // of every block
+  // Of blocks that recompute everything, one in so many keeps its input, the first among them;
+  // the blocks between run forward once more to make theirs.
+  int64_t input_every = 1;
   // Number of blocks, counted from the last, whose WeightCopy is kKept.
   int64_t kept = 0;
   // Number of blocks, counted from the first, whose WeightCopy is kCarried unless they are kept.
@@ -76,6 +90,19 @@ struct ExecutionPlan {
   bool blocks_on_host = false;
 
   Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
+  // The block from whose input that of block `layer` is made again; itself where it keeps it.
+  int64_t InputFrom(int64_t layer) const {
+    return LevelOf(layer) == Recompute::kAll ? layer - layer % input_every : layer;
+  }
+  // True if it runs forward once more for the input of the next.
+  bool RunsAgain(int64_t layer, int64_t layers) const {
+    return layer + 1 < layers && InputFrom(layer + 1) <= layer;
+  }
+  // The tiles in which the feed-forward layer of a block of this level takes so many tokens.
+  int64_t TilesOf(Recompute level, int64_t tokens) const {
+    const bool tiles = level >= Recompute::kMlp && mlp_rows > 0 && mlp_rows < tokens;
+    return tiles ? (tokens + mlp_rows - 1) / mlp_rows : 1;
+  }
   // Plan of block `layer` of `layers`.
   BlockPlan BlockOf(int64_t layer, int64_t layers) const;
   // Rows whose fp32 logits take about logits_bytes, at least 64.

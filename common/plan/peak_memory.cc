@@ -78,6 +78,35 @@ struct Moments {
   }
 };
 
+// What is on its way to the host and back: the block's own, and that of the block before.
+int64_t OnTheBus(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  int64_t bytes = HostKept(p, run, run.InputFrom(layer));
+  if (layer > 0) bytes += HostKept(p, run, run.InputFrom(layer - 1));
+  return bytes;
+}
+
+// Inputs of blocks that were made again and wait for their backward, up to the block's own.
+int64_t Rebuilt(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  return (layer - run.InputFrom(layer)) * MicroBatchTokens(p, run) * p.hidden_row();
+}
+
+struct SubLayerPeaks {
+  int64_t forward = 0, backward_mlp = 0;
+};
+
+// Of a block beside what it keeps, with its feed-forward layer in tiles where the plan says so.
+SubLayerPeaks PeaksOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  const BlockCost& block = p.blocks[layer];
+  const int64_t tokens = MicroBatchTokens(p, run);
+  const Recompute level = run.LevelOf(layer);
+  const auto index = static_cast<size_t>(level);
+  SubLayerPeaks peaks{tokens * block.forward[index], tokens * block.backward_mlp[index]};
+  if (!block.tiles || run.TilesOf(level, tokens) == 1) return peaks;
+  peaks.forward = tokens * block.tiled_forward[index] + run.mlp_rows * block.tile_forward;
+  peaks.backward_mlp -= (tokens - run.mlp_rows) * block.tile_backward;
+  return peaks;
+}
+
 Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   Moments moments;
   const int64_t tokens = MicroBatchTokens(p, run);
@@ -91,19 +120,23 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
     }
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
-    saved += tokens * block.saved[level];
+    const bool keeps_input = run.InputFrom(layer) == layer;
+    saved += tokens * (block.saved[level] - (keeps_input ? 0 : block.hidden_row)) -
+             HostKept(p, run, layer);
+    const int64_t moving = OnTheBus(p, run, layer) + Rebuilt(p, run, layer);
+    const SubLayerPeaks peaks = PeaksOf(p, run, layer);
     const int64_t on_their_way =
         TiedGradient(p) + GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
-    Moment worst{.activations = saved, .transients = tokens * block.forward[level]};
+    Moment worst{.activations = saved, .transients = moving + peaks.forward};
     worst = Fuller(worst,
                    {.activations = before,
-                    .transients = tokens * block.hidden_row,
+                    .transients = moving + tokens * block.hidden_row,
                     .communication = on_their_way + WireCopy(p, static_cast<size_t>(layer) + 1)});
     worst = Fuller(worst, {.activations = saved,
-                           .transients = tokens * block.backward_mlp[level],
+                           .transients = moving + peaks.backward_mlp,
                            .communication = on_their_way});
     worst = Fuller(worst, {.activations = saved,
-                           .transients = tokens * block.backward_attention[level],
+                           .transients = moving + tokens * block.backward_attention[level],
                            .workspace = workspace,
                            .communication = on_their_way});
     moments.blocks.push_back(worst);
@@ -252,6 +285,12 @@ int64_t HostBytes(const Problem& p) {
   return p.held.host_weights + p.held.host_masters + p.held.host_optimizer + buffers;
 }
 
+int64_t HostKept(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  if (layer >= run.kept_on_host || run.InputFrom(layer) != layer) return 0;
+  return MicroBatchTokens(p, run) *
+         p.blocks[layer].hostable[static_cast<size_t>(run.LevelOf(layer))];
+}
+
 int64_t PeakMemory::resident() const {
   return weights + quantized_weights + kept_copies + scratch_slots + trained_weights + gradients +
          optimizer + fixed;
@@ -271,7 +310,8 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
-  return whole && kept && !drops && !inputs && fast_attention;
+  return whole && kept && run.kept_on_host == 0 && run.input_every == 1 && !drops && !inputs &&
+         fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
@@ -296,6 +336,9 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {
   memory.fixed = kLibraryWorkspace + tokens * (RopeTableBytes(problem.shape) + 32);
   if (UsesDora(problem.job)) memory.fixed += kNormBuffers * kNormElements * kGradientBytes;
   memory.host = HostBytes(problem);
+  for (int64_t layer = 0; layer < run.kept_on_host; ++layer) {
+    memory.host_activations += HostKept(problem, run, layer);
+  }
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
     memory.fixed += problem.host_piece() * problem.host_wire_bytes();
   }

@@ -87,7 +87,9 @@ struct PeakMemory {
   int64_t fixed = 0;            // workspaces of libraries, tables, tokens
   int64_t allocator_slack = 0;  // fragmentation: free pieces between used ones
 
-  int64_t host = 0;  // host memory beside all this: weights, masters, states, buffers
+  // Host memory beside all this: weights, masters, states, buffers; and what blocks keep.
+  int64_t host = 0;
+  int64_t host_activations = 0;
 
   int64_t resident() const;  // held for the whole run
   int64_t between_steps() const { return resident() + carried_copies; }
@@ -101,6 +103,9 @@ int64_t HostBytes(const Problem& problem);
 
 // Tokens in a micro-batch of full rows, padding included.
 int64_t MicroBatchTokens(const Problem& problem, const ExecutionPlan& run);
+
+// Bytes that a block keeps in host memory for its backward.
+int64_t HostKept(const Problem& problem, const ExecutionPlan& run, int64_t layer);
 
 // Rows of a micro-batch whose logits are computed at a time.
 int64_t LogitsRows(const Problem& problem, const ExecutionPlan& run);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "common/base/bytes.h"
@@ -31,7 +32,13 @@ constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
 constexpr double kWorthRecording = 0.05;
 // Memory that the driver keeps beside the allocator for the kernels of recordings; not measured.
 constexpr int64_t kRecordingBytes = 500'000'000;
+// Tokens of a tile of the feed-forward layer, from the largest. Smaller ones save little.
+constexpr int64_t kMlpRows = 16384;
+constexpr int64_t kLeastMlpRows = 4096;
+// Beyond it the inputs that are made again at a time are as many as those that are saved.
+constexpr int64_t kMostInputEvery = 8;
 constexpr double kGiga = 1e9;
+constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
 std::vector<int64_t> RowOptions(const Problem& p) {
   const int64_t given = p.job.hyperparameters.per_device_batch;
@@ -47,10 +54,20 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   return options;
 }
 
+// The next smaller tile of the feed-forward layers; 0: there is none. One process's sum of a
+// weight's gradient is one product where it is cut and sent as it is.
+int64_t SmallerTile(const Problem& p, const ExecutionPlan& run) {
+  if (run.deep < Recompute::kMlp || (p.job.full_finetune() && p.shards_weights())) return 0;
+  const int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
+  return rows >= kLeastMlpRows ? rows : 0;
+}
+
 // Takes the cheapest step that saves memory; false when none is left.
 bool Squeeze(const Problem& p, ExecutionPlan* run) {
   if (run->logits_bytes > kLeastLogitsBytes) {
     run->logits_bytes /= 2;
+  } else if (const int64_t rows = SmallerTile(p, *run); rows > 0) {
+    run->mlp_rows = rows;
   } else if (!run->embedding_on_host && p.may_hold_embedding_on_host()) {
     run->embedding_on_host = true;
   } else if (run->prefetch && p.expands_blocks() && !p.shards_weights()) {
@@ -61,6 +78,24 @@ bool Squeeze(const Problem& p, ExecutionPlan* run) {
   return true;
 }
 
+// The blocks that keep things in host memory, where any do: those that recompute `deep`, but the
+// last, whose backward comes at once; of these as many as `host_bytes` hold.
+int64_t MostOnHost(const Problem& p, const ExecutionPlan& run, int64_t host_bytes) {
+  const bool all = run.deep == run.shallow;
+  ExecutionPlan most = run;
+  most.kept_on_host = std::min(all ? p.shape.layers : run.deep_layers, p.shape.layers - 1);
+  int64_t bytes = HostBytes(p);
+  for (int64_t layer = 0; layer < most.kept_on_host; ++layer) {
+    bytes += HostKept(p, most, layer);
+    if (bytes > host_bytes) return layer;
+  }
+  return most.kept_on_host;
+}
+
+int64_t HostLimit(const PlanInput& input) {
+  return input.host_bytes == 0 ? kUnbounded : input.host_bytes;
+}
+
 struct Candidate {
   ExecutionPlan run;
   PeakMemory memory;
@@ -69,8 +104,11 @@ struct Candidate {
 
 class Search {
  public:
-  Search(const Problem& problem, const GpuRates& gpu, int64_t limit)
-      : problem_(problem), gpu_(gpu), limit_(limit) {}
+  Search(const Problem& problem, const PlanInput& input)
+      : problem_(problem),
+        gpu_(input.gpu),
+        limit_(input.memory_bytes),
+        host_limit_(HostLimit(input)) {}
 
   // Adds the candidates that fit with this many rows.
   void Add(int64_t rows) {
@@ -82,14 +120,19 @@ class Search {
         if (all && (deep != most || shallow != most)) continue;
         // With one level there is nothing to choose.
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
-          Try({.rows = rows,
-               .micro_batches = RankRows(problem_.job) / rows,
-               .deep = static_cast<Recompute>(deep),
-               .shallow = static_cast<Recompute>(shallow),
-               .deep_layers = count,
-               .logits_bytes = kLogitsBytes,
-               .optimizer_on_host = problem_.offloads(),
-               .blocks_on_host = problem_.streams()});
+          ExecutionPlan run{.rows = rows,
+                            .micro_batches = RankRows(problem_.job) / rows,
+                            .deep = static_cast<Recompute>(deep),
+                            .shallow = static_cast<Recompute>(shallow),
+                            .deep_layers = count,
+                            .logits_bytes = kLogitsBytes,
+                            .optimizer_on_host = problem_.offloads(),
+                            .blocks_on_host = problem_.streams()};
+          Try(run);
+          if (run.deep < Recompute::kLinears) continue;
+          run.kept_on_host = MostOnHost(problem_, run, host_limit_);
+          if (run.kept_on_host > 0) Try(run);
+          if (run.shallow == Recompute::kAll) AddFewInputs(run);
         }
       }
     }
@@ -110,6 +153,14 @@ class Search {
   }
 
  private:
+  // Adds plans that keep the inputs of few blocks, where the host's memory does not hold all.
+  void AddFewInputs(ExecutionPlan run) {
+    for (run.input_every = 2; run.input_every <= kMostInputEvery; run.input_every *= 2) {
+      run.kept_on_host = MostOnHost(problem_, run, host_limit_);
+      Try(run);
+    }
+  }
+
   bool Fits(const ExecutionPlan& run) const {
     return PredictMemory(problem_, run).reserved() <= limit_;
   }
@@ -170,12 +221,12 @@ class Search {
 
   const Problem& problem_;
   const GpuRates& gpu_;
-  int64_t limit_;
+  int64_t limit_, host_limit_;
   std::vector<Candidate> fitting_;
 };
 
-// The plan with the least memory.
-ExecutionPlan Smallest(const Problem& p) {
+// The plan with the least memory of the GPU that takes no more than `host_bytes` of the host's.
+ExecutionPlan Smallest(const Problem& p, int64_t host_bytes) {
   ExecutionPlan run{.rows = 1,
                     .micro_batches = RankRows(p.job),
                     .deep = Recompute::kAll,
@@ -184,18 +235,44 @@ ExecutionPlan Smallest(const Problem& p) {
                     .logits_bytes = kLeastLogitsBytes};
   while (Squeeze(p, &run)) {
   }
-  return run;
+  const auto bytes = [&] { return PredictMemory(p, run).reserved(); };
+  run.kept_on_host = MostOnHost(p, run, host_bytes);
+  ExecutionPlan least = run;
+  int64_t least_bytes = bytes();
+  for (run.input_every = 2; run.input_every <= kMostInputEvery; run.input_every *= 2) {
+    run.kept_on_host = MostOnHost(p, run, host_bytes);
+    if (bytes() >= least_bytes) continue;
+    least = run;
+    least_bytes = bytes();
+  }
+  return least;
 }
 
 absl::StatusOr<int64_t> LeastBytesOf(const ModelShape& shape, const spec::JobSpec& job,
-                                     int64_t row_tokens) {
+                                     int64_t row_tokens, int64_t host_bytes) {
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(shape, job, row_tokens));
-  return PredictMemory(problem, Smallest(problem)).reserved();
+  return PredictMemory(problem, Smallest(problem, host_bytes)).reserved();
 }
 
 // 0 for a job that cannot be planned.
 int64_t LeastBytesOr0(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
-  return LeastBytesOf(input.shape, job, row_tokens).value_or(0);
+  return LeastBytesOf(input.shape, job, row_tokens, HostLimit(input)).value_or(0);
+}
+
+// The longest rows that fit, in steps of a hundredth of them; 0: none of 8 tokens.
+int64_t LongestRow(const PlanInput& input, const Problem& p) {
+  constexpr int64_t kLeast = 8;
+  const auto fits = [&](int64_t tokens) {
+    return LeastBytesOr0(input, p.job, tokens) <= input.memory_bytes;
+  };
+  if (!fits(kLeast)) return 0;
+  int64_t low = kLeast, high = p.row_tokens;  // which does not
+  while (high - low > std::max<int64_t>(1, low / 100)) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  constexpr int64_t kRound = 256;
+  return low >= 4 * kRound ? low / kRound * kRound : low;
 }
 
 // What a rank's GPU holds beside its allocator's memory.
@@ -210,9 +287,9 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
 // Changes of the job that fit, each by itself, for the error message.
 std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   std::vector<std::string> remedies;
-  int64_t tokens = p.row_tokens / 2;
-  while (tokens >= 8 && LeastBytesOr0(input, p.job, tokens) > input.memory_bytes) tokens /= 2;
-  if (tokens >= 8) remedies.push_back(fmt::format("sequence_length = {}", tokens));
+  if (const int64_t tokens = LongestRow(input, p); tokens > 0) {
+    remedies.push_back(fmt::format("sequence_length = {}", tokens));
+  }
   const auto try_job = [&](spec::JobSpec job, std::string words) {
     if (LeastBytesOr0(input, job, p.row_tokens) <= input.memory_bytes) {
       remedies.push_back(std::move(words));
@@ -259,6 +336,13 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     remedies.push_back(fmt::format("memory_budget_gb = {:.1f}, where the GPU has as much",
                                    static_cast<double>(least) / kGiga + 0.05));
   }
+  // With as much host memory as it takes for what blocks keep.
+  const ExecutionPlan roomy = Smallest(p, kUnbounded);
+  if (const PeakMemory memory = PredictMemory(p, roomy);
+      least > memory.reserved() && memory.reserved() <= input.memory_bytes) {
+    remedies.push_back(fmt::format("{} of host memory free for each rank",
+                                   BytesText(memory.host + memory.host_activations)));
+  }
   if (remedies.empty()) return "GPUs with more memory";
   std::string text;
   for (const std::string& remedy : remedies) {
@@ -268,7 +352,7 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
 }
 
 absl::Status Refusal(const PlanInput& input, const Problem& p) {
-  const PeakMemory least = PredictMemory(p, Smallest(p));
+  const PeakMemory least = PredictMemory(p, Smallest(p, HostLimit(input)));
   std::vector<MemoryItem> items = Items(least);
   std::stable_sort(items.begin(), items.end(),
                    [](const MemoryItem& a, const MemoryItem& b) { return a.bytes > b.bytes; });
@@ -304,14 +388,14 @@ int64_t GpuBytes(const spec::JobSpec& job, int64_t allocator_bytes) {
 }
 
 absl::StatusOr<int64_t> LeastBytes(const ModelShape& shape, const spec::JobSpec& job) {
-  return LeastBytesOf(shape, job, RowTokensOf(job));
+  return LeastBytesOf(shape, job, RowTokensOf(job), kUnbounded);
 }
 
 absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
   SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
-  Search search(problem, input.gpu, input.memory_bytes);
+  Search search(problem, input);
   std::optional<Candidate> unsplit;
   const int64_t given = input.job.hyperparameters.per_device_batch;
   for (const int64_t rows : RowOptions(problem)) {
@@ -369,6 +453,14 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
         ", {}{} kept, {} carried", c.kept,
         fmt::format(" {}cop{}", job.qlora() ? "de-quantised " : "", c.kept == 1 ? "y" : "ies"),
         c.carried);
+  }
+  if (c.mlp_rows > 0) {
+    text += fmt::format(", feed-forward layers in tiles of {} tokens", c.mlp_rows);
+  }
+  if (c.input_every > 1) text += fmt::format(", one layer in {} keeps its input", c.input_every);
+  if (c.kept_on_host > 0) {
+    text += fmt::format(", activations of {} layer{} in {} of host memory", c.kept_on_host,
+                        c.kept_on_host == 1 ? "" : "s", BytesText(plan.memory.host_activations));
   }
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";

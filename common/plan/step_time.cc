@@ -26,6 +26,7 @@ constexpr double kHostMemory = 100e9;
 constexpr double kHostBus = 50e9;
 constexpr double kLaunch = 4.5e-6;
 constexpr double kLaunchesPerBlock = 100;  // per micro-batch
+constexpr double kLaunchesPerTile = 35;    // of these, for each tile of its feed-forward layer
 // Fraction of the device's time within which the host's launches stay hidden: kernels between the
 // products are shorter than a launch. Not measured.
 constexpr double kUnseenLaunches = 0.7;
@@ -238,6 +239,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const double block_forward = (products + attention) / layers;
   time.weights = sources * WeightSeconds(p, gpu, run.prefetch, block_forward);
   if (run.embedding_on_host) time.weights += Bytes(p.hidden_row(), tokens) / kHostRead;
+  double tiles = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const BlockCost& block = p.blocks[layer];
@@ -245,9 +247,17 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
                       Bytes(block.adapters_again[level], tokens) / rates.adapters +
                       2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
                       (level == static_cast<size_t>(Recompute::kAll) ? forward[layer] : 0);
+    if (run.RunsAgain(layer, p.shape.layers)) {
+      time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
+                        2 * Bytes(block.weights, tokens) / rates.blocks + forward[layer];
+    }
+    // What goes to the host and comes back is seen where that takes longer than a block's forward.
+    const double moved = static_cast<double>(HostKept(p, run, layer)) / kHostBus;
+    time.recompute += 2 * std::max(0.0, moved - products / layers - forward[layer]);
+    tiles += static_cast<double>(run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run)) - 1);
   }
   const double device = time.total();
-  const double launches = layers * kLaunchesPerBlock;
+  const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;
   // A recorded block is one launch.
   const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches = launches * kGap + std::max(0.0, host - kUnseenLaunches * device);

@@ -176,8 +176,8 @@ TEST_F(Fp8TrainingTest, EveryLevelOfRecomputationTrainsToTheSameBits) {
     return Train(job, 1e-3, plan::ExecutionPlan{.shallow = level});
   };
   const Outcome kept = train(plan::Recompute::kNothing);
-  for (const plan::Recompute level :
-       {plan::Recompute::kNorms, plan::Recompute::kMlp, plan::Recompute::kAll}) {
+  for (const plan::Recompute level : {plan::Recompute::kNorms, plan::Recompute::kMlp,
+                                      plan::Recompute::kLinears, plan::Recompute::kAll}) {
     const Outcome again = train(level);
     EXPECT_EQ(again.losses, kept.losses) << static_cast<int>(level);
     EXPECT_EQ(again.norms, kept.norms) << static_cast<int>(level);

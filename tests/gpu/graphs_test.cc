@@ -164,7 +164,8 @@ TEST_F(GraphsTest, WholeModelsTrainTheSame) {
 }
 
 TEST_F(GraphsTest, RecomputationIsRecordedToo) {
-  for (const Recompute level : {Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
+  for (const Recompute level :
+       {Recompute::kNorms, Recompute::kMlp, Recompute::kLinears, Recompute::kAll}) {
     ExpectTheSameBits(kQwen3, Job(spec::Mode::kLora), LongRagged, level);
   }
 }

@@ -90,9 +90,7 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
                                             /*opened=*/true);
   input.row_tokens = spec.data.packing ? 0 : LongestRow(rows, spec.pairs() ? 2 : 1);
   result.memory_bytes = input.memory_bytes;
-  if (spec.parallelism.offload_optimizer || spec.parallelism.offload_param) {
-    input.host_bytes = HostBytes(launch, comm);
-  }
+  input.host_bytes = HostBytes(launch, comm);
   result.plan = Unwrap(plan::MakePlan(input));
   result.shape = input.shape;
   result.row_tokens = input.row_tokens > 0 ? input.row_tokens : plan::RowTokensOf(spec);

@@ -55,12 +55,13 @@ Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSou
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
   }
+  if (options.run.kept_on_host > 0) {
+    on_host_ = std::make_unique<HostActivations>(device, blocks_.size());
+  }
 }
 
 WeightUse Decoder::BackwardUse(size_t layer) const {
-  const plan::Recompute recompute = RecomputeOf(layer);
-  const bool runs_forward =
-      recompute == plan::Recompute::kAll || recompute == plan::Recompute::kMlp;
+  const bool runs_forward = PlanOf(layer).recompute >= plan::Recompute::kMlp;
   return runs_forward ? WeightUse::kBoth : WeightUse::kBackward;
 }
 
@@ -163,9 +164,13 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
     source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
     if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
     const Pass pass{acquired.weights(), options_.lora, dropout};
-    x = blocks_[layer].Forward(x, context, pass, RecomputeOf(layer),
-                               saved ? &(*saved)[layer] : nullptr);
+    const plan::BlockPlan plan = PlanOf(layer);
+    x = blocks_[layer].Forward(x, context, pass, plan, saved ? &(*saved)[layer] : nullptr);
+    if (saved == nullptr) continue;
+    if (!plan.keeps_input) (*saved)[layer].input = Tensor();
+    if (plan.on_host) on_host_->Put(layer, (*saved)[layer]);
   }
+  if (on_host_ != nullptr) on_host_->Await();
   return x;
 }
 
@@ -304,19 +309,56 @@ int64_t Decoder::GradientSpare() const {
 
 int Decoder::LowestBlock() const { return std::max(layout_.first_trainable(), 1); }
 
+void Decoder::FetchFor(int unit, std::vector<DecoderBlock::Saved>& saved) {
+  const int64_t layer = unit - 1;
+  if (on_host_ == nullptr || unit < LowestBlock() || saved[layer].input.defined()) return;
+  const int64_t from = options_.run.InputFrom(layer);
+  if (PlanOf(from).on_host && !saved[from].input.defined()) on_host_->Fetch(from, saved[from]);
+}
+
+void Decoder::RebuildInputs(size_t layer, const BlockContext& context, const DropoutKey* dropout,
+                            std::vector<DecoderBlock::Saved>& saved) {
+  size_t from = options_.run.InputFrom(static_cast<int64_t>(layer));
+  for (; from < layer; ++from) {
+    const int unit = static_cast<int>(from) + 1;
+    AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
+    source_.Prefetch(unit + 1, from + 1 == layer ? BackwardUse(layer) : WeightUse::kForward);
+    const Pass pass{acquired.weights(), options_.lora, dropout};
+    saved[from + 1].input =
+        blocks_[from].Forward(saved[from].input, context, pass, PlanOf(from), nullptr);
+  }
+}
+
+void Decoder::PrefetchBefore(int unit, const std::vector<DecoderBlock::Saved>& saved) {
+  if (unit - 1 < LowestBlock()) return;
+  const int64_t next = unit - 2;
+  const int64_t from = options_.run.InputFrom(next);
+  if (from < next && !saved[next].input.defined()) {
+    source_.Prefetch(static_cast<int>(from) + 1, WeightUse::kForward);
+  } else {
+    source_.Prefetch(unit - 1, BackwardUse(next));
+  }
+}
+
 Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const DropoutKey* dropout,
                                std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
                                bool finish) {
   const int first = layout_.first_trainable();
   Activation dx = std::move(drows);
+  FetchFor(layout_.head_unit() - 1, saved);
   for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
-    AcquiredUnit acquired(source_, layout_, unit, BackwardUse(unit - 1));
-    if (unit - 1 >= LowestBlock()) source_.Prefetch(unit - 1, BackwardUse(unit - 2));
+    const size_t layer = unit - 1;
+    if (on_host_ != nullptr) on_host_->Await();
+    if (!saved[layer].input.defined()) RebuildInputs(layer, context, dropout, saved);
+    FetchFor(unit - 1, saved);
+    AcquiredUnit acquired(source_, layout_, unit, BackwardUse(layer));
+    PrefetchBefore(unit, saved);
     const Pass pass{acquired.weights(), options_.lora, dropout};
     UnitGradients gradients(sink, unit);
-    dx = blocks_[unit - 1].Backward(std::move(dx), context, pass, saved[unit - 1], gradients,
-                                    /*need_dx=*/unit > first, GradientReader(unit - 1, sink));
-    saved[unit - 1] = {};
+    dx = blocks_[layer].Backward(std::move(dx), context, pass, PlanOf(layer), saved[layer],
+                                 gradients, /*need_dx=*/unit > first,
+                                 GradientReader(unit - 1, sink));
+    saved[layer] = {};
     if (finish && layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }
   return dx.rows;

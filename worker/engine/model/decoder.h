@@ -10,6 +10,7 @@
 #include "worker/engine/model/block_graphs.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/decoder_block.h"
+#include "worker/engine/model/host_activations.h"
 #include "worker/engine/model/layer_inputs.h"
 #include "worker/engine/nn/head_loss.h"
 #include "worker/engine/weights/gradient_sink.h"
@@ -46,6 +47,8 @@ class Decoder {
   // sink are fixed(). A unit's gradients are exchanged only when all blocks have theirs.
   void RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink& sink);
   const BlockGraphs* graphs() const { return graphs_.get(); }  // null: not recorded
+  // Host memory for what blocks keep; null: the device keeps all.
+  const HostActivations* on_host() const { return on_host_.get(); }
 
   // The same sum, forward only, without dropout; and the cross entropy of each target, fp64 [N].
   at::Tensor Loss(const DeviceBatch& batch);
@@ -96,6 +99,13 @@ class Decoder {
   at::Tensor BackwardBlocks(at::Tensor drows, const BlockContext& context,
                             const DropoutKey* dropout, std::vector<DecoderBlock::Saved>& saved,
                             GradientSink& sink, bool finish);
+  // Starts to bring back what the backward of `unit` begins with, where that is in host memory.
+  void FetchFor(int unit, std::vector<DecoderBlock::Saved>& saved);
+  // Makes the input of block `layer` again, and of those before it from the one that kept its own.
+  void RebuildInputs(size_t layer, const BlockContext& context, const DropoutKey* dropout,
+                     std::vector<DecoderBlock::Saved>& saved);
+  // Prefetches the weights that the walk back acquires after those of `unit`.
+  void PrefetchBefore(int unit, const std::vector<DecoderBlock::Saved>& saved);
   // ForwardBackward without recorded blocks, and with.
   at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
   at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch,
@@ -121,7 +131,9 @@ class Decoder {
   Normed FinalNorm(const at::Tensor& x, const UnitWeights& head) const;
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
-  plan::Recompute RecomputeOf(size_t layer) const { return options_.run.LevelOf(layer); }
+  plan::BlockPlan PlanOf(size_t layer) const {
+    return options_.run.BlockOf(static_cast<int64_t>(layer), config_.layers);
+  }
   // Columns to spare in the rows of the gradient that goes from block to block: room for the
   // adapters of each that reads it.
   int64_t GradientSpare() const;
@@ -141,6 +153,7 @@ class Decoder {
   int head_weight_ = 0;  // its position in the head's unit, where it is not tied
   std::vector<DecoderBlock> blocks_;
   std::unique_ptr<BlockGraphs> graphs_;
+  std::unique_ptr<HostActivations> on_host_;  // null: the device keeps all
 };
 
 }  // namespace sft::engine

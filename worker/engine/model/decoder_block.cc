@@ -1,6 +1,7 @@
 #include "worker/engine/model/decoder_block.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 
@@ -15,8 +16,32 @@
 namespace sft::engine {
 
 using at::Tensor;
+using plan::Recompute;
 
 namespace {
+
+// Rows [first, first + count) of a micro-batch.
+struct Tile {
+  int64_t first = 0, count = 0;
+
+  Tensor Of(const Tensor& rows) const {
+    return rows.defined() ? rows.narrow(0, first, count) : Tensor();
+  }
+};
+
+// Calls run(tile, pass) for each tile of `rows` tokens. Masks of dropout are drawn by tile.
+template <typename Run>
+void ForTiles(int64_t tokens, int64_t rows, const Pass& pass, const Run& run) {
+  for (int64_t first = 0; first < tokens; first += rows) {
+    Pass of_tile = pass;
+    DropoutKey key;
+    if (pass.dropout != nullptr) {
+      key.seed = MixSeed(pass.dropout->seed, static_cast<uint64_t>(first));
+      of_tile.dropout = &key;
+    }
+    run(Tile{first, std::min(rows, tokens - first)}, of_tile);
+  }
+}
 
 // The projection of the matrix that the linear layer `name` stands in.
 Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first_module) {
@@ -95,20 +120,23 @@ Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLaye
 }
 
 template <typename SubLayer>
-Tensor DecoderBlock::AddSubLayer(const Tensor& x, const SubLayerEnds& ends, const Pass& pass,
-                                 NormedOutput& out, const SubLayer& sub_layer) const {
-  Tensor y = at::empty(x.sizes(), x.options());
-  const bool plain = IsPlain(ends);
-  sub_layer(y, plain ? x : Tensor());
-  if (plain) return y;
-  if (ends.after) {
-    Tensor sum = at::empty(x.sizes(), x.options());
-    out.statistics = ends.after.ForwardAdd(sum, y, x, pass);
-    out.rows = std::move(y);
-    return sum;
+void DecoderBlock::AddSubLayer(Tensor& sum, const Tensor& x, const SubLayerEnds& ends,
+                               const Pass& pass, NormedOutput& out,
+                               const SubLayer& sub_layer) const {
+  if (IsPlain(ends)) {
+    sub_layer(sum, x);
+    return;
   }
-  if (Drops(pass)) y = Dropout(y, residual_dropout, *pass.dropout, ends.dropout_module);
-  return at::add_out(y, x, y, residual_scale);
+  if (ends.after) {
+    out.rows = at::empty(x.sizes(), x.options());
+    sub_layer(out.rows, Tensor());
+    out.statistics = ends.after.ForwardAdd(sum, out.rows, x, pass);
+    return;
+  }
+  sub_layer(sum, Tensor());
+  const Tensor kept =
+      Drops(pass) ? Dropout(sum, residual_dropout, *pass.dropout, ends.dropout_module) : sum;
+  at::add_out(sum, x, kept, residual_scale);
 }
 
 Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last,
@@ -128,28 +156,61 @@ Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last
   return d;
 }
 
-Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
-                         Saved& saved) const {
+void DecoderBlock::RunAttention(const Tensor& x, const BlockContext& context, const Pass& pass,
+                                Recompute level, Saved& saved) const {
   saved.input = x;
   Activation normed =
       Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
   saved.input_normed = normed.rows;
-  saved.middle = AddSubLayer(
-      x, attention_ends, pass, saved.attention_out, [&](Tensor& y, const Tensor& addend) {
-        attention.Forward(y, std::move(normed), addend, context.documents, context.ropes[rope],
-                          pass, SharedOf(context), saved.attention);
-      });
-  return RunFromMiddle(context, pass, saved);
+  SelfAttention::Saved& kept = saved.attention;
+  attention.Project(std::move(normed), context.ropes[rope], pass, kept);
+  if (level >= Recompute::kNorms) {
+    const bool again = level >= Recompute::kLinears;
+    kept.qkv_xa = again ? Tensor() : ApartFrom(saved.input_normed, kept.qkv_xa);
+    saved.input_normed = Tensor();
+  }
+  saved.middle = at::empty(x.sizes(), x.options());
+  AddSubLayer(saved.middle, x, attention_ends, pass, saved.attention_out,
+              [&](Tensor& y, const Tensor& addend) {
+                attention.Attend(y, addend, context.documents, pass, SharedOf(context), kept);
+              });
+  if (level >= Recompute::kNorms) kept.q = kept.k = kept.v = Tensor();
+  if (level >= Recompute::kLinears) {
+    kept = {.out = kept.out, .lse = kept.lse};
+    saved.attention_out = {};
+    saved.input_statistics = Tensor();
+  }
+  if (level >= Recompute::kAll) kept = {};
 }
 
-Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
+void DecoderBlock::RunMlp(Tensor& y, const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
   Activation normed =
       Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = normed.rows;
-  return AddSubLayer(x, mlp_ends, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
-    mlp.Forward(y, std::move(normed), addend, pass, saved.mlp);
+  AddSubLayer(y, x, mlp_ends, pass, saved.mlp_out, [&](Tensor& out, const Tensor& addend) {
+    mlp.Forward(out, std::move(normed), addend, pass, saved.mlp);
   });
+}
+
+void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const Pass& pass,
+                                 Saved& saved) const {
+  const int64_t tokens = y.size(0);
+  const bool keeps_output = mlp_ends.after && plan.recompute == Recompute::kMlp;
+  if (mlp.down.spare() > 0) saved.mlp.down_xa = at::empty({tokens, mlp.down.spare()}, y.options());
+  if (keeps_output) saved.mlp_out.rows = at::empty(y.sizes(), y.options());
+  std::vector<Tensor> statistics;
+  ForTiles(tokens, plan.mlp_rows, pass, [&](const Tile& tile, const Pass& of_tile) {
+    Saved part;
+    part.middle = tile.Of(saved.middle);
+    Tensor out = tile.Of(y);
+    RunMlp(out, of_tile, part);
+    if (part.mlp.down_xa.defined()) tile.Of(saved.mlp.down_xa).copy_(part.mlp.down_xa);
+    if (!keeps_output) return;
+    tile.Of(saved.mlp_out.rows).copy_(part.mlp_out.rows);
+    statistics.push_back(part.mlp_out.statistics);
+  });
+  if (keeps_output) saved.mlp_out.statistics = at::cat(statistics);
 }
 
 Tensor DecoderBlock::RunInput(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -157,14 +218,21 @@ Tensor DecoderBlock::RunInput(const Tensor& x, const BlockContext& context, cons
   Tensor no_statistics;
   Activation rows = Before(input.gate.EmptyInput(x, pass), x, input_ends, pass, no_statistics);
   saved.before_input = rows.rows;
-  return AddSubLayer(x, input_ends, pass, saved.input_out, [&](Tensor& y, const Tensor& addend) {
+  Tensor sum = at::empty(x.sizes(), x.options());
+  AddSubLayer(sum, x, input_ends, pass, saved.input_out, [&](Tensor& y, const Tensor& addend) {
     input.Forward(y, std::move(rows), context.links->inputs, addend, pass, saved.input_layer);
   });
+  return sum;
 }
 
 Tensor DecoderBlock::RunFromMiddle(const BlockContext& context, const Pass& pass,
-                                   Saved& saved) const {
-  Tensor sum = RunMlp(pass, saved);
+                                   const plan::BlockPlan& plan, Saved& saved) const {
+  Tensor sum = at::empty(saved.middle.sizes(), saved.middle.options());
+  if (InTiles(plan, sum.size(0))) {
+    RunMlpInTiles(sum, plan, pass, saved);
+  } else {
+    RunMlp(sum, pass, saved);
+  }
   if (input) sum = RunInput(sum, context, pass, saved);
   Scale(sum, pass);
   return sum;
@@ -181,24 +249,22 @@ void DecoderBlock::InputBackward(Activation& dy, const BlockContext& context, co
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
-                             plan::Recompute recompute, Saved* saved) const {
+                             const plan::BlockPlan& plan, Saved* saved) const {
+  const Recompute level = saved == nullptr ? Recompute::kAll : plan.recompute;
   Saved all;
-  Tensor y = Run(x, context, pass, all);
+  RunAttention(x, context, pass, level, all);
+  Tensor y = RunFromMiddle(context, pass, plan, all);
   if (saved == nullptr) return y;
-  if (recompute == plan::Recompute::kAll) {
-    saved->input = x;
-    return y;
-  }
-  if (recompute != plan::Recompute::kNothing) {
-    all.attention.qkv_xa = ApartFrom(all.input_normed, all.attention.qkv_xa);
+  if (level >= Recompute::kNorms) {
     all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
-    all.input_normed = Tensor();
     all.middle_normed = Tensor();
-    all.attention.q = all.attention.k = all.attention.v = Tensor();
     all.mlp.activated = Tensor();
   }
-  if (recompute == plan::Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
+  if (level >= Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
+  if (level >= Recompute::kLinears) {
+    all = {.input = all.input, .attention = all.attention, .mlp = all.mlp};
+  }
   *saved = std::move(all);
   return y;
 }
@@ -211,15 +277,32 @@ Tensor DecoderBlock::ForwardWith(const Tensor& x, const BlockContext& context, c
   attention.Project(std::move(normed), context.ropes[rope], pass, saved.attention);
   Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
-  saved.middle = AddSubLayer(
-      x, attention_ends, pass, saved.attention_out,
+  saved.middle = at::empty(x.sizes(), x.options());
+  AddSubLayer(
+      saved.middle, x, attention_ends, pass, saved.attention_out,
       [&](Tensor& y, const Tensor& addend) { attention.o.Forward(y, attended, pass, addend); });
-  return RunFromMiddle(context, pass, saved);
+  return RunFromMiddle(context, pass, {}, saved);
 }
 
-void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved& saved) const {
+void DecoderBlock::Restore(const BlockContext& context, const Pass& pass,
+                           const plan::BlockPlan& plan, Saved& saved) const {
   if (!saved.middle.defined()) {
-    Run(Tensor(saved.input), context, pass, saved);
+    RunAttention(Tensor(saved.input), context, pass, Recompute::kNothing, saved);
+    SelfAttention::Saved& kept = saved.attention;
+    kept.qkv_xa = ApartFrom(saved.input_normed, kept.qkv_xa);
+    saved.input_normed = Tensor();
+    if (input) {
+      RunFromMiddle(context, pass, plan, saved);
+      return;
+    }
+  }
+  if (!InTiles(plan, saved.middle.size(0))) RestoreMlp(pass, saved);
+}
+
+void DecoderBlock::RestoreMlp(const Pass& pass, Saved& saved) const {
+  if (mlp_ends.after && !saved.mlp_out.rows.defined()) {
+    Tensor y = at::empty(saved.middle.sizes(), saved.middle.options());
+    RunMlp(y, pass, saved);
     return;
   }
   Activation normed = saved.middle_normed;
@@ -260,35 +343,68 @@ const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool ne
   return multiplies ? &mlp.down : nullptr;
 }
 
+Activation DecoderBlock::MlpBackward(Activation dy, const Pass& pass, Saved& saved,
+                                     UnitGradients& gradients, bool need_input,
+                                     const Projection* reader) const {
+  Tensor dinput;
+  if (need_input) dinput = at::empty(saved.middle.sizes(), saved.middle.options());
+  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_ends, saved.mlp_out, pass, gradients),
+               saved.middle_normed, pass, saved.mlp, gradients, need_input ? &dinput : nullptr);
+  saved.middle_normed = Tensor();
+  if (!need_input) return {};
+  return AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,
+                           gradients, reader);
+}
+
+Activation DecoderBlock::MlpBackwardInTiles(const Activation& dy, int64_t rows, const Pass& pass,
+                                            Saved& saved, UnitGradients& gradients,
+                                            bool need_input) const {
+  ForTiles(dy.rows.size(0), rows, pass, [&](const Tile& tile, const Pass& of_tile) {
+    Saved part;
+    part.middle = tile.Of(saved.middle);
+    part.mlp_out = {tile.Of(saved.mlp_out.rows), tile.Of(saved.mlp_out.statistics)};
+    part.mlp.down_xa = tile.Of(saved.mlp.down_xa);
+    RestoreMlp(of_tile, part);
+    const ops::Fp8Rows fp8{tile.Of(dy.fp8.values), tile.Of(dy.fp8.scale)};
+    MlpBackward({tile.Of(dy.rows), fp8}, of_tile, part, gradients, need_input, nullptr);
+  });
+  saved.mlp_out = {};
+  saved.mlp = {};
+  return need_input ? Activation(dy.rows) : Activation();
+}
+
 Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, const Pass& pass,
-                                  Saved& saved, UnitGradients& gradients, bool need_dx,
+                                  const plan::BlockPlan& plan, Saved& saved,
+                                  UnitGradients& gradients, bool need_dx,
                                   const Projection* reader) const {
-  Restore(context, pass, saved);
+  Restore(context, pass, plan, saved);
   Scale(dy.rows, pass);
   if (input) InputBackward(dy, context, pass, saved, gradients);
   const bool input_side = need_dx || attention_ends.before.trained(gradients);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
-  Tensor dinput = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_ends, saved.mlp_out, pass, gradients),
-               saved.middle_normed, pass, saved.mlp, gradients, mlp_input ? &dinput : nullptr);
-  saved.middle_normed = Tensor();
+  if (InTiles(plan, dy.rows.size(0))) {
+    dy = MlpBackwardInTiles(dy, plan.mlp_rows, pass, saved, gradients, mlp_input);
+  } else {
+    dy = MlpBackward(std::move(dy), pass, saved, gradients, mlp_input,
+                     through_o && IsPlain(attention_ends) ? &attention.o : nullptr);
+  }
   if (!mlp_input) return {};
-  dy = AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,
-                         gradients, through_o && IsPlain(attention_ends) ? &attention.o : nullptr);
   saved.middle = Tensor();
   if (!through_o && !attention.o.trained(gradients) && !attention_ends.after.trained(gradients)) {
     return {};
   }
-  if (!saved.input_normed.defined()) {
-    saved.input_normed = Before(attention.qkv.EmptyInputRows(saved.input), saved.input,
-                                attention_ends, pass, saved.input_statistics)
-                             .rows;
-  }
+  const auto normed = [&] {
+    if (saved.input_normed.defined()) return saved.input_normed;
+    return Before(attention.qkv.EmptyInputRows(saved.input), saved.input, attention_ends, pass,
+                  saved.input_statistics)
+        .rows;
+  };
+  Tensor dinput;
   attention.Backward(
       SubLayerGradient(dy, attention.o, attention_ends, saved.attention_out, pass, gradients),
-      saved.input_normed, context.documents, context.ropes[rope], pass, SharedOf(context),
-      saved.attention, gradients, input_side ? &dinput : nullptr);
+      normed, context.documents, context.ropes[rope], pass, SharedOf(context), saved.attention,
+      gradients, input_side ? &dinput : nullptr);
   if (!input_side) return {};
   dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_statistics, attention_ends, pass,
                          gradients, reader);

@@ -76,7 +76,7 @@ struct DecoderBlock {
 
   // x [T, H] -> [T, H]. `saved` may be null: forward only.
   at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
-                     plan::Recompute recompute, Saved* saved) const;
+                     const plan::BlockPlan& plan, Saved* saved) const;
 
   // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
   // returns [T, heads * D]. For generation, which keeps keys and values;
@@ -96,16 +96,29 @@ struct DecoderBlock {
   // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`, in the
   // place of dy [T, H], which has gradient_spare() columns to spare. `reader`: who reads that next,
   // the GradientReader of the block before, whose weights are in FP8 where this block's are; may be
-  // null. Consumes `saved`.
-  Activation Backward(Activation dy, const BlockContext& context, const Pass& pass, Saved& saved,
-                      UnitGradients& gradients, bool need_dx, const Projection* reader) const;
+  // null. Consumes `saved`. `plan` as in the forward.
+  Activation Backward(Activation dy, const BlockContext& context, const Pass& pass,
+                      const plan::BlockPlan& plan, Saved& saved, UnitGradients& gradients,
+                      bool need_dx, const Projection* reader) const;
 
  private:
-  at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
-                 Saved& saved) const;
+  // To `saved.middle`, without what `level` makes again.
+  void RunAttention(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+                    plan::Recompute level, Saved& saved) const;
   // From `saved.middle` on.
-  at::Tensor RunFromMiddle(const BlockContext& context, const Pass& pass, Saved& saved) const;
-  at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
+  at::Tensor RunFromMiddle(const BlockContext& context, const Pass& pass,
+                           const plan::BlockPlan& plan, Saved& saved) const;
+  // Writes y [T, H], the residual stream behind the feed-forward layer.
+  void RunMlp(at::Tensor& y, const Pass& pass, Saved& saved) const;
+  // The same, some rows after the other; fills no more than a backward in tiles reads.
+  void RunMlpInTiles(at::Tensor& y, const plan::BlockPlan& plan, const Pass& pass,
+                     Saved& saved) const;
+  // True if the feed-forward layer runs in tiles of tokens. Not where its backward finds all of its
+  // rows kept, nor where a layer with an input of its own reads behind it.
+  bool InTiles(const plan::BlockPlan& plan, int64_t tokens) const {
+    return !input && plan.recompute >= plan::Recompute::kMlp && plan.mlp_rows > 0 &&
+           plan.mlp_rows < tokens;
+  }
   // Adds to x what the layer makes of it and of its own input.
   at::Tensor RunInput(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                       Saved& saved) const;
@@ -115,7 +128,9 @@ struct DecoderBlock {
     const bool shares = attention.lends || attention.borrows;
     return shares ? &context.links->heads[keys_of] : nullptr;
   }
-  void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
+  void Restore(const BlockContext& context, const Pass& pass, const plan::BlockPlan& plan,
+               Saved& saved) const;
+  void RestoreMlp(const Pass& pass, Saved& saved) const;
   // Multiplies what the block writes, or its gradient.
   void Scale(at::Tensor& rows, const Pass& pass) const {
     if (scale >= 0) rows.mul_(pass.weights[scale]);
@@ -124,11 +139,11 @@ struct DecoderBlock {
   Activation Before(Activation input, const at::Tensor& x, const SubLayerEnds& ends,
                     const Pass& pass, at::Tensor& statistics) const;
   bool Drops(const Pass& pass) const { return residual_dropout > 0.0 && pass.dropout != nullptr; }
-  // x plus what a sub-layer writes, normed, dropped out or scaled. forward(y, addend) writes the
-  // sub-layer's output to y [T, H], plus `addend` where it is defined.
+  // sum [T, H] = x plus what a sub-layer writes, normed, dropped out or scaled. sub_layer(y,
+  // addend) writes its output to y [T, H], plus `addend` where it is defined.
   template <typename SubLayer>
-  at::Tensor AddSubLayer(const at::Tensor& x, const SubLayerEnds& ends, const Pass& pass,
-                         NormedOutput& out, const SubLayer& sub_layer) const;
+  void AddSubLayer(at::Tensor& sum, const at::Tensor& x, const SubLayerEnds& ends, const Pass& pass,
+                   NormedOutput& out, const SubLayer& sub_layer) const;
   // True if the gradient of the residual stream is that of a sub-layer's output, too.
   bool IsPlain(const SubLayerEnds& ends) const {
     return residual_scale == 1.0 && !ends.after && residual_dropout == 0.0;
@@ -140,6 +155,13 @@ struct DecoderBlock {
                               NormedOutput& out, const Pass& pass, UnitGradients& gradients) const;
   // True if the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
+  // The feed-forward layer's part of the backward: of dy, the gradient of `saved.middle` in the
+  // place of dy's rows, undefined unless `need_input`; for `reader` as AddBeforeBackward. Consumes
+  // all of `saved` that is the layer's. In tiles, there is nothing for a reader yet.
+  Activation MlpBackward(Activation dy, const Pass& pass, Saved& saved, UnitGradients& gradients,
+                         bool need_input, const Projection* reader) const;
+  Activation MlpBackwardInTiles(const Activation& dy, int64_t rows, const Pass& pass, Saved& saved,
+                                UnitGradients& gradients, bool need_input) const;
   // `dresidual` plus the gradient of what a sub-layer read of x, made of that of its input, in the
   // place of `dresidual`, in FP8 too where `reader`, which may be null, multiplies it so; adds the
   // norm's own gradient.

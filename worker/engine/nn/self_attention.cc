@@ -139,10 +139,8 @@ SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
   return inputs;
 }
 
-void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
-                            const ops::Documents& documents, const RopeTables& rope,
-                            const Pass& pass, SharedHeads* shared, Saved& saved) const {
-  Project(std::move(x), rope, pass, saved);
+void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, SharedHeads* shared,
+                            Saved& saved) const {
   Heads inputs = Inputs(saved);
   if (borrows) {
     inputs.k = shared->k;
@@ -157,6 +155,11 @@ void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
                   ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
                                           window, DropoutOf(pass))
                   : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
+}
+
+void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documents& documents,
+                           const Pass& pass, SharedHeads* shared, Saved& saved) const {
+  if (!saved.out.defined()) Compute(documents, pass, shared, saved);
   saved.o_xa = o.Forward(y, saved.out, pass, residual);
 }
 
@@ -164,9 +167,10 @@ bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
   return qkv.trained(gradients) || gradients.Wants(q_norm) || gradients.Wants(k_norm);
 }
 
-void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Documents& documents,
-                             const RopeTables& rope, const Pass& pass, SharedHeads* shared,
-                             Saved& saved, UnitGradients& gradients, Tensor* dx) const {
+void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input,
+                             const ops::Documents& documents, const RopeTables& rope,
+                             const Pass& pass, SharedHeads* shared, Saved& saved,
+                             UnitGradients& gradients, Tensor* dx) const {
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
   if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
@@ -215,6 +219,8 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
   }
   if (value_norm && !borrows) NormValuesBackward(dqkv, d.v, saved);
   saved.qkv = Tensor();
+  const Tensor x = input();
+  if (dx != nullptr) *dx = at::empty(x.sizes(), x.options());
   qkv.Backward(dqkv, x, std::exchange(saved.qkv_xa, Tensor()), pass, gradients, dx);
 }
 

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "worker/engine/nn/batch.h"
 #include "worker/engine/nn/projection.h"
 #include "worker/engine/nn/rope.h"
@@ -60,19 +62,19 @@ struct SelfAttention {
   // The inputs of attention: queries and keys normed and rotated, and values; borrowed ones are
   // undefined.
   Heads Inputs(const Saved& saved) const;
-  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined. `shared`:
-  // null where it neither lends nor borrows.
-  void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
-               const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
-               SharedHeads* shared, Saved& saved) const;
+  // Writes y [T, H] = what the layer makes of what Project filled, plus `residual` where it is
+  // defined. Attention is computed unless `out` and `lse` are there from a forward before.
+  // `shared`: null where it neither lends nor borrows.
+  void Attend(at::Tensor& y, const at::Tensor& residual, const ops::Documents& documents,
+              const Pass& pass, SharedHeads* shared, Saved& saved) const;
   // Computes q, k and v where they are missing in `saved`.
   void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
 
-  // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
-  // `saved`.
-  void Backward(Activation dy, const at::Tensor& x, const ops::Documents& documents,
-                const RopeTables& rope, const Pass& pass, SharedHeads* shared, Saved& saved,
-                UnitGradients& gradients, at::Tensor* dx) const;
+  // Adds the parameters' gradients; makes that of x [T, H] only where dx is not null. `input` gives
+  // x once attention's own memory is free again. Consumes `saved`.
+  void Backward(Activation dy, const std::function<at::Tensor()>& input,
+                const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
+                SharedHeads* shared, Saved& saved, UnitGradients& gradients, at::Tensor* dx) const;
 
   // True if a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;
@@ -92,6 +94,9 @@ struct SelfAttention {
   // Norms the values, and turns their gradient `dv` [T, kv_heads, D] back, into `dqkv`.
   void NormValues(Saved& saved) const;
   void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
+  // Fills out and lse.
+  void Compute(const ops::Documents& documents, const Pass& pass, SharedHeads* shared,
+               Saved& saved) const;
   bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }
   ops::AttentionDropout DropoutOf(const Pass& pass) const {
     return {dropout, MixSeed(pass.dropout->seed, dropout_module)};

@@ -57,7 +57,8 @@ class DecoderBlockTest : public ::testing::TestWithParam<Recompute> {
                                {rope.Tables(at::arange(kTokens))}};
     DecoderBlock::Saved saved;
     DecoderBlock::Bind(config_, layout_.units[1], 0)
-        .Forward(at::randn({kTokens, config_.hidden}), context, pass, GetParam(), &saved);
+        .Forward(at::randn({kTokens, config_.hidden}), context, pass, {.recompute = GetParam()},
+                 &saved);
     return saved;
   }
 

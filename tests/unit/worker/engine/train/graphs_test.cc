@@ -161,7 +161,8 @@ TEST_F(GraphsTest, AdaptersAreThoseOfTheLastUpdate) {
 TEST_F(GraphsTest, KeptQuantisedBlocksAreTheSame) { ExpectTheSameTraining(Qlora()); }
 
 TEST_F(GraphsTest, RecomputationIsTheSame) {
-  for (const Recompute level : {Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
+  for (const Recompute level :
+       {Recompute::kNorms, Recompute::kMlp, Recompute::kLinears, Recompute::kAll}) {
     ExpectTheSameTraining(Job(spec::Mode::kLora), Recorded(level));
   }
 }

@@ -131,8 +131,8 @@ TEST_F(DropoutTest, MasksFollowTheStepAndARecomputedForwardDrawsThemAgain) {
   const Result first = Run(*model, 0), again = Run(*model, 0), next = Run(*model, 1);
   EXPECT_EQ(first.loss, again.loss);
   EXPECT_NE(first.loss, next.loss);
-  for (const plan::Recompute level :
-       {plan::Recompute::kNorms, plan::Recompute::kMlp, plan::Recompute::kAll}) {
+  for (const plan::Recompute level : {plan::Recompute::kNorms, plan::Recompute::kMlp,
+                                      plan::Recompute::kLinears, plan::Recompute::kAll}) {
     const auto other = Model(level);
     const Result recomputed = Run(*other, 0);
     EXPECT_EQ(recomputed.loss, first.loss);
