@@ -183,7 +183,9 @@ class CostMaker {
     const int64_t norms = r_.input_normed + r_.middle_normed + r_.heads + activated();
     cost->saved = {kept_always() + mlp() + norms, kept_always() + mlp(), kept_always(),
                    r_.hidden + attended() + r_.down_xa, r_.hidden + r_.down_xa};
-    cost->hostable = {0, 0, 0, r_.hidden + attended(), r_.hidden};
+    const int64_t outputs = norms_outputs_ ? 2 * r_.hidden : 0;
+    const int64_t rows = 2 * r_.hidden + outputs + r_.qkv + attended();
+    cost->hostable = {0, rows + r_.gate_up, rows, r_.hidden + attended(), r_.hidden};
     // What the feed-forward layer makes of its input: for its forward, and for its backward.
     cost->tiles = s_.layer_input == 0;
     cost->tile_forward = r_.middle_normed + mlp() + r_.activated;

@@ -14,8 +14,7 @@ std::string_view NameOf(Recompute level) {
 BlockPlan ExecutionPlan::BlockOf(int64_t layer, int64_t layers) const {
   BlockPlan block{.recompute = LevelOf(layer), .mlp_rows = mlp_rows};
   block.keeps_input = InputFrom(layer) == layer;
-  block.on_host =
-      layer < kept_on_host && block.recompute >= Recompute::kLinears && block.keeps_input;
+  block.on_host = layer < kept_on_host && block.recompute >= Recompute::kNorms && block.keeps_input;
   if (layer >= layers - kept) {
     block.copy = WeightCopy::kKept;
   } else if (layer < carried) {

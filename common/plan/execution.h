@@ -37,7 +37,7 @@ struct BlockPlan {
   // Tokens that the feed-forward layer and its backward take at a time where that is recomputed
   // (kMlp and beyond); 0: all.
   int64_t mlp_rows = 0;
-  // What it keeps for the backward lies in host memory until then (kLinears and kAll).
+  // The rows that it keeps for the backward lie in host memory until then (kNorms and beyond).
   bool on_host = false;
   // False: not even its input is kept, which is made again from that of a block before (kAll).
   bool keeps_input = true;
@@ -64,7 +64,7 @@ struct ExecutionPlan {
   // again when its backward is done, and the last block's backward is done first.
   Recompute deep = Recompute::kNothing, shallow = Recompute::kNothing;
   int64_t deep_layers = 0;
-  // Number of blocks, counted from the first, that keep what they keep in host memory (BlockPlan).
+  // Number of blocks, counted from the first, that keep their rows in host memory (BlockPlan).
   int64_t kept_on_host = 0;
   int64_t mlp_rows = 0;  // of every block
   // Of blocks that recompute everything, one in so many keeps its input, the first among them;

@@ -129,7 +129,7 @@ class Search {
                             .optimizer_on_host = problem_.offloads(),
                             .blocks_on_host = problem_.streams()};
           Try(run);
-          if (run.deep < Recompute::kLinears) continue;
+          if (run.deep == Recompute::kNothing) continue;
           run.kept_on_host = MostOnHost(problem_, run, host_limit_);
           if (run.kept_on_host > 0) Try(run);
           if (run.shallow == Recompute::kAll) AddFewInputs(run);

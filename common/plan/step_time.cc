@@ -251,9 +251,11 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
       time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
                         2 * Bytes(block.weights, tokens) / rates.blocks + forward[layer];
     }
-    // What goes to the host and comes back is seen where that takes longer than a block's forward.
-    const double moved = static_cast<double>(HostKept(p, run, layer)) / kHostBus;
-    time.recompute += 2 * std::max(0.0, moved - products / layers - forward[layer]);
+    // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes
+    // longer than a block's forward.
+    const double kept = static_cast<double>(HostKept(p, run, layer));
+    const double waited = std::max(0.0, kept / kHostBus - products / layers - forward[layer]);
+    time.recompute += 2 * (kept / gpu.copy + waited);
     tiles += static_cast<double>(run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run)) - 1);
   }
   const double device = time.total();

@@ -39,7 +39,8 @@ class LongRowsTest : public SmallTrainingTest {
 TEST_F(LongRowsTest, HostMemoryGivesBackTheSameBits) {
   for (const spec::JobSpec& job : {Qlora(), Job(spec::Mode::kFullFinetune)}) {
     const Outcome plain = Train(job, 1e-3, RunOf(job, Recompute::kNothing, 0, 0));
-    for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
+    for (const Recompute level :
+         {Recompute::kNorms, Recompute::kMlp, Recompute::kLinears, Recompute::kAll}) {
       for (const int64_t on_host : {0, 1, 3, 4}) {
         SCOPED_TRACE(testing::Message()
                      << plan::NameOf(level) << ", " << on_host << " on the host");
@@ -70,7 +71,7 @@ TEST_F(LongRowsTest, TilesOfTheFeedForwardLayerTrainAlikeAndRepeatably) {
     const Outcome plain = Train(job, 1e-3, RunOf(job, Recompute::kMlp, 0, 0));
     for (const Recompute level : {Recompute::kMlp, Recompute::kLinears, Recompute::kAll}) {
       SCOPED_TRACE(plan::NameOf(level));
-      const plan::ExecutionPlan run = RunOf(job, level, level == Recompute::kMlp ? 0 : 3, 24);
+      const plan::ExecutionPlan run = RunOf(job, level, 3, 24);
       const Outcome tiled = Train(job, 1e-3, run);
       ExpectTheSame(Train(job, 1e-3, run), tiled);
       // Rounding grows from update to update.

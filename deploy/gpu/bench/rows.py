@@ -8,6 +8,9 @@ import re
 KEY_MATMUL = "training.matmul"
 KEY_DETERMINISTIC = "training.deterministic"
 KEY_BUDGET = "compute.memory_budget_gb"
+KEY_PACKING = "data.packing"
+KEY_LENGTH = "hyperparameters.sequence_length"
+KEY_ROWS = "hyperparameters.global_batch"
 KEY_SHARDING = "hyperparameters.parallelism.sharding"
 KEY_OFFLOAD = "hyperparameters.parallelism.offload_optimizer"
 KEY_OPTIMIZER = "hyperparameters.optimizer"
@@ -126,6 +129,10 @@ ROWS = (
     Row("qlora-8b-seq131072", "qwen3-8b", "qlora", 131072, 131072, 1,
         (Ours("bf16"),), (unsloth(1, True, default=True),),
         (Goal("best_peer", 1.3), Goal("tokens_per_second", 3200))),
+    # Buffers of more than 2^31 elements, against the same documents one by one.
+    Row("qlora-8b-packed-524288", "qwen3-8b", "qlora", 16384, 524288, 1,
+        (Ours("one by one"), Ours("packed", job={KEY_PACKING: True, KEY_LENGTH: 524288, KEY_ROWS: 1})), (),
+        (Goal("tokens_per_second", 1, setting="packed"),), steps=1),
     Row("qlora-32b-seq131072", "qwen3-32b", "qlora", 131072, 131072, 1,
         (Ours("bf16"),), (), (Goal("tokens_per_second", 700),), steps=1),
     Row("qlora-14b-seq8192", "qwen3-14b", "qlora", 8192, 16384, 1,

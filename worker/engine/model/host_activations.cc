@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/round.h"
+#include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
 
@@ -16,8 +17,11 @@ namespace {
 constexpr int64_t kGranule = int64_t{1}
                              << 21;  // of host memory, so that a row more changes nothing
 
-std::array<Tensor*, 3> RowsOf(DecoderBlock::Saved& saved) {
-  return {&saved.input, &saved.attention.out, &saved.attention.lse};
+// What is large of what a block keeps.
+std::array<Tensor*, HostActivations::kTensors> RowsOf(DecoderBlock::Saved& saved) {
+  return {&saved.input,         &saved.middle,        &saved.attention_out.rows,
+          &saved.mlp_out.rows,  &saved.attention.qkv, &saved.attention.out,
+          &saved.attention.lse, &saved.mlp.gate_up};
 }
 
 // Elements from the tensor's first to its last one, the columns to spare of its last row included.
@@ -37,6 +41,8 @@ HostActivations::HostActivations(at::Device device, size_t layers)
 
 void HostActivations::Put(size_t layer, DecoderBlock::Saved& saved) {
   Await();
+  // It stands in the spare columns of what leaves.
+  saved.attention.o_xa = ApartFrom(saved.attention.out, saved.attention.o_xa);
   lane_.Follow();
   const auto tensors = RowsOf(saved);
   for (size_t i = 0; i < tensors.size(); ++i) {

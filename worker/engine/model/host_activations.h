@@ -10,18 +10,20 @@
 
 namespace sft::engine {
 
-// What blocks keep for their backward (plan::Recompute::kLinears and kAll), in host memory from
-// their forward to their backward. Copies run beside the computation, on a stream of their own; the
-// computation waits for one only where that takes longer than a block. The host's memory is pinned,
-// and kept for the next micro-batch. Used by one thread.
+// The rows that blocks keep for their backward (from plan::Recompute::kNorms on), in host memory
+// from their forward to their backward. Copies run beside the computation, on a stream of their
+// own; the computation waits for one only where that takes longer than a block. The host's memory
+// is pinned, and kept for the next micro-batch. Used by one thread.
 class HostActivations {
  public:
   HostActivations(at::Device device, size_t layers);
 
-  // Starts to take what `saved` holds of rows [T, .] to the host, and lets the device's go once it
-  // is there. The copy before this one is done when the computation goes on.
+  static constexpr int kTensors = 8;  // rows of a block
+
+  // Starts to take the rows that `saved` holds to the host, and lets the device's go once they are
+  // there. The copy before this one is done when the computation goes on.
   void Put(size_t layer, DecoderBlock::Saved& saved);
-  // Starts to bring it back into `saved`, as it was.
+  // Starts to bring them back into `saved`, as they were.
   void Fetch(size_t layer, DecoderBlock::Saved& saved);
   // The computation goes on after all copies so far.
   void Await();
@@ -37,7 +39,6 @@ class HostActivations {
     at::ScalarType type = at::kFloat;
     int64_t span = 0;  // elements; 0: there was none
   };
-  static constexpr int kTensors = 3;
   // Its elements there.
   static at::Tensor OnHost(const Place& place);
 
