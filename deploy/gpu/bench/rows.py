@@ -99,6 +99,14 @@ UNSLOTH_32B = (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, Fal
 FSDP_FP32 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32"}
 FSDP_BF16 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
 
+def budgets(seq):
+    """Cards of 24 and 48 GB: ours within their memory beside what the peer's documentation would have a user run."""
+    ours = tuple(Ours(f"within {gb} GB", job={KEY_BUDGET: gb}) for gb in (24, 48))
+    goals = tuple(Goal("default_peer", 1.1, setting=each.name) for each in ours)
+    return Row(f"qlora-8b-budgets-seq{seq}", "qwen3-8b", "qlora", seq, 16384, 1, ours,
+               (unsloth(2 if seq < 16384 else 1, True, default=True),), goals)
+
+
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
                  Goal("setting", 3.9, subject="one GPU", setting="four GPUs"))
@@ -119,6 +127,7 @@ ROWS = (
     Row("qlora-32b-seq4096", "qwen3-32b", "qlora", 4096, 16384, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), UNSLOTH_32B,
         (Goal("best_peer", 1.15), Goal("first_step_s", 25))),
+    *(budgets(seq) for seq in (2048, 4096, 8192, 16384)),
     # Rows of one long document.
     Row("qlora-8b-seq32768", "qwen3-8b", "qlora", 32768, 32768, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), (unsloth(1, True, default=True),),
