@@ -77,7 +77,8 @@ TEST_F(LongRowsTest, TilesOfTheFeedForwardLayerTrainAlikeAndRepeatably) {
       // Rounding grows from update to update.
       EXPECT_NEAR(tiled.norms[0], plain.norms[0], 5e-3 * plain.norms[0]);
       for (size_t i = 0; i < plain.losses.size(); ++i) {
-        EXPECT_NEAR(tiled.losses[i], plain.losses[i], 3e-3 * plain.losses[i]) << i;
+        EXPECT_NEAR(tiled.losses[i], plain.losses[i], (i == 0 ? 1e-4 : 1e-2) * plain.losses[i])
+            << i;
       }
     }
   }

@@ -117,7 +117,8 @@ TEST_P(LongRowsTest, TilesOfTheFeedForwardLayerGiveTheSameSumsInAnotherOrder) {
       for (size_t i = 0; i < plain.gradients.size(); ++i) {
         const Tensor difference = (tiled.gradients[i] - plain.gradients[i]).norm();
         const Tensor norm = plain.gradients[i].norm();
-        EXPECT_LE(difference.item<double>(), 1e-5 * norm.item<double>()) << i;
+        // Keys' biases have no gradient, but for rounding.
+        EXPECT_LE(difference.item<double>(), 1e-5 * norm.item<double>() + 1e-6) << i;
       }
     }
   }
