@@ -137,29 +137,14 @@ bool Has(const ModelLayout& layout, const std::string& name, const at::Tensor& v
 // What lora.modules_to_save names is trained like a model of its own.
 void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   if (lora.modules_to_save.empty()) return;
-  const auto name_of = [&](const ParamInfo& param) {
-    return plan::RuntimeModule(layout.prefix, param.module());
-  };
-  const std::string tied_to =
-      layout.tied_head() ? name_of(layout.units[0].params[0]) : std::string();
-  std::vector<plan::NamedModule> modules;
-  for (const UnitInfo& unit : layout.units) {
-    for (const ParamInfo& param : unit.params) {
-      if (!param.of_base() || param.role == ParamRole::kBias ||
-          param.role == ParamRole::kConstant) {
-        continue;
-      }
-      modules.push_back({name_of(param), param.role == ParamRole::kLinear});
-    }
-  }
-  if (const auto problem = plan::CheckWholeModules(modules, tied_to, lora)) {
+  if (const auto problem = plan::CheckWholeModules(layout.named, lora)) {
     throw UserError(problem->key + ": " + problem->message, "bad_target_module");
   }
   for (UnitInfo& unit : layout.units) {
     for (ParamInfo& param : unit.params) {
       if (!param.of_base() || param.role == ParamRole::kConstant) continue;
-      const std::string name = name_of(param);
-      param.trainable |= plan::TrainsWhole(name, name == tied_to, lora);
+      const std::string name = plan::RuntimeModule(layout.prefix, param.module());
+      param.trainable |= plan::TrainsWhole(name, name == layout.named.tied_to, lora);
     }
   }
 }

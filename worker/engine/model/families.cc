@@ -33,6 +33,7 @@ ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
   layout.prefix = config.prefix;
   layout.in_files = plan::NamesInFiles(config);
+  layout.named = plan::NamedModulesOf(config);
   layout.stored = config.stored;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
     UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};

@@ -12,6 +12,7 @@
 #include "common/plan/parameters.h"
 #include "common/plan/stored_weights.h"
 #include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 
 // A model's parameters, cut into units: the pieces that are acquired, gathered, reduced and
 // released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
@@ -101,6 +102,7 @@ struct ModelLayout {
   std::vector<UnitInfo> units;
   std::string prefix;  // of the names of all base parameters (plan::ModelShape::prefix)
   plan::CheckpointNames in_files;
+  plan::NamedModules named;  // of the base, which may be trained whole beside adapters
   plan::StoredWeights stored;
 
   bool IsOtherPart(std::string_view name) const { return in_files.IsOtherPart(name); }
