@@ -246,7 +246,7 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
       if (param.role != ParamRole::kLoraA) continue;
       const std::string module(param.module());
       const ParamInfo& second = unit.params[unit.Find(module + ".lora_B.weight")];
-      LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed),
+      LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed, lora.init),
                     at::zeros(second.shape)};
       const auto from = old.find(module);
       if (from == old.end() && lora.use_dora) {
@@ -294,15 +294,18 @@ LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {
   return {lora.alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.dropout};
 }
 
-at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed) {
+at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed, spec::LoraInit init) {
   if (factor.role == ParamRole::kLoraB) return at::zeros(factor.shape, at::kFloat);
   // FNV-1a: std::hash may differ between libraries.
   uint64_t name = 0xcbf29ce484222325ULL;
   for (unsigned char c : factor.name) name = (name ^ c) * 0x100000001b3ULL;
-  const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
+  const at::Generator generator = at::detail::createCPUGenerator(MixSeed(seed, name));
   at::Tensor a = at::empty(factor.shape, at::kFloat);
-  a.uniform_(-bound, bound, at::detail::createCPUGenerator(MixSeed(seed, name)));
-  return a;
+  if (init == spec::LoraInit::kGaussian) {
+    return a.normal_(0.0, 1.0 / static_cast<double>(factor.shape[0]), generator);
+  }
+  const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
+  return a.uniform_(-bound, bound, generator);
 }
 
 }  // namespace sft::engine
