@@ -19,6 +19,15 @@ inline constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;  // 1.25 GiB
 inline constexpr int64_t kCudnnMost = int64_t{9} << 29;  // 4.5 GiB: 16,384 tokens, 8 heads to a key
                                                          // head
 
+// Pairs of a query and a key that it sees in a document of `length` tokens, of which a window
+// leaves each query so many; 0: all before it.
+inline double SeenPairs(int64_t length, int64_t window) {
+  const double n = static_cast<double>(length);
+  if (window == 0 || window >= length) return n * (n + 1) / 2;
+  const double w = static_cast<double>(window);
+  return w * (w + 1) / 2 + (n - w) * w;
+}
+
 // Queries per slab. Larger slabs are no faster: queries times heads already keep the GPU busy.
 inline constexpr int64_t kSlab = 4096;
 inline constexpr int64_t kLeastSlab = 128;
@@ -29,6 +38,13 @@ inline constexpr int64_t kSlabWorkspace = int64_t{5} << 30;
 // faster than one with one of them, and more are no faster. At least kCudnnWorkspace, at most
 // kSlabWorkspace.
 inline constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
+
+// The first key of a slab that begins with query `first`: one of its queries may see it, and it
+// begins a tile.
+inline int64_t SlabFirstKey(int64_t first, int64_t window) {
+  constexpr int64_t kTile = 128;
+  return window > 0 ? std::max<int64_t>(0, first - window + 1) / kTile * kTile : 0;
+}
 
 // A window's backward in slabs: queries per slab, and the keys before its first query that one of
 // its queries may see, in whole tiles.
@@ -116,6 +132,15 @@ inline int64_t SlabQueries(const BackwardHeads& heads, int64_t longest) {
   int64_t queries = kSlab;
   while (queries > kLeastSlab && heads.Workspace(queries, longest) > kSlabWorkspace) queries /= 2;
   return queries;
+}
+
+// The most keys that a slab of so many queries sees.
+inline int64_t MostSlabKeys(int64_t longest, int64_t queries, int64_t window) {
+  int64_t most = 0;
+  for (int64_t first = 0; first < longest; first += queries) {
+    most = std::max(most, std::min(first + queries, longest) - SlabFirstKey(first, window));
+  }
+  return most;
 }
 
 // The workspace limit of a call over a slab that sees `keys` keys, and the key heads in it.

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/base/round.h"
-#include "common/plan/attention_calls.h"
 #include "common/plan/tensors.h"
 
 namespace sft::plan {
@@ -96,10 +95,6 @@ int64_t BiasBytes(const ModelShape& s, const BlockMatrices& m, const spec::JobSp
       names.gate == nullptr);
   add(s.mlp_bias, m.down.rows, true, layer_norms);
   return elements * e;
-}
-
-BackwardHeads HeadsOf(const ModelShape& s, const LayerShape& layer, bool deterministic) {
-  return {layer.kv_heads, s.heads / layer.kv_heads, layer.head_dim, deterministic};
 }
 
 }  // namespace
@@ -308,39 +303,6 @@ std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpe
     costs.push_back(CostMaker(shape, of_layer, matrices[layer], job, element_bytes).Make());
   }
   return costs;
-}
-
-bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
-  const BackwardHeads heads = HeadsOf(s, {s.kv_heads, s.head_dim, s.intermediate}, deterministic);
-  return heads.InSlabs(length) && !heads.InTurns(length, /*window=*/0);
-}
-
-namespace {
-
-// Workspace of attention's backward by cuDNN, in whole documents or in slabs.
-int64_t CallsWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length) {
-  if (!heads.InSlabs(length)) {
-    const BackwardCall call = CallOf(heads, documents, length);
-    return call.documents * call.kv_heads * heads.Workspace(length, length);
-  }
-  const int64_t queries = SlabQueries(heads, length);
-  // A slab's own dk and dv in bf16, their sums in fp32, and its statistics.
-  const int64_t sums = length * heads.head_dim * 2 * (2 + 4);
-  const int64_t statistics = heads.group * queries * kStatisticBytes;
-  return SlabKeyHeads(heads, queries, length) *
-         (heads.Workspace(queries, length) + sums + statistics);
-}
-
-}  // namespace
-
-// The larger one, since not all GPUs take turns.
-int64_t AttentionWorkspace(const ModelShape& s, const LayerShape& layer, int64_t documents,
-                           int64_t length, bool deterministic) {
-  const BackwardHeads heads = HeadsOf(s, layer, deterministic);
-  if (layer.head_dim > kLargestFusedHead) return PlainWorkspace(heads, length);
-  const int64_t turns =
-      heads.InTurns(length, /*window=*/0) ? heads.TurnsWorkspace(documents * length) : 0;
-  return std::max(turns, CallsWorkspace(heads, documents, length));
 }
 
 }  // namespace sft::plan

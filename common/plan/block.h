@@ -52,12 +52,4 @@ bool UsesDora(const spec::JobSpec& job);
 std::vector<BlockCost> CostsOfBlocks(const ModelShape& shape, const spec::JobSpec& job,
                                      int64_t element_bytes);
 
-// True when attention's backward processes such documents in slabs of queries, on a GPU; for heads
-// of the model's own size, not of layers that differ.
-bool BackwardInSlabs(const ModelShape& shape, int64_t length, bool deterministic);
-// Workspace of a block's attention in its backward on a GPU for `documents` of `length` tokens, in
-// a fixed order of summation or not (attention_calls.h).
-int64_t AttentionWorkspace(const ModelShape& shape, const LayerShape& layer, int64_t documents,
-                           int64_t length, bool deterministic);
-
 }  // namespace sft::plan

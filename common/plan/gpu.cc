@@ -9,7 +9,7 @@ namespace {
 // memory, and the link to other GPUs, both directions together. The shares are what an H100 reaches
 // of its own (989 and 1,979 Tflop/s, 3.35 TB/s, 900 GB/s).
 constexpr GpuRates Estimated(std::string_view type, std::string_view name, double bf16, double fp8,
-                             double memory, double link) {
+                             double memory, double link, bool cudnn_attention = false) {
   return {.type = type,
           .name = name,
           .gemm = 0.72 * bf16,
@@ -18,6 +18,7 @@ constexpr GpuRates Estimated(std::string_view type, std::string_view name, doubl
           .attention_backward = 0.39 * bf16,
           .copy = 0.90 * memory,
           .bus = 0.38 * link,
+          .cudnn_attention = cudnn_attention,
           .measured = false};
 }
 
@@ -39,7 +40,7 @@ constexpr GpuRates kGpus[] = {
      .attention_backward = 390e12,
      .copy = 3.01e12,
      .bus = 340e9},
-    Estimated("B200", "B200", 2250e12, 4500e12, 8.0e12, 1800e9),
+    Estimated("B200", "B200", 2250e12, 4500e12, 8.0e12, 1800e9, true),
     Estimated("A100", "A100", 312e12, 0, 2.04e12, 600e9),
     Estimated("L40S", "L40S", 362e12, 733e12, 0.864e12, 64e9),
     Estimated("L4", "L4", 121e12, 242e12, 0.3e12, 64e9),

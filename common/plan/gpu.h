@@ -18,6 +18,7 @@ struct GpuRates {
   double attention_backward = 0;  // with a fixed order of summation
   double copy = 0;                // bytes read and written
   double bus = 0;                 // bytes per second of a rank in a collective
+  bool cudnn_attention = true;    // or FlashAttention-2 (worker/engine/cuda/cudnn_attention.h)
   bool measured = true;
 };
 

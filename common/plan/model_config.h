@@ -26,7 +26,15 @@ struct LayerShape {
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
-// The sizes of a decoder that determine its parameters.
+// What else may differ from layer to layer.
+struct LayerOptions {
+  int64_t window = 0;  // a token sees so many, itself included; 0: all before it
+  int rope = 0;        // which of ModelConfig::ropes
+
+  friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
+};
+
+// The sizes of a decoder that determine its parameters, and what the work of its attention is.
 struct ModelShape {
   std::string family;  // model_type: "llama", "qwen3", ... (families/table.cc)
   // Before the names of all tensors: "language_model." for the decoder of a multimodal model.
@@ -58,10 +66,18 @@ struct ModelShape {
   int64_t layer_input = 0;
   int64_t layer_input_vocab = 0;
   StoredWeights stored;
+  std::vector<LayerOptions> layer_options;  // by layer; empty: all have the defaults
 
   LayerShape Layer(int64_t layer) const {
     return layer_shapes.empty() ? LayerShape{kv_heads, head_dim, intermediate}
                                 : layer_shapes[layer];
+  }
+  int64_t Window(int64_t layer) const {
+    return layer_options.empty() ? 0 : layer_options[layer].window;
+  }
+  // True if the attention of both layers costs the same.
+  bool SameAttention(int64_t a, int64_t b) const {
+    return Layer(a) == Layer(b) && Window(a) == Window(b);
   }
   // True if other layers attend to the keys and values of this one.
   bool Lends(int64_t layer) const;
@@ -97,23 +113,14 @@ struct RopeOptions {
   double query_scaling = 0.0;
 };
 
-// What may differ from layer to layer.
-struct LayerOptions {
-  int64_t window = 0;  // a token sees so many, itself included; 0: all before it
-  int rope = 0;        // which of ModelConfig::ropes
-
-  friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
-};
-
 // A decoder-only transformer of any family. Families differ by options, not by subclasses.
 struct ModelConfig : ModelShape {
   double norm_epsilon = 1e-6;
   std::vector<RopeOptions> ropes;
-  std::vector<LayerOptions> layer_options;  // one a layer
-  double embedding_scale = 1.0;             // multiplies what the embedding's table gives
-  bool rounds_embedding_scale = false;      // to the type of the activations, before the product
-  double attention_scale = 0.0;             // multiplies the scores of queries and keys
-  double logit_scale = 1.0;                 // multiplies the head's logits
+  double embedding_scale = 1.0;         // multiplies what the embedding's table gives
+  bool rounds_embedding_scale = false;  // to the type of the activations, before the product
+  double attention_scale = 0.0;         // multiplies the scores of queries and keys
+  double logit_scale = 1.0;             // multiplies the head's logits
   // Dropout while training: of the embedding, of what sub-layers write, of attention's
   // probabilities.
   double embedding_dropout = 0.0;

@@ -59,26 +59,6 @@ std::optional<spec::Problem> CheckPatterns(const ModelShape& shape, const spec::
   return sizes->FindIdle(adapted);
 }
 
-// The module whose weight is the head's too, or nothing.
-std::string TiedTo(const ModelShape& shape) {
-  if (!shape.tied_head) return {};
-  return RuntimeModule(shape.prefix, EmbeddingTensors(shape).tensors[0].module());
-}
-
-std::optional<spec::Problem> CheckWhole(const ModelShape& shape, const spec::JobSpec& job) {
-  if (job.lora.modules_to_save.empty()) return std::nullopt;
-  std::vector<NamedModule> modules;
-  for (const TensorUnit& unit : TensorsOf(shape)) {
-    for (const TensorInfo& tensor : unit.tensors) {
-      // A bias stands beside the weight of its module, and a constant is never trained.
-      if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant) continue;
-      modules.push_back(
-          {RuntimeModule(shape.prefix, tensor.module()), tensor.role == TensorRole::kLinear});
-    }
-  }
-  return CheckWholeModules(modules, TiedTo(shape), job.lora);
-}
-
 // What would train a module that is no linear of a block, as an end of a message.
 std::string HintOf(const ModelShape& shape, const std::string& target) {
   bool whole = shape.tied_head && target == "lm_head";
@@ -198,7 +178,9 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   if (auto problem = CheckPatterns(shape, job)) return problem;
-  if (auto problem = CheckWhole(shape, job)) return problem;
+  if (!job.lora.modules_to_save.empty()) {
+    if (auto problem = CheckWholeModules(NamedModulesOf(shape), job.lora)) return problem;
+  }
   return CheckOptimizer(shape, job);
 }
 

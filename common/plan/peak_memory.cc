@@ -7,6 +7,7 @@
 
 #include "common/base/round.h"
 #include "common/plan/attention_calls.h"
+#include "common/plan/attention_cost.h"
 
 namespace sft::plan {
 namespace {
@@ -114,9 +115,9 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   int64_t workspace = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const BlockCost& block = p.blocks[layer];
-    if (layer == 0 || p.shape.Layer(layer) != p.shape.Layer(layer - 1)) {
-      workspace = AttentionWorkspace(p.shape, p.shape.Layer(layer), run.rows, p.row_tokens,
-                                     p.job.training.deterministic);
+    if (layer == 0 || !p.shape.SameAttention(layer, layer - 1)) {
+      workspace =
+          AttentionWorkspace(p.shape, layer, run.rows, p.row_tokens, p.job.training.deterministic);
     }
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;

@@ -1,10 +1,9 @@
 #include "common/plan/step_time.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
-#include "common/plan/attention_calls.h"
+#include "common/plan/attention_cost.h"
 
 namespace sft::plan {
 namespace {
@@ -12,11 +11,7 @@ namespace {
 // Measured on one H100 (docs/engine.md).
 constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
-constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
-constexpr double kHalfForward = 450;   // the same for attention: tokens of a document
-constexpr double kHalfBackward = 530;
-constexpr double kAnyOrder = 1.08;  // attention's backward in any order, relative to a fixed one
-constexpr double kSlabs = 0.9;      // speed of attention's backward in slabs, relative to one call
+constexpr double kHalfProducts = 150;     // tokens at which products reach half of their rate
 constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
 constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory
@@ -34,25 +29,13 @@ constexpr double kGap = 0.7e-6;         // seconds between two kernels, recorded
 constexpr double kStepOverhead = 4e-3;  // the host waits for the loss, the norm, other ranks
 constexpr double kLossPasses = 3;       // passes over the logits
 
-// Heads above 128, relative to those; measured on an H100 with heads of 256.
-constexpr int64_t kLargestHead = 128;
-constexpr double kLargeHeadsForward = 0.9;
-constexpr double kLargeHeadsBackward = 0.75;
-// Heads beyond kLargestFusedHead are products in fp32 (attention_calls.h); not measured.
-constexpr double kPlainHeads = 0.05;
-
 double Ramp(double n, double half) { return n / (n + half); }
 
 double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_token) * tokens; }
 
-// Costs of a micro-batch beside the products of blocks.
+// Rates at which the products of the head and of blocks, and memory, are worked through.
 struct Rates {
-  double head, blocks, forward, backward, elementwise, adapters;
-};
-
-// Attention's rates for a block's heads, relative to small ones.
-struct HeadRates {
-  double forward = 1.0, backward = 1.0;
+  double head, blocks, elementwise, adapters;
 };
 
 // The sum over blocks of what `get` takes of a block's cost.
@@ -63,27 +46,11 @@ int64_t SumOver(const Problem& p, const Get& get) {
   return sum;
 }
 
-double BackwardShare(const Problem& p) {
-  const bool fixed_order = p.job.training.deterministic;
-  return (fixed_order ? 1.0 : kAnyOrder) *
-         (BackwardInSlabs(p.shape, p.row_tokens, fixed_order) ? kSlabs : 1.0);
-}
-
-HeadRates RatesOfHeads(const Problem& p, const LayerShape& layer) {
-  if (layer.head_dim > kLargestFusedHead) return {kPlainHeads, kPlainHeads};
-  const double backward = BackwardShare(p);
-  if (layer.head_dim > kLargestHead) return {kLargeHeadsForward, kLargeHeadsBackward * backward};
-  return {1.0, backward};
-}
-
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {
   const double length = static_cast<double>(p.row_tokens);
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
-          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
-          gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward),
-          gpu.copy * kElementwise,
+          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm, gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
 
@@ -168,28 +135,14 @@ double OptimizerSeconds(const Problem& p, const ExecutionPlan& run, const GpuRat
   return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, run, gpu, trained) + host;
 }
 
-// Products of a query and a key for all heads of a block, over its tokens.
-double PairsOfHeads(const Problem& p, int64_t layer, double tokens) {
-  const double pairs = tokens * (static_cast<double>(p.row_tokens) + 1) / 2;
-  return pairs * static_cast<double>(p.shape.heads * p.shape.Layer(layer).head_dim);
-}
-
-// Seconds of each block's attention.
-std::vector<double> AttentionForwards(const Problem& p, double tokens, double rate) {
-  std::vector<double> seconds;
+// Seconds of each block's attention. Layers that are alike are worked out once.
+std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const GpuRates& gpu) {
+  std::vector<AttentionSeconds> seconds;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
-    seconds.push_back(4 * PairsOfHeads(p, layer, tokens) /
-                      (rate * RatesOfHeads(p, p.shape.Layer(layer)).forward));
-  }
-  return seconds;
-}
-
-// Seconds of all.
-double AttentionBackward(const Problem& p, double tokens, double rate) {
-  double seconds = 0;
-  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
-    seconds += 10 * PairsOfHeads(p, layer, tokens) /
-               (rate * RatesOfHeads(p, p.shape.Layer(layer)).backward);
+    seconds.push_back(layer > 0 && p.shape.SameAttention(layer, layer - 1)
+                          ? seconds.back()
+                          : PredictAttention(p.shape, layer, tokens, p.row_tokens,
+                                             p.job.training.deterministic, gpu));
   }
   return seconds;
 }
@@ -219,15 +172,18 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   // weight.
   const double passes = full ? 3 : 2;
   const double products = 2 * sum([](const BlockCost& b) { return b.weights; }) / rates.blocks;
-  const std::vector<double> forward = AttentionForwards(p, tokens, rates.forward);
-  const double attention = std::accumulate(forward.begin(), forward.end(), 0.0);
+  const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
+  double attention = 0;  // of the forward
+  for (const AttentionSeconds& block : of_blocks) {
+    attention += block.forward;
+    time.attention += block.forward + block.backward;
+  }
   const double head_passes = p.trains_head() ? 3 : 2;
   time.products = passes * products + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
   // The layers' own inputs are made of frozen weights by one product.
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
   time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
-  time.attention = attention + AttentionBackward(p, tokens, rates.backward);
   const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
   time.elementwise = (sum([](const BlockCost& b) { return b.elementwise; }) +
                       LossPasses(p) * logits + 8 * Bytes(p.hidden_row(), tokens)) /
@@ -243,18 +199,20 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const BlockCost& block = p.blocks[layer];
-    time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-                      Bytes(block.adapters_again[level], tokens) / rates.adapters +
-                      2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
-                      (level == static_cast<size_t>(Recompute::kAll) ? forward[layer] : 0);
+    time.recompute +=
+        Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
+        Bytes(block.adapters_again[level], tokens) / rates.adapters +
+        2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
+        (level == static_cast<size_t>(Recompute::kAll) ? of_blocks[layer].forward : 0);
     if (run.RunsAgain(layer, p.shape.layers)) {
       time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-                        2 * Bytes(block.weights, tokens) / rates.blocks + forward[layer];
+                        2 * Bytes(block.weights, tokens) / rates.blocks + of_blocks[layer].forward;
     }
     // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes
     // longer than a block's forward.
     const double kept = static_cast<double>(HostKept(p, run, layer));
-    const double waited = std::max(0.0, kept / kHostBus - products / layers - forward[layer]);
+    const double waited =
+        std::max(0.0, kept / kHostBus - products / layers - of_blocks[layer].forward);
     time.recompute += 2 * (kept / gpu.copy + waited);
     tiles += static_cast<double>(run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run)) - 1);
   }

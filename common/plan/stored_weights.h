@@ -20,6 +20,13 @@ enum class StoredForm {
   kFp8,  // e4m3 with a scale for each block or each tensor: de-quantised when loaded
 };
 
+// What stands in the files beside a weight stored so, behind its name: bitsandbytes' description of
+// one in 4 bits, the scales of one in FP8; and, behind the name of its module, scales of
+// activations, which are for products in FP8 and not read.
+inline constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
+inline constexpr const char* kFp8Scales = "_scale_inv";
+inline constexpr std::string_view kFp8Unused[] = {".activation_scale", ".input_scale"};
+
 // How the files hold the weights of linear layers, but for those of skipped modules.
 struct StoredWeights {
   StoredForm form = StoredForm::kPlain;

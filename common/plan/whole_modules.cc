@@ -19,10 +19,10 @@ bool EndsWith(std::string_view module, const std::string& entry) {
 }
 
 // The last names of what may be trained whole.
-std::string Choices(std::span<const NamedModule> modules, std::string_view tied_to) {
+std::string Choices(const NamedModules& model) {
   std::set<std::string> names;
-  if (tied_to.ends_with(kTable)) names.emplace(kHead);
-  for (const NamedModule& module : modules) {
+  if (model.tied_to.ends_with(kTable)) names.emplace(kHead);
+  for (const NamedModule& module : model.modules) {
     if (!module.linear) names.insert(LastName(module.name));
   }
   std::string list;
@@ -30,10 +30,11 @@ std::string Choices(std::span<const NamedModule> modules, std::string_view tied_
   return list;
 }
 
-std::optional<std::string> ProblemOf(const std::string& entry, std::span<const NamedModule> modules,
-                                     std::string_view tied_to, bool keeps_tied) {
+std::optional<std::string> ProblemOf(const std::string& entry, const NamedModules& model,
+                                     bool keeps_tied) {
+  const std::string& tied_to = model.tied_to;
   bool found = false;
-  for (const NamedModule& module : modules) {
+  for (const NamedModule& module : model.modules) {
     if (!EndsWith(module.name, entry)) continue;
     found = true;
     if (module.linear) {
@@ -46,7 +47,7 @@ std::optional<std::string> ProblemOf(const std::string& entry, std::span<const N
   const bool tied = !tied_to.empty() && (EndsWith(kHead, entry) || EndsWith(tied_to, entry));
   if (!found && !tied) {
     return fmt::format("\"{}\" matches no embedding, norm or head of the model; it has {}", entry,
-                       Choices(modules, tied_to));
+                       Choices(model));
   }
   if (!tied) return std::nullopt;
   if (!tied_to.ends_with(kTable)) {
@@ -67,6 +68,24 @@ std::optional<std::string> ProblemOf(const std::string& entry, std::span<const N
 
 }  // namespace
 
+std::string TiedTo(const ModelShape& shape) {
+  if (!shape.tied_head) return {};
+  return RuntimeModule(shape.prefix, EmbeddingTensors(shape).tensors[0].module());
+}
+
+NamedModules NamedModulesOf(const ModelShape& shape) {
+  NamedModules model{.tied_to = TiedTo(shape)};
+  for (const TensorUnit& unit : TensorsOf(shape)) {
+    for (const TensorInfo& tensor : unit.tensors) {
+      // A bias stands beside the weight of its module, and a constant is never trained.
+      if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant) continue;
+      model.modules.push_back(
+          {RuntimeModule(shape.prefix, tensor.module()), tensor.role == TensorRole::kLinear});
+    }
+  }
+  return model;
+}
+
 bool TrainsWhole(std::string_view module, bool tied_head, const spec::JobSpec::Lora& lora) {
   const auto& entries = lora.modules_to_save;
   return std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
@@ -74,11 +93,10 @@ bool TrainsWhole(std::string_view module, bool tied_head, const spec::JobSpec::L
   });
 }
 
-std::optional<spec::Problem> CheckWholeModules(std::span<const NamedModule> modules,
-                                               std::string_view tied_to,
+std::optional<spec::Problem> CheckWholeModules(const NamedModules& model,
                                                const spec::JobSpec::Lora& lora) {
   for (const std::string& entry : lora.modules_to_save) {
-    if (auto problem = ProblemOf(entry, modules, tied_to, lora.ensure_weight_tying)) {
+    if (auto problem = ProblemOf(entry, model, lora.ensure_weight_tying)) {
       return spec::Problem{std::string(kKey), 0, *std::move(problem)};
     }
   }

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
 
@@ -18,14 +19,23 @@ struct NamedModule {
   bool linear = false;  // of a block
 };
 
+// The module whose weight the head has too, or nothing.
+std::string TiedTo(const ModelShape& shape);
+
+// A model's modules with weights.
+struct NamedModules {
+  std::vector<NamedModule> modules;
+  std::string tied_to;  // TiedTo
+};
+NamedModules NamedModulesOf(const ModelShape& shape);
+
 // PEFT's rule: an entry is the end of a module's name, wherever it begins. `tied_head`: the module
 // is the embedding, whose weight the head has too, so that the head's name means it as well.
 bool TrainsWhole(std::string_view module, bool tied_head, const spec::JobSpec::Lora& lora);
 
 // An entry that names no embedding, norm or head, or half of what a tied head shares without
-// lora.ensure_weight_tying. `tied_to`: the module whose weight the head has, or nothing.
-std::optional<spec::Problem> CheckWholeModules(std::span<const NamedModule> modules,
-                                               std::string_view tied_to,
+// lora.ensure_weight_tying.
+std::optional<spec::Problem> CheckWholeModules(const NamedModules& model,
                                                const spec::JobSpec::Lora& lora);
 
 }  // namespace sft::plan

@@ -1,6 +1,7 @@
 #include "common/spec/docs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +33,8 @@ std::string Join(const std::vector<std::string>& words, std::string_view quote) 
 // A sentence about values that do not work yet; empty where all legal values do.
 std::string SupportNote(const Field& field) {
   if (field.supported.empty()) return "";
-  return fmt::format("Only {} is accepted: {}.", field.supported, field.refusal);
+  return fmt::format("Only {} is accepted: {}.",
+                     fmt::join(SplitWords(field.supported, '|'), " or "), field.refusal);
 }
 
 std::string Escape(std::string_view text) {

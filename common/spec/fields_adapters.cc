@@ -53,6 +53,17 @@ constexpr Field kAdapterTable[] = {
             "its row of W + s B A. Steps take longer; not with training.matmul = \"fp8\".",
      .aliases = "tuning.lora.use_dora use_dora peft_use_dora",
      .since = 2},
+    {.key = "lora.init_lora_weights",
+     .type = Type::kChoice,
+     .def = "true",
+     .doc = "First values of the adapters, as in PEFT: with true A is uniform by Kaiming, with "
+            "\"gaussian\" normal with a deviation of 1 / r; B is 0.",
+     .choices = "true|gaussian|false|orthogonal|pissa|olora|loftq|eva|corda|lora_ga|mica",
+     .supported = "true|gaussian",
+     .refusal = "not supported yet: adapters whose first product is not 0, or that start from the "
+                "weights or the data; set true or \"gaussian\"",
+     .aliases = "init_lora_weights tuning.lora.init_lora_weights",
+     .since = 2},
     {.key = "lora.loraplus_lr_ratio",
      .type = Type::kFloat,
      .def = "1",

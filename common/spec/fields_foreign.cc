@@ -29,12 +29,13 @@ constexpr Field kForeignTable[] = {
     {.key = "model.device_map",
      .type = Type::kChoice,
      .def = "auto",
-     .doc = "Each rank has its own GPU; fsdp = true splits a model over them.",
+     .doc = "auto: each rank has its own GPU. balanced: several hold an equal part of the model "
+            "each, which is fsdp = true.",
      .choices = "auto|balanced|sequential",
-     .supported = "auto",
+     .supported = "auto|balanced",
      .refusal =
-         "not supported yet: placing layers by hand; use \"auto\", and fsdp = true for models "
-         "over one GPU",
+         "not supported yet: placing layers by hand, or filling one GPU after the other; use "
+         "\"auto\", and \"balanced\" or fsdp = true for models over one GPU",
      .aliases = "device_map"},
     {.key = "model.load_in_4bit",
      .type = Type::kBool,
@@ -126,14 +127,6 @@ constexpr Field kForeignTable[] = {
      .supported = "true",
      .refusal = "not supported: name the linears that get adapters in lora.target_modules",
      .aliases = "finetune_mlp_modules tuning.lora.finetune_mlp_modules"},
-    {.key = "lora.init_lora_weights",
-     .type = Type::kBool,
-     .def = "true",
-     .doc = "Adapters start as PEFT's: A by Kaiming's uniform, B zero.",
-     .supported = "true",
-     .refusal = "not supported yet: starting adapters otherwise, or from noise in B; leave it out "
-                "or set true",
-     .aliases = "init_lora_weights tuning.lora.init_lora_weights"},
     {.key = "lora.loraplus_lr_embedding",
      .type = Type::kFloat,
      .def = "1e-6",

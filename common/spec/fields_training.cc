@@ -281,12 +281,17 @@ constexpr Field kTrainingTable[] = {
      .doc = "The rate after warm-up, by transformers' formulas: constant; linear and cosine, which "
             "fall to 0 just after the last step; cosine_with_restarts: lr_num_cycles such cosines; "
             "polynomial: to lr_end, by the power lr_power; inverse_sqrt: peak * sqrt(W / t) with W "
-            "steps of warm-up (10000 if there is none).",
-     .choices = "constant|linear|cosine|cosine_with_restarts|polynomial|inverse_sqrt",
+            "steps of warm-up (10000 if there is none); cosine_with_min_lr: to lr_min or "
+            "lr_min_ratio; warmup_stable_decay: the peak, and in the last lr_decay_steps down to "
+            "lr_min_ratio by lr_decay.",
+     .choices = "constant|linear|cosine|cosine_with_restarts|polynomial|inverse_sqrt|"
+                "cosine_with_min_lr|warmup_stable_decay",
      .synonyms = "constant_with_warmup=constant|cosine_with_hard_restarts=cosine_with_restarts|"
-                 "cosine_with_hard_restarts_with_warmup=cosine_with_restarts",
+                 "cosine_with_hard_restarts_with_warmup=cosine_with_restarts|"
+                 "wsd=warmup_stable_decay",
      .aliases = "lr_scheduler_type train.lr_scheduler_type",
-     .newer_choices = "cosine_with_restarts|polynomial|inverse_sqrt",
+     .newer_choices = "cosine_with_restarts|polynomial|inverse_sqrt|cosine_with_min_lr|"
+                      "warmup_stable_decay",
      .newer_since = 2},
     {.key = "hyperparameters.lr_num_cycles",
      .type = Type::kInt,
@@ -315,6 +320,45 @@ constexpr Field kTrainingTable[] = {
      .max = 10,
      .aliases = "lr_scheduler_kwargs.lr_end train.lr_scheduler_kwargs.lr_end "
                 "hyperparameters.lr_scheduler_kwargs.lr_end",
+     .since = 2},
+    {.key = "hyperparameters.lr_min",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "The rate to which cosine_with_min_lr and warmup_stable_decay fall just after the last "
+            "step; below learning_rate.",
+     .min = 0,
+     .max = 10,
+     .aliases = "lr_scheduler_kwargs.min_lr train.lr_scheduler_kwargs.min_lr "
+                "hyperparameters.lr_scheduler_kwargs.min_lr",
+     .since = 2},
+    {.key = "hyperparameters.lr_min_ratio",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "The same as a share of learning_rate.",
+     .min = 0,
+     .max = 1,
+     .aliases = "lr_scheduler_kwargs.min_lr_rate train.lr_scheduler_kwargs.min_lr_rate "
+                "hyperparameters.lr_scheduler_kwargs.min_lr_rate "
+                "lr_scheduler_kwargs.min_lr_ratio train.lr_scheduler_kwargs.min_lr_ratio "
+                "hyperparameters.lr_scheduler_kwargs.min_lr_ratio cosine_min_lr_ratio",
+     .since = 2},
+    {.key = "hyperparameters.lr_decay_steps",
+     .type = Type::kFloat,
+     .def = "0.1",
+     .doc = "Steps in which the rate of warmup_stable_decay falls, the last ones: a whole number, "
+            "or below 1 a share of all steps; at most those after the warm-up.",
+     .min = 0,
+     .max = 1e9,
+     .aliases = "lr_scheduler_kwargs.num_decay_steps train.lr_scheduler_kwargs.num_decay_steps "
+                "hyperparameters.lr_scheduler_kwargs.num_decay_steps",
+     .since = 2},
+    {.key = "hyperparameters.lr_decay",
+     .type = Type::kChoice,
+     .def = "cosine",
+     .doc = "How it falls: half a cosine, a line, or 1 - sqrt(p) with the share p that is done.",
+     .choices = "cosine|linear|1-sqrt",
+     .aliases = "lr_scheduler_kwargs.decay_type train.lr_scheduler_kwargs.decay_type "
+                "hyperparameters.lr_scheduler_kwargs.decay_type",
      .since = 2},
     {.key = "hyperparameters.weight_decay",
      .type = Type::kFloat,

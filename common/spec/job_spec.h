@@ -27,10 +27,16 @@ enum class LrScheduler {
   kCosine,
   kCosineWithRestarts,
   kPolynomial,
-  kInverseSqrt
+  kInverseSqrt,
+  kCosineWithMinLr,
+  kWarmupStableDecay
 };
+// How the rate falls at the end of kWarmupStableDecay.
+enum class LrDecay { kCosine, kLinear, kOneMinusSqrt };
 enum class LossOn { kAssistant, kAll };
 enum class Bias { kNone, kAll, kLoraOnly };
+// First values of an adapter's A: PEFT's default, uniform by Kaiming, or normal. B is 0.
+enum class LoraInit { kKaiming, kGaussian };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // Values of job.kind.
@@ -68,6 +74,13 @@ struct LrSettings {
   int num_cycles = 1;        // kCosineWithRestarts
   double power = 1;          // kPolynomial
   double end = 1e-7;         // kPolynomial: the rate just after the last step
+  // kCosineWithMinLr and kWarmupStableDecay: the rate just after the last step, and the same as a
+  // share of the peak; one of them is 0.
+  double min = 0;
+  double min_ratio = 0;
+  // kWarmupStableDecay: the steps in which the rate falls, the last ones; below 1 a share of all.
+  double decay_steps = 0.1;
+  LrDecay decay = LrDecay::kCosine;
 };
 
 // All settings of one job, with the defaults of docs/config.md. A plain value.
@@ -198,6 +211,7 @@ struct JobSpec {
     Bias bias = Bias::kNone;
     bool use_rslora = false;
     bool use_dora = false;
+    LoraInit init = LoraInit::kKaiming;
     double loraplus_lr_ratio = 1.0;
     std::vector<std::string> modules_to_save;  // ends of module names
     // "PATTERN=NUMBER": other ranks and alphas of some linears (common/spec/module_patterns.h).

@@ -284,14 +284,20 @@ struct Idle {
 };
 constexpr Idle kIdle[] = {
     {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora "
-     "lora.use_dora lora.loraplus_lr_ratio lora.rank_pattern lora.alpha_pattern "
+     "lora.use_dora lora.init_lora_weights lora.loraplus_lr_ratio lora.rank_pattern "
+     "lora.alpha_pattern "
      "lora.modules_to_save lora.ensure_weight_tying",
      "training.mode", "full_finetune"},
     {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
     {"hyperparameters.lr_num_cycles", "hyperparameters.lr_scheduler",
-     "constant|linear|cosine|polynomial|inverse_sqrt"},
+     "constant|linear|cosine|polynomial|inverse_sqrt|cosine_with_min_lr|warmup_stable_decay"},
     {"hyperparameters.lr_power hyperparameters.lr_end", "hyperparameters.lr_scheduler",
-     "constant|linear|cosine|cosine_with_restarts|inverse_sqrt"},
+     "constant|linear|cosine|cosine_with_restarts|inverse_sqrt|cosine_with_min_lr|"
+     "warmup_stable_decay"},
+    {"hyperparameters.lr_min hyperparameters.lr_min_ratio", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|cosine_with_restarts|polynomial|inverse_sqrt"},
+    {"hyperparameters.lr_decay_steps hyperparameters.lr_decay", "hyperparameters.lr_scheduler",
+     "constant|linear|cosine|cosine_with_restarts|polynomial|inverse_sqrt|cosine_with_min_lr"},
     {"training.validation.eval_steps", "training.validation.evaluation_strategy", "no|epoch"},
     {"training.validation.early_stopping_threshold", "training.validation.early_stopping_patience",
      "0"},

@@ -16,7 +16,8 @@ constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
                            kDistributed = "train.enable_distributed_training",
                            kOptimizer = "hyperparameters.parallelism.offload_optimizer",
                            kParam = "hyperparameters.parallelism.offload_param",
-                           kShardingMode = "training.mode";
+                           kShardingMode = "training.mode", kDeviceMap = "model.device_map";
+constexpr std::string_view kShardingKeys[] = {kFsdp, kStrategy, kDeepspeed, kStage};
 constexpr int64_t kDefaultStage = 2;
 
 std::string StrategyOf(const Draft& draft) {
@@ -138,15 +139,49 @@ void CheckOffloadedWeights(Draft* draft) {
   }
 }
 
+bool IsBalanced(const Draft& draft) {
+  return !draft.Faulty({kDeviceMap, kGpuCountKey}) && draft.String(kDeviceMap) == "balanced";
+}
+
+// An override of the device map or of sharding turns the file's other off.
+void DragDeviceMapAlong(Draft* draft) {
+  for (const std::string_view key : kShardingKeys) {
+    if (!IsBalanced(*draft)) return;
+    if (draft->Overridden(kDeviceMap)) draft->DropFromFile(key);
+    if (draft->Overridden(key)) draft->DropFromFile(kDeviceMap);
+  }
+}
+
+// Accelerate's device_map = "balanced" is a model divided over the GPUs so that each holds as much
+// as the others. Here that is fsdp = true: a part of every weight in place of some layers.
+void TakeDeviceMap(Draft* draft) {
+  if (!IsBalanced(*draft) || draft->Int(kGpuCountKey) <= 1) return;
+  for (const std::string_view key : kShardingKeys) {
+    if (!draft->Given(key)) continue;
+    const Sharding sharding = ShardingOf(*draft);
+    if (sharding == Sharding::kFullShard || sharding == Sharding::kHybridShard) return;
+    return draft->AddProblem(
+        kDeviceMap, fmt::format("{} divides the weights over the GPUs, and {} does not; leave one "
+                                "of them out, or set fsdp = true",
+                                draft->Quote(kDeviceMap), draft->Quote(key)));
+  }
+  draft->Derive(kFsdp, true, kDeviceMap);
+  draft->AddWarning(kDeviceMap, fmt::format("{} is taken as fsdp = true: each GPU holds an equal "
+                                            "part of every weight, not some of the layers",
+                                            draft->Quote(kDeviceMap)));
+}
+
 }  // namespace
 
 void ResolveSharding(Draft* draft) {
   if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
   DragShardingAlong(draft);
+  DragDeviceMapAlong(draft);
   if (!draft->Has(kDeepspeed)) {
     const bool on = draft->Given(kStage) && draft->Int(kStage) > 0;
     draft->Derive(kDeepspeed, on, on ? kStage : "the default");
   }
+  TakeDeviceMap(draft);
   CheckBoth(draft);
   if (draft->Faulty({kFsdp, kStrategy})) return;
   CheckOneGpu(draft);

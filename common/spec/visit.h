@@ -34,10 +34,14 @@ SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeig
 SFT_SPEC_ENUM(LrScheduler, {"constant", LrScheduler::kConstant}, {"linear", LrScheduler::kLinear},
               {"cosine", LrScheduler::kCosine},
               {"cosine_with_restarts", LrScheduler::kCosineWithRestarts},
-              {"polynomial", LrScheduler::kPolynomial},
-              {"inverse_sqrt", LrScheduler::kInverseSqrt});
+              {"polynomial", LrScheduler::kPolynomial}, {"inverse_sqrt", LrScheduler::kInverseSqrt},
+              {"cosine_with_min_lr", LrScheduler::kCosineWithMinLr},
+              {"warmup_stable_decay", LrScheduler::kWarmupStableDecay});
+SFT_SPEC_ENUM(LrDecay, {"cosine", LrDecay::kCosine}, {"linear", LrDecay::kLinear},
+              {"1-sqrt", LrDecay::kOneMinusSqrt});
 SFT_SPEC_ENUM(LossOn, {"assistant", LossOn::kAssistant}, {"all", LossOn::kAll});
 SFT_SPEC_ENUM(Bias, {"none", Bias::kNone}, {"all", Bias::kAll}, {"lora_only", Bias::kLoraOnly});
+SFT_SPEC_ENUM(LoraInit, {"true", LoraInit::kKaiming}, {"gaussian", LoraInit::kGaussian});
 SFT_SPEC_ENUM(EvalStrategy, {"no", EvalStrategy::kNo}, {"steps", EvalStrategy::kSteps},
               {"epoch", EvalStrategy::kEpoch});
 SFT_SPEC_ENUM(SaveStrategy, {"no", SaveStrategy::kNo}, {"steps", SaveStrategy::kSteps},
@@ -204,6 +208,10 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.lr_num_cycles", h.lr_scheduler.num_cycles);
   visit("hyperparameters.lr_power", h.lr_scheduler.power);
   visit("hyperparameters.lr_end", h.lr_scheduler.end);
+  visit("hyperparameters.lr_min", h.lr_scheduler.min);
+  visit("hyperparameters.lr_min_ratio", h.lr_scheduler.min_ratio);
+  visit("hyperparameters.lr_decay_steps", h.lr_scheduler.decay_steps);
+  visit("hyperparameters.lr_decay", h.lr_scheduler.decay);
   visit("hyperparameters.weight_decay", h.weight_decay);
   visit("hyperparameters.adam_beta1", h.adam_beta1);
   visit("hyperparameters.adam_beta2", h.adam_beta2);
@@ -230,6 +238,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("lora.bias", s.lora.bias);
   visit("lora.use_rslora", s.lora.use_rslora);
   visit("lora.use_dora", s.lora.use_dora);
+  visit("lora.init_lora_weights", s.lora.init);
   visit("lora.loraplus_lr_ratio", s.lora.loraplus_lr_ratio);
   visit("lora.rank_pattern", s.lora.rank_pattern);
   visit("lora.alpha_pattern", s.lora.alpha_pattern);

@@ -6,6 +6,7 @@ is ended with it, ranks included.
 
 import errno
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -32,13 +33,39 @@ CONFIG = {
 }
 
 
+def tensors(config):
+    """Names and shapes of a tied Llama's weights."""
+    hidden, middle, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    keys = hidden // heads * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
+    for layer in range(config["num_hidden_layers"]):
+        block = f"model.layers.{layer}."
+        shapes |= {block + f"{norm}_layernorm.weight": [hidden] for norm in ("input", "post_attention")}
+        shapes |= {block + f"self_attn.{name}_proj.weight": [rows, columns] for name, rows, columns in (
+            ("q", hidden, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, hidden))}
+        shapes |= {block + f"mlp.{name}_proj.weight": [rows, columns] for name, rows, columns in (
+            ("gate", middle, hidden), ("up", middle, hidden), ("down", hidden, middle))}
+    return shapes
+
+
+def safetensors(shapes, extra=b""):
+    """A file of these tensors, all zero. `extra`: the bytes of a head that a tied model may have beside them."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    if extra:
+        header["lm_head.weight"] = {"dtype": "U8", "shape": [len(extra)], "data_offsets": [end, end + len(extra)]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end) + extra
+
+
 def write_model(folder):
     """A folder that passes the checks of a worker; its weights are of no use."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"x" * 8)
+    (folder / "model.safetensors").write_bytes(safetensors(tensors(CONFIG)))
 
 
 def free_port():

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import unittest
 
@@ -20,11 +19,10 @@ NAME = "org/tiny"
 
 def model_files(megabytes=1, seed=1):
     """The files of a repository: what jobs need, and what they do not."""
-    weights = random.Random(seed).randbytes(megabytes << 20)
-    header = json.dumps({"w": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
+    weights = harness.safetensors(harness.tensors(CONFIG), random.Random(seed).randbytes(megabytes << 20))
     return {
         "config.json": json.dumps(CONFIG).encode(), "tokenizer.json": b"{}", "README.md": b"# Tiny\n",
-        "model.safetensors": struct.pack("<Q", len(header)) + header + weights,
+        "model.safetensors": weights,
         "pytorch_model.bin": b"a pickle, never downloaded", "modeling_tiny.py": b"raise SystemExit\n",
     }
 

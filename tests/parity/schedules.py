@@ -21,7 +21,12 @@ RUNS = [(20, 0.0, 0), (20, 0.1, 0), (37, 0.03, 0), (100, 0.25, 0), (1, 0.0, 0), 
 SCHEDULES = [("constant_with_warmup", {}), ("linear", {}), ("cosine", {}),
              ("cosine_with_restarts", {"num_cycles": 1}), ("cosine_with_restarts", {"num_cycles": 3}),
              ("polynomial", {"power": 1.0, "lr_end": 1e-7}), ("polynomial", {"power": 2.5, "lr_end": 1e-4}),
-             ("polynomial", {"power": 0.5, "lr_end": 0.0}), ("inverse_sqrt", {})]
+             ("polynomial", {"power": 0.5, "lr_end": 0.0}), ("inverse_sqrt", {}),
+             ("cosine_with_min_lr", {"min_lr": 2e-4}), ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+             ("warmup_stable_decay", {}), ("warmup_stable_decay", {"min_lr_ratio": 0.1, "decay_type": "linear"}),
+             ("warmup_stable_decay", {"min_lr_ratio": 0.05, "decay_type": "1-sqrt"})]
+# The steps of decay that a job of warmup_stable_decay names, by its total; transformers wants a number.
+DECAY_STEPS = {20: 4, 37: 10, 100: 1, 40: 20}
 
 
 def factors(kind, arguments, warmup, total):
@@ -36,6 +41,10 @@ def make(out):
     for kind, arguments in SCHEDULES:
         for total, ratio, steps in RUNS:
             warmup = steps or math.ceil(ratio * total)
+            if kind == "warmup_stable_decay":
+                if total not in DECAY_STEPS:
+                    continue
+                arguments = arguments | {"num_decay_steps": DECAY_STEPS[total]}
             factor = factors(kind, arguments, warmup, total)
             rates = [PEAK * (factor(t) if t < warmup else 1.0 if t == warmup else factor(t - 1))
                      for t in range(1, total + 1)]

@@ -23,13 +23,20 @@ spec::LrSettings SettingsOf(const nlohmann::json& run) {
   settings.num_cycles = arguments.value("num_cycles", settings.num_cycles);
   settings.power = arguments.value("power", settings.power);
   settings.end = arguments.value("lr_end", settings.end);
+  settings.min = arguments.value("min_lr", settings.min);
+  settings.min_ratio =
+      arguments.value("min_lr_rate", arguments.value("min_lr_ratio", settings.min_ratio));
+  settings.decay_steps = arguments.value("num_decay_steps", settings.decay_steps);
+  if (arguments.contains("decay_type")) {
+    EXPECT_TRUE(spec::ParseEnum(arguments.at("decay_type").get<std::string>(), &settings.decay));
+  }
   return settings;
 }
 
 TEST(SchedulesParityTest, EveryStepHasTheRateOfTransformers) {
   std::ifstream file(SFT_PARITY_GOLDENS "/schedules/schedules.json");
   const nlohmann::json runs = nlohmann::json::parse(file);
-  ASSERT_GE(runs.size(), 70u);
+  ASSERT_GE(runs.size(), 100u);
   for (const nlohmann::json& run : runs) {
     const double peak = run.at("peak");
     const LrSchedule schedule(SettingsOf(run), peak, run.at("warmup_ratio"), run.at("total"));

@@ -17,7 +17,7 @@
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "worker/hub/hub_cache.h"
-#include "worker/node/safetensors_check.h"
+#include "worker/node/weights_check.h"
 
 namespace sft::worker {
 namespace {
@@ -25,44 +25,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxConfigBytes = 256 << 10;
-constexpr int64_t kMaxIndexBytes = 64 << 20;
-
-// Limits for one model, and for the folders searched for models.
-constexpr size_t kMaxShards = 10'000;
+// Of the folders searched for models.
 constexpr int64_t kMaxEntries = 10'000;
 
 constexpr char kConfig[] = "config.json";
-constexpr char kSingle[] = "model.safetensors";
-constexpr char kIndex[] = "model.safetensors.index.json";
 // Prefix of a model's folder in a hub cache, "models--org--name".
 constexpr std::string_view kHubPrefix = "models--";
-
-// The weight files of a folder, as ranks and transformers choose: one file, else those of the
-// index.
-absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
-                                                     std::string& index_text) {
-  if (io::Exists(dir + "/" + kSingle)) return std::vector<std::string>{kSingle};
-  if (io::Exists(dir + "/" + kIndex)) {
-    SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
-    const auto index = ParseJson(index_text);
-    const auto map = index.is_object() ? index.find("weight_map") : index.end();
-    if (map == index.end() || !map->is_object() || map->empty()) {
-      return DataLoss(fmt::format("{} has no weight_map", kIndex));
-    }
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : map->items()) {
-      if (!file.is_string() || !io::IsSafeRelative(file.get<std::string>())) {
-        return DataLoss(fmt::format("{} names a file that it may not", kIndex));
-      }
-      names.insert(file.get<std::string>());
-      if (names.size() > kMaxShards) {
-        return DataLoss(fmt::format("{} names more than {} files", kIndex, kMaxShards));
-      }
-    }
-    return std::vector<std::string>(names.begin(), names.end());
-  }
-  return NotFound("there are no safetensors weights (other formats are never read)");
-}
 
 // OK for a regular file below the roots, or one that does not exist but would be.
 absl::Status CheckFile(const std::string& path, const std::vector<std::string>& roots) {
@@ -82,17 +50,17 @@ absl::Status CheckFile(const std::string& path, const std::vector<std::string>& 
 
 absl::Status CheckWeights(const std::string& dir, const std::vector<std::string>& roots,
                           v1::Model& model, std::string& index_text) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, WeightFiles(dir, index_text));
+  SFT_ASSIGN_OR_RETURN(const WeightFiles files, FindWeightFiles(dir));
+  index_text = files.index_text;
   int64_t bytes = 0;
-  for (const std::string& file : files) {
+  for (const std::string& file : files.names) {
     const std::string path = dir + "/" + file;
     SFT_RETURN_IF_ERROR(CheckFile(path, roots));
     if (!io::Exists(path)) return NotFound(file + " is missing");
-    const absl::Status checked = CheckSafetensors(path);
-    if (!checked.ok()) return DataLoss(fmt::format("{} {}", file, Message(checked)));
     SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
     bytes += size;
   }
+  SFT_RETURN_IF_ERROR(CheckWeightFiles(dir, files, model.config_json()));
   model.set_bytes(bytes);
   return absl::OkStatus();
 }
@@ -154,8 +122,8 @@ std::vector<std::string> ModelRoots(const NodeSetup& setup) {
 
 absl::Status CheckFiles(const std::string& dir, const std::vector<std::string>& roots) {
   SFT_RETURN_IF_ERROR(io::ResolveBelow(dir, roots).status());
-  for (const std::string_view name :
-       {std::string_view(kConfig), std::string_view(kSingle), std::string_view(kIndex)}) {
+  for (const std::string_view name : {std::string_view(kConfig), std::string_view(kSingleWeights),
+                                      std::string_view(kWeightsIndex)}) {
     SFT_RETURN_IF_ERROR(CheckFile(fmt::format("{}/{}", dir, name), roots));
   }
   for (const std::string_view name : io::kModelCompanions) {

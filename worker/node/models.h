@@ -10,8 +10,9 @@
 namespace sft::worker {
 
 // Describes a Hugging Face model folder. `problem` says why a job cannot use it: config.json,
-// tokenizer.json or a shard is missing, a safetensors file is truncated, or there are no
-// safetensors. Reads only the files' headers.
+// tokenizer.json or a shard is missing, a safetensors file is truncated, there are no
+// safetensors, or they are not those that config.json asks for (weights_check.h). Reads only the
+// files' headers, where they changed since the last look.
 v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup);
 
 // The models below the model folders (two levels deep: "name", "org/name") and in the hub caches,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the goldens of converted tokenizers: what transformers makes of folders without tokenizer.json.
+"""Makes the goldens of tokenizers: what transformers makes of folders with and without tokenizer.json.
 
     build/deps/parity/bin/python tests/parity/tokenizers/make_goldens.py [--check | --inputs]
 
@@ -39,7 +39,13 @@ HARD = ["", " ", "  ", "\n", "\n\n\n", "\t\t", "a", " a", "a ", "  leading and t
         "🎉 👩‍👩‍👧 🇩🇪 🏳️‍🌈", "zero\u200bwidth\u00a0nbsp\u3000ideographic\u2028line", "\x00\x07\x7f",
         "def f(x):\n    return x ** 2  # squared\n\n\n\tprint(f(i))", "▁ ▁▁ _ <0x41> <unk>",
         "ＡＢＣ１２３ ｶﾅ", "a" * 70, "<s>[INST] Hi [/INST] Ok</s>", "<start_of_turn>user\nHi<end_of_turn>\n",
-        "<|endoftext|> <|im_start|>user\nHi<|im_end|>\n<think>\n\n</think>"]
+        "<|endoftext|> <|im_start|>user\nHi<|im_end|>\n<think>\n\n</think>",
+        "👩🏽‍🚀👨‍👩‍👧‍👦🏴‍☠️ ❤️ ❤︎ 1️⃣ \u200d\ufe0f", "e\u0301\u0301\u0327 Z\u0351\u036b\u0343 ʰᵃ", "กำแพงน้ำใจ ก็ได้ ที่สุด ๑๒๓",
+        "नमस्ते क्षत्रिय ज़ क\u093c", "שלום \u202eabc\u202c \u200fב\u2066x\u2069 مَرْحَبًا \u061c١", "，。「」『』〜 𠮷野家 ｶﾞ が か\u3099",
+        "한국어 \u1112\u1161\u11ab\u1100\u116e\u11a8", "\u212b \u00c5 A\u030a \u1e69 s\u0323\u0307 s\u0307\u0323 ﷺ",
+        "\tif (a\t&&\tb) {\r\n\t\treturn\t0;\r\n\t}\r\n", "9" * 60 + " 0.12345678901234567890 ١٢٣٤٥٦٧٨٩٠",
+        "Donaudampfschifffahrtsgesellschaft" * 4, "x" * 300, "end\x00of\x00text\x00", "\ud7ff\ue000\ufffd\U0010ffff\ufeff",
+        "</s>", "<s></s><unk>", "<|endoftext|>", " <eos>", "<0x0A>", "[INST]x[/INST]"]
 TEKKEN_SPLIT = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
                 r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
                 r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -120,6 +126,8 @@ CASES = {
             "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True,
             "pad_token": "<pad>", "additional_special_tokens": ["[INST]", "[/INST]"]}}),
 }
+# Folders with a tokenizer.json: those of the case named, as transformers saves it.
+SAVED = {"json_bpe": "qwen2", "json_sentencepiece": "llama", "json_unigram": "unigram", "json_tiktoken": "tiktoken"}
 
 
 def train_sentencepiece(name, **options):
@@ -180,6 +188,19 @@ def mixed(specials, count=24):
     return ["".join(rng.choice(pieces) for _ in range(rng.randint(2, 9))) for _ in range(count)]
 
 
+def saved(vocabulary, jsons, loader=AutoTokenizer):
+    """The JSON files of a case, among them tokenizer.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        for target, source in vocabulary.items():
+            shutil.copy(INPUTS / source, pathlib.Path(folder, target))
+        for file, content in jsons.items():
+            pathlib.Path(folder, file).write_text(json.dumps(content))
+        tokenizer = loader.from_pretrained(folder)
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
+    return {"config.json": jsons["config.json"], "tokenizer.json": json.loads(tokenizer.backend_tokenizer.to_str()),
+            "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **names}}
+
+
 def golden(name, vocabulary, jsons, loader=AutoTokenizer):
     with tempfile.TemporaryDirectory() as folder:
         for target, source in vocabulary.items():
@@ -205,7 +226,8 @@ def main():
         make_inputs()
     transformers.utils.logging.set_verbosity_error()
     TikTokenConverter.load_tiktoken_bpe = staticmethod(read_tiktoken)
-    goldens = {"transformers": transformers.__version__, "cases": [golden(name, *case) for name, case in CASES.items()]}
+    cases = CASES | {name: ({}, saved(*CASES[source])) for name, source in SAVED.items()}
+    goldens = {"transformers": transformers.__version__, "cases": [golden(name, *case) for name, case in cases.items()]}
     text = json.dumps(goldens, ensure_ascii=False, indent=0) + "\n"
     path = HERE / "goldens.json"
     if "--check" not in sys.argv[1:]:

@@ -67,7 +67,11 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   json["use_rslora"] = config.use_rslora;
   json["use_dora"] = config.use_dora;
   json["fan_in_fan_out"] = config.fan_in_fan_out;
-  json["init_lora_weights"] = true;
+  if (config.init == spec::LoraInit::kGaussian) {
+    json["init_lora_weights"] = "gaussian";
+  } else {
+    json["init_lora_weights"] = true;
+  }
   json["inference_mode"] = true;
   if (config.modules_to_save.empty()) {
     json["modules_to_save"] = nullptr;

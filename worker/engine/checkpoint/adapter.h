@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/spec/job_spec.h"
 #include "common/spec/module_patterns.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
@@ -32,6 +33,7 @@ struct AdapterConfig {
   std::string bias = "none";   // none, all, lora_only
   bool use_rslora = false;
   bool use_dora = false;
+  spec::LoraInit init = spec::LoraInit::kKaiming;  // written, not read
   // "PATTERN=NUMBER" as lora.rank_pattern and lora.alpha_pattern have them.
   std::vector<std::string> rank_pattern, alpha_pattern;
   // Ends of the names of modules that are trained whole, and whether a head that is tied to the

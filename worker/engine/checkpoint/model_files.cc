@@ -9,6 +9,7 @@
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/is_there.h"
+#include "common/plan/checkpoint_names.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 
@@ -124,9 +125,7 @@ ModelFiles ModelFiles::Open(const fs::path& dir) {
   for (const auto& [name, shard] : index) {
     const size_t number = numbers.at(shard);
     if (!result.files_[number]->Contains(name)) {
-      throw UserError(fmt::format("{} places \"{}\" in {}, which does not hold it",
-                                  (dir / kIndex).string(), name, shard),
-                      "broken_index",
+      throw UserError(plan::NotInItsShard((dir / kIndex).string(), name, shard), "broken_index",
                       "Index and shards are of different models: fetch them again.");
     }
     result.place_.emplace(name, number);
@@ -141,8 +140,7 @@ void ModelFiles::CheckOnce() const {
       const auto [holder, first] = holders.emplace(name, file.get());
       if (first) continue;
       throw UserError(
-          fmt::format("{} and {} both hold the tensor \"{}\"", holder->second->path().string(),
-                      file->path().filename().string(), name),
+          plan::HeldTwice(holder->second->path().string(), file->path().filename().string(), name),
           "doubled_tensor",
           "The shards are not of one checkpoint: fetch the model into an empty folder.");
     }

@@ -18,18 +18,13 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kKeyTile = 128;  // the first key of a slab is a multiple of it
-
 std::vector<Slab> SlabsOf(int64_t longest, int64_t queries, int64_t window) {
   std::vector<Slab> slabs;
   for (int64_t first = 0; first < longest; first += queries) {
     Slab slab;
     slab.first = static_cast<int32_t>(first);
     slab.queries = static_cast<int32_t>(std::min(queries, longest - first));
-    if (window > 0) {
-      const int64_t seen = std::max<int64_t>(0, first - window + 1);
-      slab.first_key = static_cast<int32_t>(seen / kKeyTile * kKeyTile);
-    }
+    slab.first_key = static_cast<int32_t>(plan::SlabFirstKey(first, window));
     if (!slabs.empty()) slabs.back().next_first_key = slab.first_key;
     slabs.push_back(slab);
   }
@@ -54,8 +49,7 @@ class SlabCalls {
     const plan::BackwardHeads heads = HeadsOf(tensors[kQ], tensors[kK]);
     const int64_t queries = plan::SlabQueries(heads, batch.longest);
     slabs_ = SlabsOf(batch.longest, queries, window);
-    int64_t keys = 0;
-    for (const Slab& slab : slabs_) keys = std::max<int64_t>(keys, slab.keys());
+    const int64_t keys = plan::MostSlabKeys(batch.longest, queries, window);
     heads_ = plan::SlabKeyHeads(heads, queries, keys);
     CudnnPlanKey key;
     key.device = tensors_[kQ].get_device();

@@ -137,29 +137,14 @@ bool Has(const ModelLayout& layout, const std::string& name, const at::Tensor& v
 // What lora.modules_to_save names is trained like a model of its own.
 void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   if (lora.modules_to_save.empty()) return;
-  const auto name_of = [&](const ParamInfo& param) {
-    return plan::RuntimeModule(layout.prefix, param.module());
-  };
-  const std::string tied_to =
-      layout.tied_head() ? name_of(layout.units[0].params[0]) : std::string();
-  std::vector<plan::NamedModule> modules;
-  for (const UnitInfo& unit : layout.units) {
-    for (const ParamInfo& param : unit.params) {
-      if (!param.of_base() || param.role == ParamRole::kBias ||
-          param.role == ParamRole::kConstant) {
-        continue;
-      }
-      modules.push_back({name_of(param), param.role == ParamRole::kLinear});
-    }
-  }
-  if (const auto problem = plan::CheckWholeModules(modules, tied_to, lora)) {
+  if (const auto problem = plan::CheckWholeModules(layout.named, lora)) {
     throw UserError(problem->key + ": " + problem->message, "bad_target_module");
   }
   for (UnitInfo& unit : layout.units) {
     for (ParamInfo& param : unit.params) {
       if (!param.of_base() || param.role == ParamRole::kConstant) continue;
-      const std::string name = name_of(param);
-      param.trainable |= plan::TrainsWhole(name, name == tied_to, lora);
+      const std::string name = plan::RuntimeModule(layout.prefix, param.module());
+      param.trainable |= plan::TrainsWhole(name, name == layout.named.tied_to, lora);
     }
   }
 }
@@ -261,7 +246,7 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
       if (param.role != ParamRole::kLoraA) continue;
       const std::string module(param.module());
       const ParamInfo& second = unit.params[unit.Find(module + ".lora_B.weight")];
-      LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed),
+      LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed, lora.init),
                     at::zeros(second.shape)};
       const auto from = old.find(module);
       if (from == old.end() && lora.use_dora) {
@@ -309,15 +294,18 @@ LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {
   return {lora.alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.dropout};
 }
 
-at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed) {
+at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed, spec::LoraInit init) {
   if (factor.role == ParamRole::kLoraB) return at::zeros(factor.shape, at::kFloat);
   // FNV-1a: std::hash may differ between libraries.
   uint64_t name = 0xcbf29ce484222325ULL;
   for (unsigned char c : factor.name) name = (name ^ c) * 0x100000001b3ULL;
-  const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
+  const at::Generator generator = at::detail::createCPUGenerator(MixSeed(seed, name));
   at::Tensor a = at::empty(factor.shape, at::kFloat);
-  a.uniform_(-bound, bound, at::detail::createCPUGenerator(MixSeed(seed, name)));
-  return a;
+  if (init == spec::LoraInit::kGaussian) {
+    return a.normal_(0.0, 1.0 / static_cast<double>(factor.shape[0]), generator);
+  }
+  const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
+  return a.uniform_(-bound, bound, generator);
 }
 
 }  // namespace sft::engine

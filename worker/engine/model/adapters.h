@@ -40,7 +40,8 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora);
 
 // First values of an adapter's factor, fp32: A kaiming-uniform with a = sqrt(5), that is uniform in
-// +-1 / sqrt(in); B zero. A function of (seed, name): the same on every rank.
-at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed);
+// +-1 / sqrt(in), or gaussian, that is normal with a deviation of 1 / r; B zero. A function of
+// (seed, name): the same on every rank.
+at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed, spec::LoraInit init);
 
 }  // namespace sft::engine

@@ -32,11 +32,11 @@ ParamRole RoleOf(plan::TensorRole role) {
 ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
   layout.prefix = config.prefix;
-  layout.optional_prefix = plan::NamesOf(config).optional_prefix;
+  layout.in_files = plan::NamesInFiles(config);
+  layout.named = plan::NamedModulesOf(config);
   layout.stored = config.stored;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
-    UnitInfo unit{
-        std::move(tensors.name), {}, std::move(tensors.shared_matrices), std::move(tensors.unused)};
+    UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};
     for (plan::TensorInfo& tensor : tensors.tensors) {
       unit.params.push_back({.name = std::move(tensor.name),
                              .shape = std::move(tensor.shape),

@@ -22,46 +22,6 @@ using at::Tensor;
 
 bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
 
-// The name of a parameter in the files, some of which leave out the start of all names.
-std::string FileName(const ModelFiles& files, const ModelLayout& layout, const std::string& name) {
-  const std::string& optional = layout.optional_prefix;
-  if (optional.empty() || files.Contains(name) || !name.starts_with(optional)) return name;
-  return name.substr(optional.size());
-}
-
-// A tensor of a module that the model does not use.
-bool IsUnused(const ModelLayout& layout, std::string_view name) {
-  return std::any_of(layout.units.begin(), layout.units.end(), [name](const UnitInfo& unit) {
-    return std::any_of(unit.unused.begin(), unit.unused.end(), [name](const std::string& module) {
-      return name.starts_with(module) && name.substr(module.size()).starts_with('.');
-    });
-  });
-}
-
-// A mask of GPT-2's that is computed, of a block that the model has; its name may lack the start
-// that names may lack.
-bool IsMask(const ModelLayout& layout, std::string_view name) {
-  const std::string_view optional = layout.optional_prefix;
-  if (optional.empty()) return false;
-  if (name.starts_with(optional)) name.remove_prefix(optional.size());
-  return std::any_of(layout.units.begin(), layout.units.end(), [&](const UnitInfo& unit) {
-    std::string_view block = unit.name;
-    if (!block.starts_with(optional)) return false;
-    block.remove_prefix(optional.size());
-    if (!name.starts_with(block)) return false;
-    const std::string_view rest = name.substr(block.size());
-    return rest == ".attn.bias" || rest == ".attn.masked_bias";
-  });
-}
-
-// A head that is tied, tables and masks that are computed and the other parts of a multimodal model
-// may be stored as well.
-bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
-  return name == plan::PrefixedName(layout.prefix, "lm_head.weight") ||
-         name.ends_with("rotary_emb.inv_freq") || IsMask(layout, name) ||
-         layout.IsOtherPart(name) || IsUnused(layout, name);
-}
-
 std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,
                                                at::ScalarType compute, Communicator& comm) {
   auto source = std::make_unique<ShardedSource>(layout, comm);
@@ -163,7 +123,8 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.of_base()) continue;
-      const std::string name = FileName(files_, layout, param.name);
+      const std::string name = layout.in_files.InFiles(
+          param.name, [&](const std::string& n) { return files_.Contains(n); });
       StoredTensor stored = FindStored(files_, param, name, layout.stored);
       if (stored.form == plan::StoredForm::kNf4) nested_ = nested_ && stored.nested_as_held;
       known.insert(name);
@@ -172,10 +133,9 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
     }
   }
   for (const std::string& name : files_.Names()) {
-    if (!known.contains(name) && !MayBeExtra(layout, name)) {
-      throw UserError(model_dir.string() + ": the weights hold " + name +
-                          ", which the architecture in config.json does not have",
-                      "bad_model", "config.json and weights must be of one model");
+    if (!known.contains(name) && !layout.in_files.MayBeExtra(name)) {
+      throw UserError(model_dir.string() + ": " + plan::UnknownTensor(name), "bad_model",
+                      "config.json and weights must be of one model");
     }
   }
 }

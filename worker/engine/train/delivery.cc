@@ -109,6 +109,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
                                                      : "none";
   config.use_rslora = lora.use_rslora;
   config.use_dora = lora.use_dora;
+  config.init = lora.init;
   config.rank_pattern = lora.rank_pattern;
   config.alpha_pattern = lora.alpha_pattern;
   config.modules_to_save = WrittenWhole(layout, lora);

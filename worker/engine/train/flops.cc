@@ -1,20 +1,8 @@
 #include "worker/engine/train/flops.h"
 
-#include <algorithm>
+#include "common/plan/attention_calls.h"
 
 namespace sft::engine {
-
-namespace {
-
-// Pairs of a query and a key it sees in a document.
-double Pairs(int64_t length, int64_t window) {
-  const double n = static_cast<double>(length);
-  if (window == 0 || window >= length) return n * (n + 1) / 2;
-  const double w = static_cast<double>(window);
-  return w * (w + 1) / 2 + (n - w) * w;
-}
-
-}  // namespace
 
 StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
   const int first = layout.first_trainable();
@@ -42,7 +30,8 @@ Flops StepFlops::Of(std::span<const int64_t> lengths, int64_t targets) const {
   Flops flops{.products = per_target_ * static_cast<double>(targets)};
   for (int64_t length : lengths) {
     flops.products += per_token_ * static_cast<double>(length);
-    for (const auto& [window, pair] : windows_) flops.attention += pair * Pairs(length, window);
+    for (const auto& [window, pair] : windows_)
+      flops.attention += pair * plan::SeenPairs(length, window);
   }
   return flops;
 }

@@ -27,7 +27,7 @@ std::vector<StoredTensor> OtherParts(const ModelFiles& files, const ModelLayout&
     if (!layout.IsOtherPart(name)) continue;
     const TensorInfo& info = files.Info(name);
     const bool fp8 = info.dtype == at::kFloat8_e4m3fn && info.shape.size() == 2 &&
-                     files.Contains(name + "_scale_inv");
+                     files.Contains(name + plan::kFp8Scales);
     if (fp8 && layout.stored.form == plan::StoredForm::kFp8) {
       parts.push_back(FindStored(files, {name, info.shape}, name, layout.stored));
       beside.insert(parts.back().beside.begin(), parts.back().beside.end());

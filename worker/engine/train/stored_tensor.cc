@@ -15,6 +15,7 @@
 
 #include "common/base/json.h"
 #include "common/base/round.h"
+#include "common/plan/checkpoint_names.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
@@ -24,9 +25,9 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
+using plan::kNf4State;
 using plan::StoredForm;
 
-constexpr char kNf4State[] = ".quant_state.bitsandbytes__nf4";
 constexpr int64_t kMaxStateBytes = 1 << 20;
 
 [[noreturn]] void BadTensor(const ModelFiles& files, const std::string& problem,
@@ -95,9 +96,7 @@ void FindNf4(const ModelFiles& files, StoredTensor& tensor) {
   tensor.beside.push_back(state_name);
   if (const auto shape = StateValue<std::vector<int64_t>>(files, state, state_name, "shape");
       shape != tensor.shape) {
-    BadTensor(files,
-              fmt::format("{} has shape {}, config.json asks for {}", name, ShapeText(shape),
-                          ShapeText(tensor.shape)),
+    BadTensor(files, plan::OtherShape(name, shape, tensor.shape),
               "config.json and weights must be of one model");
   }
   const int64_t n = Numel(tensor.shape);
@@ -136,12 +135,12 @@ void FindNf4(const ModelFiles& files, StoredTensor& tensor) {
 // FP8: "X.weight_scale_inv" beside "X.weight". The scales of activations are for products in FP8.
 void FindFp8(const ModelFiles& files, const plan::StoredWeights& stored, StoredTensor& tensor) {
   tensor.form = StoredForm::kFp8;
-  const std::string scale = tensor.name + "_scale_inv";
+  const std::string scale = tensor.name + plan::kFp8Scales;
   const int64_t rows = tensor.shape.front(), columns = Numel(tensor.shape) / rows;
   tensor.scale_rows = stored.block > 0 ? stored.block : rows;
   tensor.scale_columns = stored.block > 0 ? stored.block : columns;
   if (!files.Contains(scale)) {
-    BadTensor(files, fmt::format("the weights hold {} in FP8, but not {}", tensor.name, scale));
+    BadTensor(files, plan::NoScales(tensor.name, scale));
   }
   const TensorInfo& info = files.Info(scale);
   const std::vector<int64_t> expected = {CeilDiv(rows, tensor.scale_rows),
@@ -155,8 +154,9 @@ void FindFp8(const ModelFiles& files, const plan::StoredWeights& stored, StoredT
   }
   tensor.beside.push_back(scale);
   const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
-  for (const char* unused : {".activation_scale", ".input_scale"}) {
-    if (files.Contains(module + unused)) tensor.beside.push_back(module + unused);
+  for (const std::string_view unused : plan::kFp8Unused) {
+    const std::string name = module + std::string(unused);
+    if (files.Contains(name)) tensor.beside.push_back(name);
   }
 }
 
@@ -207,7 +207,7 @@ Tensor DequantizeFp8(const StoredTensor& tensor, int64_t first, int64_t count,
   const int64_t first_block = first_row / tensor.scale_rows;
   const int64_t blocks = CeilDiv(first_row + rows, tensor.scale_rows) - first_block;
   const Tensor scales =
-      AsFloat(read(tensor.name + "_scale_inv", first_block * across, blocks * across))
+      AsFloat(read(tensor.name + plan::kFp8Scales, first_block * across, blocks * across))
           .view({blocks, across});
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t from = std::max((first_block + block) * tensor.scale_rows, first_row);
@@ -223,7 +223,7 @@ Tensor DequantizeFp8(const StoredTensor& tensor, int64_t first, int64_t count,
 StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const std::string& name,
                         const plan::StoredWeights& stored) {
   if (!files.Contains(name)) {
-    BadTensor(files, "the weights hold no tensor " + param.name + ", which config.json asks for",
+    BadTensor(files, plan::NoSuchTensor(param.name),
               "download the model again, or correct config.json");
   }
   StoredTensor tensor;
@@ -237,10 +237,9 @@ StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const s
   tensor.transposed = param.transposed;
   if (tensor.transposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
   if (info.shape != tensor.shape) {
-    throw UserError(fmt::format("{}: {} has shape {}, config.json asks for {}",
-                                files.File(name).path().string(), name, ShapeText(info.shape),
-                                ShapeText(tensor.shape)),
-                    "bad_model", "config.json and weights must be of one model");
+    throw UserError(
+        files.File(name).path().string() + ": " + plan::OtherShape(name, info.shape, tensor.shape),
+        "bad_model", "config.json and weights must be of one model");
   }
   if (stored.form == StoredForm::kFp8 && info.dtype == at::kFloat8_e4m3fn) {
     FindFp8(files, stored, tensor);
@@ -248,10 +247,7 @@ StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const s
   }
   const bool is_float = at::isFloatingType(info.dtype) && c10::elementSize(info.dtype) > 1;
   if (!is_float) {
-    BadTensor(files,
-              fmt::format("{} has type {}, and config.json has no quantization_config that says "
-                          "how to read it",
-                          name, SafetensorsDtype(info.dtype)),
+    BadTensor(files, plan::OtherType(name, SafetensorsDtype(info.dtype)),
               "use the original weights: they are quantised when loaded");
   }
   return tensor;

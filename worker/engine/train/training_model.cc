@@ -215,7 +215,7 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
       return magnitudes.at(info.name).narrow(0, first, count);
     }
     if (!info.of_base()) {
-      return InitialFactor(info, seed).view({-1}).narrow(0, first, count);
+      return InitialFactor(info, seed, spec_.lora.init).view({-1}).narrow(0, first, count);
     }
     return base.Read(info, first, count);
   });

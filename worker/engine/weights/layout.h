@@ -8,9 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "common/plan/checkpoint_names.h"
 #include "common/plan/parameters.h"
 #include "common/plan/stored_weights.h"
 #include "common/plan/tensors.h"
+#include "common/plan/whole_modules.h"
 
 // A model's parameters, cut into units: the pieces that are acquired, gathered, reduced and
 // released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
@@ -87,7 +89,6 @@ struct UnitInfo {
   std::vector<ParamInfo> params;
   // The weights of the linear layers by the matrix they share, as positions in `params`.
   std::vector<std::vector<int>> shared_matrices;
-  std::vector<std::string> unused;  // modules that files may hold and that are not read
 
   // Position of a parameter by name, -1 when the unit has none.
   int Find(std::string_view name) const;
@@ -99,14 +100,12 @@ struct UnitInfo {
 // All units of a model in the order of the forward pass.
 struct ModelLayout {
   std::vector<UnitInfo> units;
-  std::string prefix;           // of the names of all base parameters (plan::ModelShape::prefix)
-  std::string optional_prefix;  // which files may leave out (plan::TensorNames)
+  std::string prefix;  // of the names of all base parameters (plan::ModelShape::prefix)
+  plan::CheckpointNames in_files;
+  plan::NamedModules named;  // of the base, which may be trained whole beside adapters
   plan::StoredWeights stored;
 
-  // True for a tensor of the checkpoint that is no part of the decoder: of a vision tower, say.
-  bool IsOtherPart(std::string_view name) const {
-    return !name.starts_with(prefix) && name != plan::PrefixedName(prefix, "lm_head.weight");
-  }
+  bool IsOtherPart(std::string_view name) const { return in_files.IsOtherPart(name); }
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }

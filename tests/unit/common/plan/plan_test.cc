@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "common/plan/attention_calls.h"
+#include "common/plan/attention_cost.h"
 #include "tests/unit/common/plan/jobs.h"
 #include "tests/unit/common/plan/shapes.h"
 
@@ -71,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(OnOneH100, ReadingTest,
 
 int64_t WorkspaceOf(const ModelShape& shape, int64_t documents, int64_t length,
                     bool deterministic) {
-  return AttentionWorkspace(shape, shape.Layer(0), documents, length, deterministic);
+  return AttentionWorkspace(shape, 0, documents, length, deterministic);
 }
 
 struct Budget {
@@ -602,13 +603,15 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
   const int64_t one_head = WorkspaceOf(Qwen3Of32B(), 1, 16384, true);
   EXPECT_GT(one_head, int64_t{5} << 28);
   EXPECT_LE(one_head, int64_t{9} << 29);
-  // Heads of 128 go in turns.
-  EXPECT_FALSE(BackwardInSlabs(Qwen3Of32B(), 131072, true));
-  ModelShape narrow = Qwen3Of32B();
-  narrow.head_dim = 64;
-  EXPECT_FALSE(BackwardInSlabs(narrow, 16384, true));
-  EXPECT_TRUE(BackwardInSlabs(narrow, 20480, true));
-  EXPECT_FALSE(BackwardInSlabs(narrow, 131072, false));
+}
+
+TEST(BlockTest, LongDocumentsOfHeadsThatTakeNoTurnsGoInSlabs) {
+  const BackwardHeads narrow{8, 8, 64, true};
+  EXPECT_FALSE(narrow.InTurns(131072, 0));
+  EXPECT_FALSE(narrow.InSlabs(16384));
+  EXPECT_TRUE(narrow.InSlabs(20480));
+  EXPECT_FALSE((BackwardHeads{8, 8, 64, false}.InSlabs(131072)));
+  EXPECT_TRUE((BackwardHeads{8, 8, 128, true}.InTurns(131072, 0)));
 }
 
 // In a fixed order the gradients of the scores of a whole call would grow with its square.

@@ -407,7 +407,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "generate_metrics = [\"regex\"]",
                   "training.validation.generate_metrics",
                   "regex reads a pattern: set training.validation.generate_pattern"},
-        WrongFile{"DeviceMap", "[model]\ndevice_map = \"balanced\"", "model.device_map",
+        WrongFile{"DeviceMap", "[model]\ndevice_map = \"sequential\"", "model.device_map",
                   "not supported yet"},
         WrongFile{"DeviceMapTable", "[device_map]\nembed = 0", "model.device_map",
                   "not supported yet"},

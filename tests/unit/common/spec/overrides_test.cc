@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/spec/fields.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
@@ -120,7 +122,10 @@ std::vector<std::string> Unsupported(const Field& field) {
   const bool only_true = field.supported == "true";
   std::erase_if(typed, [&](const std::string& text) {
     const bool is_true = text == "true" || text == "1" || text == "yes" || text == "on";
-    return field.type == Type::kBool ? is_true == only_true : text == field.supported;
+    const auto supported = SplitWords(field.supported, '|');
+    return field.type == Type::kBool
+               ? is_true == only_true
+               : std::find(supported.begin(), supported.end(), text) != supported.end();
   });
   return typed;
 }

@@ -33,6 +33,42 @@ TEST(ScheduleTest, EveryScheduleIsReadWithItsNumbers) {
             LrScheduler::kConstant);
 }
 
+TEST(ScheduleTest, LeastRatesAndDecaysAreReadByTransformersNames) {
+  const Resolution rate =
+      ResolveText(Minimal("[train]\nlr_scheduler_type = \"cosine_with_min_lr\"\n"
+                          "lr_scheduler_kwargs = { min_lr = 1e-6 }"));
+  ASSERT_TRUE(rate.ok()) << Describe(rate.problems);
+  EXPECT_EQ(Of(rate).lr_scheduler.kind, LrScheduler::kCosineWithMinLr);
+  EXPECT_EQ(Of(rate).lr_scheduler.min, 1e-6);
+  EXPECT_TRUE(rate.warnings.empty()) << Describe(rate.warnings);
+
+  const Resolution ratio =
+      ResolveText(Minimal("[train]\nlr_scheduler_type = \"cosine_with_min_lr\"\n"
+                          "lr_scheduler_kwargs = { min_lr_rate = 0.1 }"));
+  ASSERT_TRUE(ratio.ok()) << Describe(ratio.problems);
+  EXPECT_EQ(Of(ratio).lr_scheduler.min_ratio, 0.1);
+
+  const Resolution stable = ResolveText(
+      Minimal("[train]\nlr_scheduler_type = \"warmup_stable_decay\"\n"
+              "lr_scheduler_kwargs = { num_decay_steps = 50, min_lr_ratio = 0.2, decay_type = "
+              "\"1-sqrt\" }"));
+  ASSERT_TRUE(stable.ok()) << Describe(stable.problems);
+  EXPECT_EQ(Of(stable).lr_scheduler.kind, LrScheduler::kWarmupStableDecay);
+  EXPECT_EQ(Of(stable).lr_scheduler.min_ratio, 0.2);
+  EXPECT_EQ(Of(stable).lr_scheduler.decay_steps, 50);
+  EXPECT_EQ(Of(stable).lr_scheduler.decay, LrDecay::kOneMinusSqrt);
+  EXPECT_TRUE(stable.warnings.empty()) << Describe(stable.warnings);
+}
+
+TEST(ScheduleTest, ATypedLeastRateReplacesTheFilesShare) {
+  const Resolution r =
+      ResolveText(Minimal("[train]\nlr_scheduler = \"cosine_with_min_lr\"\nlr_min_ratio = 0.1"),
+                  {Set("lr_min", "1e-6")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(Of(r).lr_scheduler.min, 1e-6);
+  EXPECT_EQ(Of(r).lr_scheduler.min_ratio, 0);
+}
+
 TEST(ScheduleTest, ANumberOfAnotherScheduleIsNamed) {
   const Resolution r =
       ResolveText(Minimal("[train]\nlr_scheduler = \"cosine\"\nlr_num_cycles = 3"));
@@ -107,7 +143,20 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"UnknownSchedule", "[train]\nlr_scheduler = \"greedy\"",
                   "hyperparameters.lr_scheduler",
                   "must be \"constant\", \"linear\", \"cosine\", \"cosine_with_restarts\", "
-                  "\"polynomial\" or \"inverse_sqrt\", but is \"greedy\""},
+                  "\"polynomial\", \"inverse_sqrt\", \"cosine_with_min_lr\" or "
+                  "\"warmup_stable_decay\", but "
+                  "is \"greedy\""},
+        WrongFile{"NoLeastRate", "[train]\nlr_scheduler = \"cosine_with_min_lr\"",
+                  "hyperparameters.lr_scheduler", "needs lr_min, or lr_min_ratio"},
+        WrongFile{"TwoLeastRates",
+                  "[train]\nlr_scheduler = \"cosine_with_min_lr\"\nlr_min = 1e-6\n"
+                  "lr_min_ratio = 0.1",
+                  "hyperparameters.lr_min_ratio", "both say where the rate ends; keep one"},
+        WrongFile{"LeastRateAboveThePeak",
+                  "[train]\nlr_scheduler = \"wsd\"\nlearning_rate = 1e-5\nlr_min = 1e-4",
+                  "hyperparameters.lr_min", "must be below it"},
+        WrongFile{"HalfAStepOfDecay", "[train]\nlr_scheduler = \"wsd\"\nlr_decay_steps = 2.5",
+                  "hyperparameters.lr_decay_steps", "or a share below 1, but is 2.5"},
         WrongFile{"HalfAStep", "[train]\nwarmup_steps = 10.5", "hyperparameters.warmup_steps",
                   "must be a whole number of steps, or a share below 1, but is 10.5"},
         WrongFile{"EndAboveThePeak",

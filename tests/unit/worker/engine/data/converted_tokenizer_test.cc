@@ -49,13 +49,15 @@ class ConvertedTokenizerTest : public ::testing::Test {
 
 TEST_F(ConvertedTokenizerTest, TokensEqualTheReference) {
   const Json goldens = ParseOrderedJson(ReadWhole(ConverterGoldens() / "goldens.json"));
-  ASSERT_GE(goldens.at("cases").size(), 18U);
+  ASSERT_GE(goldens.at("cases").size(), 22U);
   for (const Json& golden : goldens.at("cases")) {
     SCOPED_TRACE(golden.at("name").get<std::string>());
     const TestFolder folder;
     MakeFolder(golden, folder);
     const ChatTokenizer model = ChatTokenizer::Open(folder.path());
-    EXPECT_THAT(model.note(), HasSubstr(golden.at("files").begin().key()));
+    // Nothing is converted where there is a tokenizer.json.
+    const bool converted = !golden.at("files").empty();
+    EXPECT_THAT(model.note(), HasSubstr(converted ? golden.at("files").begin().key() : ""));
     const Tokenizer& tokenizer = model.tokenizer();
     Json added = Json::array();
     for (const AddedToken& token : tokenizer.added_tokens()) {
@@ -65,7 +67,7 @@ TEST_F(ConvertedTokenizerTest, TokensEqualTheReference) {
     EXPECT_EQ(tokenizer.prefix(), golden.at("prefix").get<std::vector<int32_t>>());
     EXPECT_EQ(tokenizer.suffix(), golden.at("suffix").get<std::vector<int32_t>>());
     EXPECT_EQ(model.adds_bos(), !golden.at("prefix").empty());
-    ASSERT_GE(golden.at("encodings").size(), 50U);
+    ASSERT_GE(golden.at("encodings").size(), 70U);
     for (const Json& encoding : golden.at("encodings")) {
       const auto text = encoding.at("text").get<std::string>();
       EXPECT_EQ(tokenizer.Encode(text).ids, encoding.at("ids").get<std::vector<int32_t>>()) << text;

@@ -103,17 +103,33 @@ TEST(PrepareLayoutTest, ATargetThatMatchesNothingIsRefusedWithTheModulesThereAre
   EXPECT_EQ(Refusal({"all-linear"}), "accepted");
 }
 
+at::Tensor FactorA(uint64_t seed, spec::LoraInit init) {
+  return InitialFactor({"x.lora_A.weight", {8, 400}, ParamRole::kLoraA}, seed, init);
+}
+
 TEST(InitialFactorTest, IsKaimingUniformInARepeatsAndIsZeroInB) {
-  const ParamInfo a{"x.lora_A.weight", {8, 400}, ParamRole::kLoraA};
-  const at::Tensor values = InitialFactor(a, 42);
+  const at::Tensor values = FactorA(42, spec::LoraInit::kKaiming);
   EXPECT_LE(values.abs().max().item<float>(), 1.0 / std::sqrt(400.0));
   EXPECT_GT(values.abs().max().item<float>(), 0.95 / std::sqrt(400.0));
   EXPECT_NEAR(values.mean().item<float>(), 0.0, 0.002);
-  EXPECT_TRUE(at::equal(values, InitialFactor(a, 42)));
-  EXPECT_FALSE(at::equal(values, InitialFactor(a, 43)));
-  EXPECT_EQ(
-      InitialFactor({"x.lora_B.weight", {9, 8}, ParamRole::kLoraB}, 42).abs().sum().item<float>(),
-      0.0f);
+  EXPECT_TRUE(at::equal(values, FactorA(42, spec::LoraInit::kKaiming)));
+  EXPECT_FALSE(at::equal(values, FactorA(43, spec::LoraInit::kKaiming)));
+  for (const auto init : {spec::LoraInit::kKaiming, spec::LoraInit::kGaussian}) {
+    const ParamInfo b{"x.lora_B.weight", {9, 8}, ParamRole::kLoraB};
+    EXPECT_EQ(InitialFactor(b, 42, init).abs().sum().item<float>(), 0.0f);
+  }
+}
+
+// As PEFT's "gaussian": normal with a deviation of 1 / r.
+TEST(InitialFactorTest, GaussianIsNormalWithOneOverTheRank) {
+  const at::Tensor values = FactorA(42, spec::LoraInit::kGaussian);
+  EXPECT_NEAR(values.mean().item<float>(), 0.0, 0.01);
+  EXPECT_NEAR(values.std().item<float>(), 1.0 / 8, 0.005);
+  // Two thirds lie within the deviation, one in 22 beyond two of them; uniform values never do.
+  EXPECT_NEAR((values.abs() < 1.0 / 8).to(at::kFloat).mean().item<float>(), 0.683, 0.03);
+  EXPECT_NEAR((values.abs() > 2.0 / 8).to(at::kFloat).mean().item<float>(), 0.0455, 0.015);
+  EXPECT_TRUE(at::equal(values, FactorA(42, spec::LoraInit::kGaussian)));
+  EXPECT_FALSE(at::equal(values, FactorA(43, spec::LoraInit::kGaussian)));
 }
 
 // An adapter of r 2 for the queries of both layers.

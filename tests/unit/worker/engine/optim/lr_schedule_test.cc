@@ -85,10 +85,56 @@ TEST(LrScheduleTest, ThePolynomialEndsAtItsEndAndTheInverseRootNowhere) {
   EXPECT_DOUBLE_EQ(root.At(17), 0.5);
 }
 
+TEST(LrScheduleTest, TheCosineWithALeastRateEndsThere) {
+  const LrSchedule ratio({.kind = LrScheduler::kCosineWithMinLr, .min_ratio = 0.1}, 2, 0, 8);
+  EXPECT_DOUBLE_EQ(ratio.At(1), 2);
+  EXPECT_DOUBLE_EQ(ratio.At(5), 1.1);
+  EXPECT_DOUBLE_EQ(ratio.At(9), 0.2);
+  EXPECT_DOUBLE_EQ(ratio.At(90), 0.2);
+  const LrSchedule rate({.kind = LrScheduler::kCosineWithMinLr, .min = 0.2}, 2, 0, 8);
+  EXPECT_EQ(rate.At(7), ratio.At(7));
+}
+
+TEST(LrScheduleTest, StaysAtThePeakUntilTheLastSteps) {
+  const LrSchedule share({.kind = LrScheduler::kWarmupStableDecay, .decay = spec::LrDecay::kLinear},
+                         1, 0.1, 40);
+  EXPECT_DOUBLE_EQ(share.At(2), 0.5);
+  for (const int64_t step : {4, 5, 36, 37}) EXPECT_DOUBLE_EQ(share.At(step), 1) << step;
+  EXPECT_DOUBLE_EQ(share.At(38), 0.75);
+  EXPECT_DOUBLE_EQ(share.At(40), 0.25);
+  EXPECT_EQ(share.At(41), 0);
+  const LrSchedule least({.kind = LrScheduler::kWarmupStableDecay,
+                          .min_ratio = 0.2,
+                          .decay_steps = 4,
+                          .decay = spec::LrDecay::kOneMinusSqrt},
+                         1, 0.1, 40);
+  EXPECT_DOUBLE_EQ(least.At(2), 0.6);  // from the least rate, not from 0
+  EXPECT_DOUBLE_EQ(least.At(38), 0.6);
+  EXPECT_DOUBLE_EQ(least.At(41), 0.2);
+  EXPECT_DOUBLE_EQ(least.At(400), 0.2);
+}
+
+// More steps of decay than there are: it begins behind the warm-up.
+TEST(LrScheduleTest, ADecayLongerThanTheRunBeginsAtThePeak) {
+  const LrSchedule schedule({.kind = LrScheduler::kWarmupStableDecay,
+                             .warmup_steps = 2,
+                             .decay_steps = 100,
+                             .decay = spec::LrDecay::kLinear},
+                            1, 0, 6);
+  EXPECT_DOUBLE_EQ(schedule.At(3), 1);
+  EXPECT_DOUBLE_EQ(schedule.At(6), 0.25);
+  // Nothing but the warm-up.
+  EXPECT_DOUBLE_EQ(
+      LrSchedule({.kind = LrScheduler::kWarmupStableDecay, .warmup_steps = 8}, 1, 0, 4).At(4), 0.5);
+}
+
 TEST(LrScheduleTest, RefusesNumbersThatNoJobMayHave) {
   EXPECT_THROW(LrSchedule({.warmup_steps = -1}, 1, 0, 10), InternalError);
   EXPECT_THROW(LrSchedule({.num_cycles = 0}, 1, 0, 10), InternalError);
   EXPECT_THROW(LrSchedule({.power = 0}, 1, 0, 10), InternalError);
+  EXPECT_THROW(LrSchedule({.min = -1}, 1, 0, 10), InternalError);
+  EXPECT_THROW(LrSchedule({.min_ratio = 1.5}, 1, 0, 10), InternalError);
+  EXPECT_THROW(LrSchedule({.decay_steps = -1}, 1, 0, 10), InternalError);
 }
 
 TEST(LrScheduleTest, RefusesAnEmptyRunAndARatioOutsideItsRange) {

@@ -62,7 +62,8 @@ TEST(BaseWeightsTest, MasksOfTheModelsOwnBlocksAreSkipped) {
       for (const ParamInfo& param : unit.params) {
         std::vector<int64_t> shape = param.shape;
         if (param.transposed) std::reverse(shape.begin(), shape.end());
-        tensors.push_back({param.name.substr(layout.optional_prefix.size()), at::zeros(shape)});
+        tensors.push_back(
+            {param.name.substr(layout.in_files.optional_prefix.size()), at::zeros(shape)});
       }
     }
     for (const std::string& name : more) tensors.push_back({name, at::zeros({1, 1, 4, 4})});

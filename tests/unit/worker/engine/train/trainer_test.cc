@@ -199,6 +199,25 @@ TEST_F(TrainerTest, AnOptimizerOnTheHostValidatesAndDeliversTheSameBits) {
   }
 }
 
+// DoRA's gains are worked out from the magnitudes' masters, which the host has updated by then.
+TEST_F(TrainerTest, DoraWithAnOptimizerOnTheHostGivesTheSameBitsUnderEveryPlacement) {
+  for (const int ranks : {1, 2}) {
+    for (const spec::Sharding sharding :
+         {spec::Sharding::kDdp, spec::Sharding::kZero2, spec::Sharding::kFullShard}) {
+      if (ranks == 1 && sharding != spec::Sharding::kDdp) continue;
+      SCOPED_TRACE(testing::Message() << ranks << " " << static_cast<int>(sharding));
+      TrainerOptions options = Options(spec::Mode::kLora, ranks);
+      options.spec.lora.use_dora = true;
+      options.spec.parallelism.sharding = sharding;
+      options.spec.parallelism.offload_optimizer = true;
+      const auto plain = RunTrainer(options, ranks);
+      options.execution = plan::ExecutionPlan{.optimizer_on_host = true};
+      const auto host = RunTrainer(options, ranks);
+      for (int rank = 0; rank < ranks; ++rank) ExpectTheSame(host[rank], plain[rank]);
+    }
+  }
+}
+
 // What a rank of a GPU does with offload_param: weights of blocks, frozen or trained, whole or cut
 // over the ranks, come from its host's memory.
 TEST_F(TrainerTest, BlocksOnTheHostGiveTheSameBitsUnderEveryPlacement) {

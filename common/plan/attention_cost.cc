@@ -1,0 +1,141 @@
+#include "common/plan/attention_cost.h"
+
+#include <algorithm>
+
+#include "common/base/round.h"
+#include "common/plan/attention_calls.h"
+
+namespace sft::plan {
+namespace {
+
+constexpr int64_t kLseBytes = 4;
+
+// Measured on one H100 (docs/engine.md, docs/benchmarks/families.md).
+constexpr double kHalfForward = 450;  // tokens of a document at which it reaches half of its rate
+constexpr double kHalfBackward = 530;
+constexpr double kAnyOrder = 1.08;  // backward in any order, relative to a fixed one
+constexpr double kSlabs = 0.9;      // speed in slabs, relative to one call
+constexpr double kWindowSlabs =
+    0.7;  // the same of a window's slabs, which write parts of dk and dv
+constexpr double kWindowTurns = 1.08;  // in turns, where a window leaves all keys as much to do
+
+// Heads above 128, relative to those; measured on an H100 with heads of 256.
+constexpr int64_t kLargestHead = 128;
+constexpr double kLargeHeadsForward = 0.9;
+constexpr double kLargeHeadsBackward = 0.75;
+// Heads beyond kLargestFusedHead are products in fp32; not measured.
+constexpr double kPlainHeads = 0.05;
+
+BackwardHeads HeadsOf(const ModelShape& s, int64_t layer, bool deterministic) {
+  const LayerShape shape = s.Layer(layer);
+  return {shape.kv_heads, s.heads / shape.kv_heads, shape.head_dim, deterministic};
+}
+
+// Of a window's slabs: cuDNN's part, and what all slabs add to the gradients of keys and values of
+// a call's heads, with the statistics by slabs.
+int64_t WindowWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length,
+                        int64_t window) {
+  const int64_t keys = kWindowSlab + WindowKeysBefore(window);
+  const WindowCall call = WindowCallOf(heads, documents * CeilDiv(length, kWindowSlab), window);
+  const int64_t parts = call.Planned() * keys * call.kv_heads * heads.head_dim * 2 * 2;
+  const int64_t statistics =
+      call.Planned() * kWindowSlab * heads.kv_heads * heads.group * kLseBytes;
+  return call.slabs * call.kv_heads * heads.Workspace(kWindowSlab, keys) + parts + statistics;
+}
+
+// Of attention's backward by cuDNN: in whole documents or in slabs.
+int64_t CallsWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length,
+                       int64_t window) {
+  if (heads.InWindowSlabs(length, window)) {
+    return WindowWorkspace(heads, documents, length, window);
+  }
+  if (!heads.InSlabs(length)) {
+    const BackwardCall call = CallOf(heads, documents, length);
+    return call.documents * call.kv_heads * heads.Workspace(length, length);
+  }
+  const int64_t queries = SlabQueries(heads, length);
+  const int64_t keys = MostSlabKeys(length, queries, window);
+  // A slab's own dk and dv in bf16, their sums in fp32, and its statistics.
+  const int64_t sums = length * heads.head_dim * 2 * (2 + 4);
+  const int64_t statistics = heads.group * queries * kLseBytes;
+  return SlabKeyHeads(heads, queries, keys) * (heads.Workspace(queries, keys) + sums + statistics);
+}
+
+// Work of one head in one document: the pairs of a query and a key that are gone over, and the
+// speed relative to one call in a fixed order.
+struct Work {
+  double pairs = 0;
+  double speed = 1;
+};
+
+// Pairs of slabs in a fixed order: all keys from a slab's first to each query.
+double SlabPairs(const BackwardHeads& heads, int64_t length, int64_t window) {
+  const int64_t queries = SlabQueries(heads, length);
+  double pairs = 0;
+  for (int64_t first = 0; first < length; first += queries) {
+    const int64_t begin = SlabFirstKey(first, window);
+    pairs += SeenPairs(std::min(first + queries, length) - begin, 0) - SeenPairs(first - begin, 0);
+  }
+  return pairs;
+}
+
+// As cudnn_attention.cc chooses. In a fixed order cuDNN goes over all keys before a query, window
+// or not.
+Work BackwardWork(const BackwardHeads& heads, int64_t length, int64_t window, bool cudnn) {
+  const double seen = SeenPairs(length, window);
+  if (heads.head_dim > kLargestFusedHead) return {seen};
+  const double order = heads.deterministic ? 1.0 : kAnyOrder;
+  if (!cudnn) return {seen, order};
+  if (heads.InTurns(length, window)) return {seen, window > 0 ? kWindowTurns : 1.0};
+  if (heads.InWindowSlabs(length, window)) {
+    const double keys = static_cast<double>(WindowKeysBefore(window)) + (kWindowSlab + 1) / 2.0;
+    return {static_cast<double>(length) * keys, kWindowSlabs};
+  }
+  if (heads.InSlabs(length)) {
+    return {heads.deterministic ? SlabPairs(heads, length, window) : seen, order * kSlabs};
+  }
+  return {heads.deterministic ? SeenPairs(length, 0) : seen, order};
+}
+
+// The share of its rate that attention reaches where queries see so many keys: a document of
+// `length` tokens without a window reaches length / (length + half).
+double RampOf(double pairs, int64_t length, double half) {
+  const double keys = 2 * pairs / static_cast<double>(length) - 1;
+  return keys / (keys + half);
+}
+
+}  // namespace
+
+// The larger one, since not all GPUs take turns.
+int64_t AttentionWorkspace(const ModelShape& s, int64_t layer, int64_t documents, int64_t length,
+                           bool deterministic) {
+  const BackwardHeads heads = HeadsOf(s, layer, deterministic);
+  if (heads.head_dim > kLargestFusedHead) return PlainWorkspace(heads, length);
+  const int64_t window = s.Window(layer) < length ? s.Window(layer) : 0;
+  const int64_t turns =
+      heads.InTurns(length, window) ? heads.TurnsWorkspace(documents * length) : 0;
+  return std::max(turns, CallsWorkspace(heads, documents, length, window));
+}
+
+AttentionSeconds PredictAttention(const ModelShape& s, int64_t layer, double tokens, int64_t length,
+                                  bool deterministic, const GpuRates& gpu) {
+  const BackwardHeads heads = HeadsOf(s, layer, deterministic);
+  const int64_t window = s.Window(layer) < length ? s.Window(layer) : 0;
+  double forward = gpu.attention_forward, backward = gpu.attention_backward;
+  if (heads.head_dim > kLargestFusedHead) {
+    forward *= kPlainHeads;
+    backward *= kPlainHeads;
+  } else if (heads.head_dim > kLargestHead) {
+    forward *= kLargeHeadsForward;
+    backward *= kLargeHeadsBackward;
+  }
+  const double documents = tokens / static_cast<double>(length);
+  const double width = static_cast<double>(s.heads * heads.head_dim);
+  const double seen = SeenPairs(length, window);
+  const Work work = BackwardWork(heads, length, window, gpu.cudnn_attention);
+  return {4 * seen * documents * width / (forward * RampOf(seen, length, kHalfForward)),
+          10 * work.pairs * documents * width /
+              (backward * work.speed * RampOf(work.pairs, length, kHalfBackward))};
+}
+
+}  // namespace sft::plan

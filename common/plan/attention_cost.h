@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/plan/gpu.h"
+#include "common/plan/model_config.h"
+
+// What a block's attention costs on a GPU, by what is really launched for its heads, its window and
+// the length of documents (attention_calls.h, worker/engine/cuda/cudnn_attention.h). Pure
+// functions.
+
+namespace sft::plan {
+
+// Workspace of a layer's attention in its backward for `documents` of `length` tokens, in a fixed
+// order of summation or not; bytes.
+int64_t AttentionWorkspace(const ModelShape& shape, int64_t layer, int64_t documents,
+                           int64_t length, bool deterministic);
+
+// Predicted time of one layer in one pass over a micro-batch.
+struct AttentionSeconds {
+  double forward = 0, backward = 0;
+};
+// For `tokens` tokens in documents of `length`.
+AttentionSeconds PredictAttention(const ModelShape& shape, int64_t layer, double tokens,
+                                  int64_t length, bool deterministic, const GpuRates& gpu);
+
+}  // namespace sft::plan
