@@ -40,6 +40,7 @@ class Peer:
     checkpointing: bool
     options: tuple = ()
     default: bool = False  # what its documentation would have a user run
+    layout: str = "full"  # of a row with chat_lengths: packed, padded or grouped (chat_rows.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +70,21 @@ class Row:
     steps: int = 0  # 0: --steps
     learn_tokens: int = 0  # tokens a step with --learn; 0: tokens
     validation: bool = False  # the demo's rows, whole data set, validation loss before and after
+    # Rows as long as those of a chat data set (chat_rows.py), which ours packs; speed is that of tokens that carry
+    # loss. A step of a peer that pads has as many rows as fill `tokens` on average.
+    chat_lengths: bool = False
     device: str = "cuda"
 
 
 def unsloth(batch, checkpointing, default=False):
     how = "checkpointing" if checkpointing else "none recomputed"
     return Peer(f"Unsloth NF4, batch {batch}, {how}", "qlora", batch, checkpointing, (), default)
+
+
+def unsloth_chat(layout, batch, checkpointing, default=False):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    words = {"packed": "packed", "padded": "padded", "grouped": "padded by like lengths"}[layout]
+    return Peer(f"Unsloth NF4, {words}, batch {batch}, {how}", "qlora", batch, checkpointing, (), default, layout)
 
 
 def fsdp2(batch, checkpointing, weights):
@@ -116,6 +126,19 @@ ROWS = (
     Row("qlora-32b-seq4096", "qwen3-32b", "qlora", 4096, 16384, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), UNSLOTH_32B,
         (Goal("best_peer", 1.15), Goal("first_step_s", 25))),
+    # Rows as people have them: many short ones, a few long.
+    Row("qlora-0.6b-chat-lengths", "qwen3-0.6b", "qlora", 4096, 32768, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 8, True, default=True), unsloth_chat("padded", 8, False),
+         unsloth_chat("grouped", 8, True), unsloth_chat("packed", 1, False), unsloth_chat("packed", 4, False)),
+        (Goal("default_peer", 3.0), Goal("best_peer", 1.15)), chat_lengths=True),
+    Row("qlora-8b-chat-lengths", "qwen3-8b", "qlora", 4096, 32768, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 8, True, default=True), unsloth_chat("grouped", 8, True),
+         unsloth_chat("padded", 2, False), unsloth_chat("packed", 1, False), unsloth_chat("packed", 2, False)),
+        (Goal("default_peer", 1.5), Goal("best_peer", 1.15)), chat_lengths=True),
+    Row("qlora-32b-chat-lengths", "qwen3-32b", "qlora", 4096, 16384, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 4, True, default=True), unsloth_chat("grouped", 4, True),
+         unsloth_chat("packed", 1, False), unsloth_chat("packed", 2, False)),
+        (Goal("default_peer", 1.5), Goal("best_peer", 1.15)), chat_lengths=True),
     # Rows of one long document.
     Row("qlora-8b-seq32768", "qwen3-8b", "qlora", 32768, 32768, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), (unsloth(1, True, default=True),),
@@ -178,6 +201,8 @@ ROWS = (
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
     Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
         (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),
+    Row("smoke-cpu-chat-lengths", "qwen3-tiny", "qlora", 1024, 4096, 1,
+        (Ours("packed", 2),), (), (Goal("tokens_per_second", 1),), device="cpu", chat_lengths=True),
 )
 
 
