@@ -160,7 +160,7 @@ def run(row, setting, context, plan, overrides):
 
         def last_step_done():
             # A full model takes longer to deliver than to measure.
-            return row.mode == "full" and any(
+            return row.mode == "full" and not row.validation and any(
                 event["event"] == "step" and event["step"] >= plan["steps"] for event in read_events(events))
 
         outcome = process.run(commands, logs[1:], env, context.limit(), folder, last_step_done)

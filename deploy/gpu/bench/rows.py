@@ -100,11 +100,20 @@ def compiled(method, batch, checkpointing):
 
 
 FP8 = {KEY_MATMUL: "fp8"}
+FP8_BF16_WGRAD = {KEY_MATMUL: "fp8_bf16_wgrad"}
 ANY_ORDER = {KEY_DETERMINISTIC: False}
 UNSLOTH_8B = (unsloth(2, True, default=True), unsloth(2, False), unsloth(4, False))
 UNSLOTH_32B = (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False))
 FSDP_FP32 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32"}
 FSDP_BF16 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+
+# States in bf16: those in fp32 leave an 8B no room on one GPU.
+FULL_BF16 = {KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+FULL_FP8 = (Ours("bf16", job=FULL_BF16),
+            Ours("fp8, bf16 weight gradients", job={**FULL_BF16, **FP8_BF16_WGRAD}, tolerance=TOLERANCE_FP8),
+            Ours("fp8", job={**FULL_BF16, **FP8}, tolerance=TOLERANCE_FP8))
+FULL_FP8_GOALS = (Goal("setting", 1.35, subject="bf16", setting="fp8"),
+                  Goal("setting", 1.2, subject="bf16", setting="fp8, bf16 weight gradients"))
 
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
@@ -174,6 +183,12 @@ ROWS = (
     Row("full-32b-seq4096-four-gpus", "qwen3-32b", "full", 4096, 32768, 4,
         (Ours("bf16 master", job=FSDP_BF16),), (fsdp2(2, True, "bf16"),),
         (Goal("best_peer", 1.25), Goal("mfu", 0.55))),
+    # The 8B takes an H200, the 4B fits an H100.
+    Row("full-8b-seq4096-fp8", "qwen3-8b", "full", 4096, 65536, 1, FULL_FP8, (), FULL_FP8_GOALS),
+    Row("full-4b-seq4096-fp8", "qwen3-4b", "full", 4096, 65536, 1, FULL_FP8, (), FULL_FP8_GOALS),
+    Row("full-8b-seq4096-four-gpus-fp8", "qwen3-8b", "full", 4096, 65536, 4,
+        (Ours("bf16", job=FSDP_FP32), Ours("fp8", job={**FSDP_FP32, **FP8}, tolerance=TOLERANCE_FP8)), (),
+        (Goal("setting", 1.2, subject="bf16", setting="fp8"),)),
     Row("qlora-70b-seq4096-four-gpus", "llama-70b", "qlora", 4096, 524288, 4,
         (Ours("bf16", job={**ANY_ORDER, KEY_BUDGET: 119}),), (),
         (Goal("tokens_per_second", 5500), Goal("memory_gb", 120)), steps=2, learn_tokens=65536),
@@ -188,6 +203,12 @@ ROWS = (
         (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8)), (),
         (Goal("val_fall", 0.10, setting="bf16"),
          Goal("val_loss", 0.005, subject="bf16", setting="fp8")), steps=300, validation=True),
+    Row("fp8-error-full-demo-model", "demo", "full", 128, 512, 1,
+        (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),
+         Ours("fp8, bf16 weight gradients", job=FP8_BF16_WGRAD, tolerance=TOLERANCE_FP8)), (),
+        (Goal("val_fall", 0.10, setting="bf16"), Goal("val_loss", 0.01, subject="bf16", setting="fp8"),
+         Goal("val_loss", 0.01, subject="bf16", setting="fp8, bf16 weight gradients")),
+        steps=300, validation=True),
     Row("qlora-gemma3-27b-seq4096", "gemma3-27b", "qlora", 4096, 16384, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)),
         (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False)),
