@@ -39,6 +39,22 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   }
 }
 
+// Costs of FP8 products that are gradients of weights: x and dy are read twice, for the largest
+// value of each column and to be turned, and written once. The copies are gone before dy's rows are
+// converted, so they need memory only beyond those.
+void AddFp8WeightGradients(const BlockMatrices& m, int64_t e, BlockCost* cost) {
+  int64_t elements = 0;
+  for (const BlockMatrices::Matrix* matrix : {&m.qkv, &m.o, &m.gate_up, &m.down}) {
+    elements += matrix->rows + matrix->columns;
+  }
+  cost->elementwise += elements * (2 * e + 1);
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    cost->backward_mlp[level] += m.gate_up.columns;
+    cost->backward_attention[level] += m.qkv.columns;
+  }
+  cost->tile_backward += m.gate_up.columns;
+}
+
 // Costs of DoRA's gains (nn/projection.h): the backward makes each output again, beside its scaled
 // gradient; the forward scales outputs in a pass of its own.
 void AddDora(const BlockMatrices& m, int64_t e, BlockCost* cost) {
@@ -81,7 +97,7 @@ int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const
 int64_t BiasBytes(const ModelShape& s, const BlockMatrices& m, const spec::JobSpec& job,
                   int64_t e) {
   const TensorNames& names = NamesOf(s);
-  const bool fp8 = job.training.matmul == spec::Matmul::kFp8;
+  const bool fp8 = job.fp8();
   const bool layer_norms = s.norm == NormKind::kLayerNorm;
   int64_t elements = 0;
   const auto add = [&](bool has, int64_t rows, bool alone, bool summed) {
@@ -126,7 +142,8 @@ class CostMaker {
     for (int level = 0; level < kRecomputeLevels; ++level) AddPeaks(level, &cost);
     AddPasses(&cost);
     AddProducts(&cost);
-    if (job_.training.matmul == spec::Matmul::kFp8) AddFp8(m_, e_, &cost);
+    if (job_.fp8()) AddFp8(m_, e_, &cost);
+    if (job_.fp8_weight_gradients()) AddFp8WeightGradients(m_, e_, &cost);
     if (UsesDora(job_)) AddDora(m_, e_, &cost);
     return cost;
   }

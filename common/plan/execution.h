@@ -23,11 +23,11 @@ inline constexpr int kRecomputeLevels = 5;
 std::string_view NameOf(Recompute level);
 
 // Lifetime of a block's weights in the compute type, where they are expanded from other bytes
-// (ExpandsBlocks).
+// (ExpandsBlocks); and of the copies in FP8 of weights that are trained, which are not carried.
 enum class WeightCopy {
   kNone,     // only while the block is computed: they pass through a slot
   kCarried,  // from its backward to the end of its next forward
-  kKept,     // the whole run
+  kKept,     // the whole run; copies of trained weights are made anew after each update
 };
 
 // How one block runs.
@@ -55,7 +55,8 @@ inline constexpr int64_t kNormElements = int64_t{1} << 23;
 // Execution plan of a rank: how it runs its share of a job where the job file does not decide.
 // MakePlan (plan.h) makes it once; the predictions of memory and time, the trainer, the decoder and
 // the weight sources read it. Apart from the batch, every plan of a job gives the same bits but for
-// the order in which tokens add up. A plain value.
+// the order in which tokens add up, and in FP8 the tokens that share a weight gradient's scales. A
+// plain value.
 struct ExecutionPlan {
   int64_t rows = 1;           // of a micro-batch
   int64_t micro_batches = 1;  // of a step

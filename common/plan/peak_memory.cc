@@ -190,6 +190,11 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     for (const BlockCost& block : p.blocks) {
       memory->weights += (block.matrix_elements - block.weights) * e;
     }
+  } else if (p.job.fp8_copies()) {
+    // A byte an element as it is read and one transposed. A block's that are not kept are made when
+    // it begins and freed when it ends.
+    memory->kept_copies = 2 * p.MatrixElements(layers - run.kept, run.kept);
+    if (run.kept < layers) memory->transients += 2 * p.MostMatrixElements();
   }
   if (p.shards_weights()) {
     const int64_t trained = p.MostTrained();
@@ -305,7 +310,8 @@ int64_t PeakMemory::allocated() const {
 bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool whole =
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
-  const bool kept = !p.expands_blocks() || run.kept == p.shape.layers;
+  const bool copies = p.expands_blocks() || p.job.fp8_copies();
+  const bool kept = !copies || run.kept == p.shape.layers;
   // The layers' own inputs are made anew for each micro-batch.
   const bool inputs = p.shape.layer_input > 0;
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
@@ -347,18 +353,18 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {
   const Moment moment = moments.Worst();
   if (run.graphs) memory.graphs = GraphBytes(problem, run, moments, tokens);
   memory.activations = moment.activations;
-  memory.transients = moment.transients;
+  memory.transients += moment.transients;
   memory.attention_workspace = moment.workspace;
   memory.logits = moment.logits;
   memory.communication += moment.communication;
-  const bool fp8 = problem.job.training.matmul == spec::Matmul::kFp8;
-  memory.allocator_slack = kSlack + static_cast<int64_t>((fp8 ? kSlackOfFp8Step : kSlackOfStep) *
-                                                         static_cast<double>(moment.total()));
+  const double slack = problem.job.fp8() ? kSlackOfFp8Step : kSlackOfStep;
+  memory.allocator_slack =
+      kSlack + static_cast<int64_t>(slack * static_cast<double>(moment.total()));
   return memory;
 }
 
 int64_t MostCarried(const Problem& p, const ExecutionPlan& run) {
-  if (!p.expands_blocks() || p.job.training.matmul == spec::Matmul::kFp8) return 0;
+  if (!p.expands_blocks() || p.job.fp8()) return 0;
   const Moments moments = MomentsOf(p, run);
   const auto peak = static_cast<double>(moments.Worst().total());
   const auto worst = static_cast<int64_t>(peak * (1 - kCarriedLeaves));

@@ -38,6 +38,10 @@ struct Problem {
   bool streams() const { return Streams(job, Device::kGpu); }
   bool streams_trained() const { return streams() && job.full_finetune(); }
   bool expands_blocks() const { return ExpandsBlocks(job, Device::kGpu); }
+  // Blocks' weights have copies that may be kept: expanded, or in FP8 beside whole trained weights.
+  bool may_keep_copies() const {
+    return expands_blocks() || (job.fp8_copies() && !shards_weights() && !streams());
+  }
   // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
   // The head's weight, which may be the embedding's, has a gradient.

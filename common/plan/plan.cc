@@ -183,7 +183,7 @@ class Search {
       wide.logits_bytes = bytes;
       if (Fits(wide)) run = wide;
     }
-    if (problem_.expands_blocks()) run.kept = MostKept(run);
+    if (problem_.may_keep_copies()) run.kept = MostKept(run);
     run.carried = MostCarried(problem_, run);
     const Candidate plain = CandidateOf(run);
     fitting_.push_back(plain);
@@ -462,6 +462,7 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     text += fmt::format(", activations of {} layer{} in {} of host memory", c.kept_on_host,
                         c.kept_on_host == 1 ? "" : "s", BytesText(plan.memory.host_activations));
   }
+  if (job.fp8_copies()) text += fmt::format(", FP8 copies of {} layers kept", c.kept);
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (c.graphs) text += ", graphs";

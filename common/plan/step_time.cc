@@ -35,7 +35,7 @@ double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_
 
 // Rates at which the products of the head and of blocks, and memory, are worked through.
 struct Rates {
-  double head, blocks, elementwise, adapters;
+  double head, blocks, weight_gradients, elementwise, adapters;
 };
 
 // The sum over blocks of what `get` takes of a block's cost.
@@ -46,11 +46,14 @@ int64_t SumOver(const Problem& p, const Get& get) {
   return sum;
 }
 
-Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {
+Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double length = static_cast<double>(p.row_tokens);
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
+  const double fp8 = gpu.gemm_fp8 > 0 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm;
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
-          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm, gpu.copy * kElementwise,
+          p.job.fp8() ? fp8 : gemm,
+          p.job.fp8_weight_gradients() ? fp8 : gemm,
+          gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
 
@@ -66,8 +69,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
     const double bytes =
         static_cast<double>(p.held.quantized_weights + p.held.host_weights) / layers;
     gathered = bytes * static_cast<double>(p.parts().weights);
-    const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
-    const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
+    const double written = weights * (p.job.fp8() ? 1.0 : static_cast<double>(p.element_bytes));
     seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
   }
   if (p.streams()) {
@@ -80,6 +82,16 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
     seconds += std::max(kVisibleExchange * gather, gather - compute_seconds);
   }
   return seconds;
+}
+
+// Seconds of copying the trained weights of `blocks` blocks to FP8, once: they are read for the
+// scale of each row, and twice for that of each column, and written both ways.
+double Fp8CopySeconds(const Problem& p, const GpuRates& gpu, int64_t blocks) {
+  if (!p.job.fp8_copies()) return 0;
+  const double elements =
+      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.weights; })) *
+      static_cast<double>(blocks) / static_cast<double>(p.shape.layers);
+  return elements * static_cast<double>(3 * p.element_bytes + 2) / (gpu.copy * kElementwise);
 }
 
 // Seconds of gathering or reducing `bytes` over some ranks: each sends all but its own part.
@@ -164,14 +176,13 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
-  const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
-  const Rates rates = RatesAt(p, run, gpu, fp8);
+  const Rates rates = RatesAt(p, run, gpu);
   const auto sum = [&](const auto& get) { return Bytes(SumOver(p, get), tokens); };
 
   // One product in the forward, one for the gradient of the input, one for that of a trained
   // weight.
-  const double passes = full ? 3 : 2;
-  const double products = 2 * sum([](const BlockCost& b) { return b.weights; }) / rates.blocks;
+  const double flops = 2 * sum([](const BlockCost& b) { return b.weights; });
+  const double products = flops / rates.blocks;
   const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
   double attention = 0;  // of the forward
@@ -180,7 +191,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     time.attention += block.forward + block.backward;
   }
   const double head_passes = p.trains_head() ? 3 : 2;
-  time.products = passes * products + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
+  time.products = 2 * products + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
+  if (full) time.products += flops / rates.weight_gradients;
   // The layers' own inputs are made of frozen weights by one product.
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
   time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
@@ -194,6 +206,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried);
   const double block_forward = (products + attention) / layers;
   time.weights = sources * WeightSeconds(p, gpu, run.prefetch, block_forward);
+  // Those that are not kept, in each micro-batch.
+  time.weights += Fp8CopySeconds(p, gpu, p.shape.layers - run.kept);
   if (run.embedding_on_host) time.weights += Bytes(p.hidden_row(), tokens) / kHostRead;
   double tiles = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
@@ -232,6 +246,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     time.weights +=
         weights * static_cast<double>(p.element_bytes + 3 * 4) / rates.elementwise / tokens;
   }
+  time.weights += Fp8CopySeconds(p, gpu, run.kept);
   time.optimizer = OptimizerSeconds(p, run, gpu, products + attention);
   time.launches += kStepOverhead;
   return time;

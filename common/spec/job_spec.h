@@ -13,7 +13,8 @@
 namespace sft::spec {
 
 enum class Mode { kLora, kFullFinetune };
-enum class Matmul { kBf16, kFp8 };
+// Products of blocks' linears; kFp8Bf16Wgrad has those of weight gradients in bf16.
+enum class Matmul { kBf16, kFp8, kFp8Bf16Wgrad };
 // What is minimised: cross entropy, or one of the losses over preferred and rejected answers.
 enum class Loss { kSft, kDpo, kOrpo, kSimPo, kKto };
 // How DPO turns a pair's margin into its loss.
@@ -129,7 +130,8 @@ struct JobSpec {
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
-    Matmul matmul = Matmul::kBf16;  // kFp8 requires 4-bit weights
+    // kFp8 requires 4-bit weights or full fine-tuning, kFp8Bf16Wgrad the latter.
+    Matmul matmul = Matmul::kBf16;
     bool deterministic = true;
     Loss loss = Loss::kSft;
     // Settings of losses over preferences; docs/preferences.md has the formulas.
@@ -301,6 +303,11 @@ struct JobSpec {
   bool pairs() const { return prefers() && training.loss != Loss::kKto; }
   bool has_reference() const { return training.loss == Loss::kDpo || training.loss == Loss::kKto; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
+  // Products with the weights of blocks' linears are in FP8; those of full fine-tuning then have
+  // copies in FP8; and so are the products of their gradients.
+  bool fp8() const { return training.matmul != Matmul::kBf16; }
+  bool fp8_copies() const { return fp8() && full_finetune(); }
+  bool fp8_weight_gradients() const { return fp8_copies() && training.matmul == Matmul::kFp8; }
 };
 
 }  // namespace sft::spec

@@ -114,14 +114,27 @@ void ResolveBits(Draft* draft) {
         load.key, fmt::format("{} contradicts {}; leave one of them out", draft->Quote(load.key),
                               draft->Quote(other == load.key ? kBits : other)));
   }
-  if (draft->String(kMatmul) == "fp8" && bits != 4) {
-    draft->AddProblem(
-        kMatmul,
-        fmt::format("{} multiplies frozen 4-bit weights, and {} has none; set {}, or "
-                    "matmul = \"bf16\"",
-                    draft->Quote(kMatmul), draft->Quote(bits == 8 ? BitsKey(*draft) : kMode),
-                    bits == 8 ? "quantization.bits = 4" : "use_qlora = true"));
+}
+
+bool IsFp8(const Draft& draft) { return draft.Has(kMatmul) && draft.String(kMatmul) != "bf16"; }
+
+// FP8 products are with 4-bit weights, or with all that full fine-tuning trains.
+void CheckProducts(bool full, Draft* draft) {
+  if (!IsFp8(*draft) || full) return;
+  if (draft->String(kMatmul) != "fp8") {
+    draft->AddProblem(kMatmul,
+                      fmt::format("{} is about gradients of weights, and {} trains none; set "
+                                  "matmul = \"fp8\", or mode = \"full_finetune\"",
+                                  draft->Quote(kMatmul), draft->Quote(kMode)));
+    return;
   }
+  const int64_t bits = draft->Int(kBits);
+  if (bits == 4) return;
+  draft->AddProblem(
+      kMatmul, fmt::format("{} beside adapters multiplies frozen 4-bit weights, and {} has none; "
+                           "set {}, or matmul = \"bf16\"",
+                           draft->Quote(kMatmul), draft->Quote(bits == 8 ? BitsKey(*draft) : kMode),
+                           bits == 8 ? "quantization.bits = 4" : "use_qlora = true"));
 }
 
 // Training that goes on from an adapter trains adapters.
@@ -140,7 +153,7 @@ void CheckStart(bool full, Draft* draft) {
 
 void CheckDora(Draft* draft) {
   constexpr std::string_view kDora = "lora.use_dora";
-  if (draft->Faulty({kDora}) || !draft->Bool(kDora) || draft->String(kMatmul) != "fp8") return;
+  if (draft->Faulty({kDora}) || !draft->Bool(kDora) || !IsFp8(*draft)) return;
   draft->AddProblem(kMatmul,
                     fmt::format("{} contradicts {}: the norms of W + s B A are of weights in bf16; "
                                 "matmul = \"bf16\" would agree",
@@ -214,6 +227,7 @@ void ResolveMethod(Draft* draft) {
                                          draft->Quote(kKind), draft->Quote(kMode), kind));
   }
   ResolveBits(draft);
+  CheckProducts(full, draft);
   CheckDora(draft);
   CheckLoraPatterns(draft);
   CheckStart(full, draft);
@@ -262,7 +276,7 @@ std::string WhyNoAnswers(const Draft& draft) {
     return "the weights are cut over the ranks";
   }
   if (draft.Bool(kOffload)) return "the weights stay in host memory";
-  if (draft.Has(kMatmul) && draft.String(kMatmul) == "fp8") return "weights are multiplied in FP8";
+  if (IsFp8(draft)) return "weights are multiplied in FP8";
   return "";
 }
 

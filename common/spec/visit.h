@@ -21,7 +21,8 @@ struct EnumNames;
   }
 
 SFT_SPEC_ENUM(Mode, {"lora", Mode::kLora}, {"full_finetune", Mode::kFullFinetune});
-SFT_SPEC_ENUM(Matmul, {"bf16", Matmul::kBf16}, {"fp8", Matmul::kFp8});
+SFT_SPEC_ENUM(Matmul, {"bf16", Matmul::kBf16}, {"fp8", Matmul::kFp8},
+              {"fp8_bf16_wgrad", Matmul::kFp8Bf16Wgrad});
 SFT_SPEC_ENUM(Loss, {"sft", Loss::kSft}, {"dpo", Loss::kDpo}, {"orpo", Loss::kOrpo},
               {"simpo", Loss::kSimPo}, {"kto", Loss::kKto});
 SFT_SPEC_ENUM(DpoLoss, {"sigmoid", DpoLoss::kSigmoid}, {"robust", DpoLoss::kRobust},

@@ -187,5 +187,40 @@ TEST_F(Fp8TrainingTest, EveryLevelOfRecomputationTrainsToTheSameBits) {
   }
 }
 
+spec::JobSpec FullJob(spec::JobSpec job, spec::Matmul matmul) {
+  job.training.matmul = matmul;
+  return job;
+}
+
+TEST_F(Fp8TrainingTest, FullFineTuningTrainsToTheSameBitsByEveryPlan) {
+  for (const auto matmul : {spec::Matmul::kFp8, spec::Matmul::kFp8Bf16Wgrad}) {
+    const spec::JobSpec job = FullJob(Job(spec::Mode::kFullFinetune), matmul);
+    const Outcome kept = Train(job, 1e-4, plan::ExecutionPlan{.kept = 4});
+    for (const plan::ExecutionPlan& run :
+         {plan::ExecutionPlan{}, plan::ExecutionPlan{.kept = 2},
+          plan::ExecutionPlan{.shallow = plan::Recompute::kMlp, .kept = 4},
+          plan::ExecutionPlan{.shallow = plan::Recompute::kAll}}) {
+      const Outcome again = Train(job, 1e-4, run);
+      EXPECT_EQ(again.losses, kept.losses) << run.kept;
+      EXPECT_EQ(again.norms, kept.norms) << run.kept;
+      for (size_t i = 0; i < kept.masters.size(); ++i) {
+        EXPECT_TRUE(SameBits(again.masters[i], kept.masters[i])) << run.kept;
+      }
+    }
+  }
+}
+
+TEST_F(Fp8TrainingTest, FullFineTuningIsNearThePlainOne) {
+  const spec::JobSpec job = Job(spec::Mode::kFullFinetune);
+  const Outcome plain = Train(job, 1e-4);
+  for (const auto matmul : {spec::Matmul::kFp8, spec::Matmul::kFp8Bf16Wgrad}) {
+    const Outcome fp8 = Train(FullJob(job, matmul), 1e-4);
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_NEAR(fp8.losses[step] / plain.losses[step], 1.0, 0.02) << step;
+      EXPECT_NEAR(fp8.norms[step] / plain.norms[step], 1.0, 0.1) << step;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sft::engine

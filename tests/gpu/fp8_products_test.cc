@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "tests/gpu/fp8_data.h"
@@ -108,6 +109,19 @@ TEST_F(Fp8GemmTest, ExactSumsAreRoundedOnce) {
       const Tensor expected = (product + addend.cpu().to(at::kDouble)).to(type);
       EXPECT_TRUE(at::equal(sum.rows.cpu(), expected)) << at::IntArrayRef(shape) << type;
     }
+  }
+}
+
+// A weight's gradient: sums over tokens, added to what is there.
+TEST_F(Fp8GemmTest, AddsToItsOwnResult) {
+  for (const auto& [n, tokens, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {48, 32, 64}, {256, 4112, 512}, {1024, 16384, 3072}, {6144, 8192, 4096}}) {
+    const Operand dy = RandomOperand(n, tokens, 1), x = RandomOperand(k, tokens, 2);
+    const Tensor before = Normal({n, k}, 3, 1000.0);
+    const Tensor expected = at::mm(dy.exact, x.exact.t()) + before.to(at::kDouble);
+    Tensor sum = ToGpu(before);
+    ops::Fp8Gemm(sum, dy.rows, dy.scale, x.rows, x.scale, sum, /*fast_sums=*/false);
+    EXPECT_LT(RelativeError(sum, expected), 2e-3) << n << "x" << tokens << "x" << k;
   }
 }
 

@@ -71,6 +71,58 @@ TEST_F(Fp8GpuTest, QuantisesManyRowsToTheBitsOfTheCpuKernel) {
   }
 }
 
+// `values` [rows, width] by columns, in each type and lay.
+void ExpectSameColumns(const Tensor& values) {
+  const int64_t tokens = values.size(0), width = values.size(1);
+  const int64_t padded = (tokens + 15) / 16 * 16;
+  for (const auto type : kFp8InputTypes) {
+    const Tensor x = values.to(type);
+    for (const Lay& lay : LaysOf(width)) {
+      const Tensor in = Placed(x, lay), gpu_in = Placed(ToGpu(x), lay);
+      for (const int64_t to : {tokens, padded, padded + 144}) {
+        for (const Lay& out_lay : {Lay{0, 0}, Lay{16, 32}, Lay{1, 2}}) {
+          Outputs out(width, to, out_lay);
+          Tensor scale = at::full({width}, 5.0f), gpu_scale = ToGpu(at::full({width}, -5.0f));
+          ops::Fp8QuantizeColumns(out.cpu, scale, in);
+          ops::Fp8QuantizeColumns(out.gpu, gpu_scale, gpu_in);
+          EXPECT_TRUE(SameBits(gpu_scale, scale)) << type << values.sizes() << lay.before;
+          EXPECT_TRUE(out.AreSame()) << type << values.sizes() << " to " << to << " before "
+                                     << lay.before << " and " << out_lay.before;
+        }
+      }
+    }
+  }
+}
+
+// Columns of every kind that goes wrong; less than a tile, some tiles, and several slices.
+TEST_F(Fp8GpuTest, QuantisesColumnsToTheBitsOfTheCpuKernel) {
+  for (const auto& [tokens, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 16},
+                                                                              {16, 1},
+                                                                              {7, 64},
+                                                                              {64, 7},
+                                                                              {128, 128},
+                                                                              {130, 144},
+                                                                              {257, 264},
+                                                                              {1000, 96},
+                                                                              {17, 520},
+                                                                              {5000, 48}}) {
+    ExpectSameColumns(Awkward(width, tokens).t().contiguous());
+  }
+}
+
+TEST_F(Fp8GpuTest, QuantisesManyColumnsToTheBitsOfTheCpuKernel) {
+  ExpectSameColumns(Normal({20011, 272}, 5));
+  ExpectSameColumns(Normal({300, 12288}, 6));
+}
+
+TEST_F(Fp8GpuTest, QuantisingColumnsTakesNoRows) {
+  Outputs out(24, 16, {0, 0});
+  Tensor scale = ToGpu(at::full({24}, -5.0f));
+  ops::Fp8QuantizeColumns(out.gpu, scale, ToGpu(at::empty({0, 24}, at::kBFloat16)));
+  EXPECT_TRUE(SameBits(scale, at::ones({24})));
+  EXPECT_TRUE((out.gpu_bytes == 0).all().item<bool>());
+}
+
 TEST_F(Fp8GpuTest, QuantisingTakesNoRowsAndNoColumns) {
   for (const auto& [rows, width] : {std::pair<int64_t, int64_t>(0, 64), {3, 0}}) {
     Outputs out(rows, width, {0, 16});

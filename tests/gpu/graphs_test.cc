@@ -220,6 +220,9 @@ TEST_F(GraphsTest, ProductsInFp8TrainTheSame) {
   spec::JobSpec job = Job(spec::Mode::kLora, 4);
   job.training.matmul = spec::Matmul::kFp8;
   ExpectTheSameBits(kQwen3, job, LongRagged);
+  job = Job(spec::Mode::kFullFinetune);
+  job.training.matmul = spec::Matmul::kFp8;
+  ExpectTheSameBits(kQwen3, job, LongRagged);
 }
 
 TEST_F(GraphsTest, PlainProductsOfAttentionAreNotRecorded) {

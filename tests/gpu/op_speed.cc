@@ -153,6 +153,9 @@ void Fp8Conversions(const Table& table) {
     at::Tensor out = Fp8Rows(kTokens, width), scale = Scales(kTokens);
     table.Memory(fmt::format("fp8 quantise {}x{}", kTokens, width), Bytes(x) + Bytes(out),
                  [&] { ops::Fp8Quantize(out, scale, x); });
+    at::Tensor turned = Fp8Rows(width, kTokens), scales = Scales(width);
+    table.Memory(fmt::format("fp8 columns of {}x{}", kTokens, width), 2 * Bytes(x) + Bytes(turned),
+                 [&] { ops::Fp8QuantizeColumns(turned, scales, x); });
   }
   for (const int64_t rows : {6144, 24576}) {
     constexpr int64_t kColumns = 4096;
@@ -225,6 +228,29 @@ void Products(const Table& table, const CudaDeviceProperties& device) {
     const at::Tensor addend = RandomRows(kTokens, rows);
     table.Arithmetic("fp8 gemm + addend", flops,
                      [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, addend, false); });
+  }
+}
+
+// The gradients of the weights of Qwen3-8B's block, in bf16 and in FP8, added to fp32 sums.
+void WeightGradients(const Table& table, const CudaDeviceProperties& device) {
+  const std::pair<int64_t, int64_t> weights[] = {
+      {6144, 4096}, {4096, 4096}, {24576, 4096}, {4096, 12288}};
+  for (const auto& [rows, columns] : weights) {
+    const at::Tensor dy = RandomRows(kTokens, rows), x = RandomRows(kTokens, columns);
+    at::Tensor dw = at::zeros({rows, columns}, dy.options().dtype(at::kFloat));
+    const std::string name = fmt::format(" {}x{}x{}", rows, kTokens, columns);
+    const double flops = 2.0 * static_cast<double>(kTokens * rows * columns);
+    table.Arithmetic("weight gradient" + name, flops, [&] { ops::Gemm(dw, dy.t(), x, 1.0, 1.0); });
+    if (device.compute_major != 9) continue;
+    at::Tensor dy8 = Fp8Rows(rows, kTokens), x8 = Fp8Rows(columns, kTokens);
+    at::Tensor dy_scale = Scales(rows), x_scale = Scales(columns);
+    ops::Fp8QuantizeColumns(dy8, dy_scale, dy);
+    ops::Fp8QuantizeColumns(x8, x_scale, x);
+    for (const bool fast : {false, true}) {
+      table.Arithmetic(std::string(fast ? "fp8, short sums," : "fp8") + " weight gradient" + name,
+                       flops,
+                       [&, fast] { ops::Fp8Gemm(dw, dy8, dy_scale, x8, x_scale, dw, fast); });
+    }
   }
 }
 
@@ -483,6 +509,7 @@ int Main(std::string_view what) {
   Fp8Conversions(table);
   for (const int64_t width : {5120, 25600}) MadeInFp8(table, width);
   Products(table, plugin.devices->Properties(0));
+  WeightGradients(table, plugin.devices->Properties(0));
   for (const int64_t width : {4096, 5120}) Norms(table, width);
   Heads(table, 32, 8, 128);
   Heads(table, 64, 8, 128);

@@ -17,7 +17,9 @@
 
 #include "common/base/duration.h"
 #include "common/base/json.h"
+#include "common/base/round.h"
 #include "common/io/file.h"
+#include "common/spec/visit.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::rank {
@@ -33,9 +35,10 @@ std::string CacheFile(const CeilingShapes& s, const Device& device, const std::s
   std::string gpu = device.cuda->devices->Properties(device.torch.index()).name;
   std::replace_if(
       gpu.begin(), gpu.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '-');
-  return fmt::format("{}/ceiling-{}-{}-{}-{}-{}-{}-{}x{}-{}{}.json", cache_dir, gpu, s.model.hidden,
-                     s.model.intermediate, s.model.heads, s.model.kv_heads, s.model.head_dim,
-                     s.rows, s.row_tokens, s.matmul == spec::Matmul::kFp8 ? "fp8" : "bf16",
+  return fmt::format("{}/ceiling-{}-{}-{}-{}-{}-{}-{}x{}-{}{}{}.json", cache_dir, gpu,
+                     s.model.hidden, s.model.intermediate, s.model.heads, s.model.kv_heads,
+                     s.model.head_dim, s.rows, s.row_tokens, spec::EnumName(s.matmul),
+                     s.weight_gradients ? "-weight-gradients" : "",
                      s.deterministic ? "" : "-any-order");
 }
 
@@ -55,7 +58,8 @@ class Bench {
   Bench(const CeilingShapes& shapes, const Device& device, Clock& clock)
       : s_(shapes), device_(device), clock_(clock), tokens_(shapes.rows * shapes.row_tokens) {}
 
-  // The four products of a block forward, and those of the gradients of their inputs.
+  // The four products of a block forward, those of the gradients of their inputs, and those of the
+  // gradients of their weights where these are asked for.
   double Products() {
     const int64_t q = s_.model.heads * s_.model.head_dim;
     const int64_t kv = s_.model.kv_heads * s_.model.head_dim;
@@ -66,8 +70,10 @@ class Bench {
     double flops = 0;
     std::vector<std::function<void()>> runs;
     for (const auto& [in, out] : matrices) {
-      flops += 2 * 2 * static_cast<double>(tokens_ * in * out);
-      if (s_.matmul == spec::Matmul::kFp8) {
+      const int products = s_.weight_gradients ? 3 : 2;
+      flops += products * 2 * static_cast<double>(tokens_ * in * out);
+      if (s_.weight_gradients) runs.push_back(WeightGradient(in, out));
+      if (s_.matmul != spec::Matmul::kBf16) {
         runs.push_back(Fp8Product(in, out, /*fast_sums=*/false));
         runs.push_back(Fp8Product(out, in, /*fast_sums=*/true));
       } else {
@@ -116,6 +122,22 @@ class Bench {
     ops::Fp8Quantize(x8, x_scale, x);
     ops::Fp8Quantize(w8, w_scale, w);
     return [=]() mutable { ops::Fp8Gemm(y, x8, x_scale, w8, w_scale, {}, fast_sums); };
+  }
+
+  std::function<void()> WeightGradient(int64_t in, int64_t out) const {
+    const auto sums = at::TensorOptions(device_.torch).dtype(at::kFloat);
+    Tensor dw = at::empty({out, in}, sums);
+    if (s_.matmul != spec::Matmul::kFp8) {
+      const Tensor dy = Random({tokens_, out}), x = Random({tokens_, in});
+      return [=]() mutable { ops::Gemm(dw, dy.t(), x, 1.0, 0.0); };
+    }
+    const auto bytes = sums.dtype(at::kFloat8_e4m3fn);
+    const int64_t tokens = RoundUp(tokens_, 16);
+    Tensor dy8 = at::empty({out, tokens}, bytes), x8 = at::empty({in, tokens}, bytes);
+    Tensor dy_scale = at::empty({out}, sums), x_scale = at::empty({in}, sums);
+    ops::Fp8QuantizeColumns(dy8, dy_scale, Random({tokens_, out}));
+    ops::Fp8QuantizeColumns(x8, x_scale, Random({tokens_, in}));
+    return [=]() mutable { ops::Fp8Gemm(dw, dy8, dy_scale, x8, x_scale, {}, false); };
   }
 
   std::function<void()> Forward(int64_t in, int64_t out) const {

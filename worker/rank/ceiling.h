@@ -15,6 +15,7 @@ namespace sft::rank {
 struct CeilingShapes {
   plan::ModelShape model;
   spec::Matmul matmul = spec::Matmul::kBf16;
+  bool weight_gradients = false;  // products of trained weights are among those timed
   bool deterministic = true;
   int64_t rows = 1;
   int64_t row_tokens = 0;

@@ -9,6 +9,7 @@
 #include "common/io/file.h"
 #include "common/io/host_memory.h"
 #include "common/plan/offload_memory.h"
+#include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/model/config.h"
 
@@ -37,14 +38,15 @@ int64_t LongestRow(const engine::Dataset& rows, int64_t together) {
 // cuBLAS scales FP8 rows one by one on Hopper alone.
 void CheckProducts(const spec::JobSpec& spec, const Device& device) {
   constexpr int kHopper = 9;
-  if (spec.training.matmul != spec::Matmul::kFp8) return;
+  if (!spec.fp8()) return;
   const auto properties = device.cuda->devices->Properties(device.torch.index());
   if (properties.compute_major == kHopper) return;
   throw engine::UserError(
       fmt::format(
-          "training.matmul = \"fp8\" needs a Hopper GPU (H100, H200); this is {}, of compute "
+          "training.matmul = \"{}\" needs a Hopper GPU (H100, H200); this is {}, of compute "
           "capability {}.{}. Use \"bf16\"",
-          device.Name(), properties.compute_major, properties.compute_minor),
+          spec::EnumName(spec.training.matmul), device.Name(), properties.compute_major,
+          properties.compute_minor),
       "no_fp8");
 }
 

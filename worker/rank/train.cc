@@ -447,7 +447,7 @@ channel::ExitCode TrainRun::RunToEnd() {
                BytesText(plan->plan.memory.reserved()), BytesText(plan->memory_bytes));
     PrintAttention(context_.launch.spec, *plan, device);
     options.ceiling = MeasureCeiling(
-        {plan->shape, context_.launch.spec.training.matmul,
+        {plan->shape, context_.launch.spec.training.matmul, context_.launch.spec.fp8_copies(),
          context_.launch.spec.training.deterministic, plan->plan.execution.rows, plan->row_tokens},
         device, context_.clock, file.cache_dir);
     observer->SetPlan(*plan);

@@ -28,7 +28,7 @@ std::string WhyLossAlone(const spec::JobSpec& spec) {
       sharding == spec::Sharding::kFullShard || sharding == spec::Sharding::kHybridShard;
   if (cut && spec.compute.gpu_count > 1) return "its weights are cut over the ranks";
   if (spec.parallelism.offload_param) return "its weights stay in host memory";
-  if (spec.training.matmul == spec::Matmul::kFp8) return "its weights are multiplied in FP8";
+  if (spec.fp8()) return "its weights are multiplied in FP8";
   return "";
 }
 

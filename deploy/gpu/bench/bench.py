@@ -20,6 +20,7 @@ import json
 import math
 import sys
 
+import chat_rows
 import data
 import machine
 import ours
@@ -88,13 +89,16 @@ class RowRun:
     def plan(self, gpus, steps, tokens=None):
         """What to train and on which rows; the rows are written once a plan."""
         tokens = (tokens or self.row.tokens) * gpus // self.row.gpus
-        count = steps * tokens // self.row.seq
-        plan = {"gpus": gpus, "steps": steps, "tokens": tokens, "row_count": count,
-                "rows": self.context.work / f"rows-{self.row.seq}-{count}.jsonl"}
+        count, seq = steps * tokens // self.row.seq, self.row.seq
+        seed = count * 1000003 + seq
+        lengths = chat_rows.lengths_for(steps * tokens, seq, seed) if self.row.chat_lengths else [seq] * count
+        kind = "chat" if self.row.chat_lengths else "rows"
+        plan = {"gpus": gpus, "steps": steps, "tokens": tokens, "row_count": len(lengths),
+                "row_tokens": sum(lengths), "rows": self.context.work / f"{kind}-{seq}-{count}.jsonl"}
         if self.row.validation:
             plan["rows"] = data.DEMO / "train.jsonl"
         elif not plan["rows"].exists():
-            data.write_rows(plan["rows"], count, self.row.seq)
+            data.write_rows(plan["rows"], lengths, seed)
         return plan
 
     def record(self, record):

@@ -1,4 +1,4 @@
-"""What the benchmark trains: rows of the demo's text, each exactly as long as the sequence."""
+"""What the benchmark trains: rows of the demo's text, each of a given number of tokens."""
 
 import json
 import pathlib
@@ -15,15 +15,15 @@ def demo_sentences():
     return [piece for piece in text if piece.isascii()]
 
 
-def write_rows(path, count, seq):
-    """`count` rows of seq - 1 characters in the form {"text": ...}; the end token makes seq tokens for a
-    model of make_random_model.py, whose tokenizer has one token a byte."""
-    source = random.Random(count * 1000003 + seq)
+def write_rows(path, lengths, seed):
+    """A row for each of `lengths`, in tokens, in the form {"text": ...}: one character less, since the tokenizer of
+    make_random_model.py has one token a byte, and the end token is one more."""
+    source = random.Random(seed)
     sentences = demo_sentences()
     with open(path, "w", encoding="ascii") as file:
-        for _ in range(count):
+        for tokens in lengths:
             pieces, length = [], 0
-            while length < seq:
+            while length < tokens:
                 pieces.append(source.choice(sentences))
                 length += len(pieces[-1])
-            file.write(json.dumps({"text": "".join(pieces)[:seq - 1]}) + "\n")
+            file.write(json.dumps({"text": "".join(pieces)[:tokens - 1]}) + "\n")

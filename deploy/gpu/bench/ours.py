@@ -45,7 +45,7 @@ def make_job(row, setting, gpu_type, plan, overrides):
         "hyperparameters.parallelism.activation_checkpointing": setting.checkpointing,
         "lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.0,
         "data.loss_on": "assistant" if row.validation else "all",
-        "data.packing": row.validation,
+        "data.packing": row.validation or row.chat_lengths,
     }
     if row.validation:
         keys |= {"training.validation.enabled": True, "training.validation.eval_steps": 50,
@@ -122,6 +122,19 @@ def figures(record, folder, gpus, started_at):
     return [event for events in ranks for event in events if event["event"] == "fatal"]
 
 
+def loss_rate(steps):
+    """Tokens that carry loss a second, of steps that differ in both: the warm ones together."""
+    warm = [step for step in steps if step["step"] > WARM_UP_STEPS] or steps[-1:]
+    return sum(step["loss_tokens"] for step in warm) / sum(step["seconds"] for step in warm)
+
+
+def count_loss_tokens(steps, plan):
+    """All but the first token of each row carry loss; a step's rows are taken to be of average length."""
+    share = 1 - plan["row_count"] / plan["row_tokens"]
+    for step in steps:
+        step["loss_tokens"] = round(step["tokens"] * share)
+
+
 def run(row, setting, context, plan, overrides):
     """One run; a record for raw.jsonl. Its folder below the work folder is removed afterwards."""
     job = make_job(row, setting, context.gpu_type(row.device), plan, overrides)
@@ -147,11 +160,14 @@ def run(row, setting, context, plan, overrides):
 
         def last_step_done():
             # A full model takes longer to deliver than to measure.
-            return row.mode == "full" and any(
+            return row.mode == "full" and not row.validation and any(
                 event["event"] == "step" and event["step"] >= plan["steps"] for event in read_events(events))
 
         outcome = process.run(commands, logs[1:], env, context.limit(), folder, last_step_done)
         fatal += figures(record, folder, plan["gpus"], started_at)
+        if row.chat_lengths and record["steps"]:
+            count_loss_tokens(record["steps"], plan)
+            record["tokens_per_second"] = loss_rate(record["steps"])
         if trace.exists():
             table = context.out / f"profile-{row.name}-{setting.name.replace(' ', '-')}.txt"
             table.write_text(trace_table.table(trace, top=40))
@@ -177,8 +193,8 @@ def check(record, row, plan, plain, tolerance, learn):
     checks = []
     steps = record.get("steps", [])
     if not row.validation:
-        want = {"rows": plan["row_count"], "used": plan["row_count"], "tokens": plan["row_count"] * row.seq}
-        checks.append(("every row is full", record["rows"] == want, f"{record['rows']}, wanted {want}"))
+        want = {"rows": plan["row_count"], "used": plan["row_count"], "tokens": plan["row_tokens"]}
+        checks.append(("every row is whole", record["rows"] == want, f"{record['rows']}, wanted {want}"))
     finite = bool(steps) and all(math.isfinite(number(step[key])) for step in steps
                                  for key in ("loss", "grad_norm"))
     checks.append(("loss and gradients finite", finite, f"{len(steps)} steps"))

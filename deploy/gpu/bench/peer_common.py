@@ -9,14 +9,17 @@ import time
 OUT_OF_MEMORY = 3  # exit code
 
 
-def load_rows(path, seq):
-    """Token ids of the benchmark's rows. The random models' tokenizer has one token a byte, after three
-    special ones, and a row ends with <|im_end|>, as sft-rank encodes it."""
+END, PAD = 2, 0  # tokens of the random models: <|im_end|>, and one that no row has
+
+
+def load_rows(path, seq, full=True):
+    """Token ids of the benchmark's rows, all of them of `seq` tokens if `full`. The random models' tokenizer has one
+    token a byte, after three special ones, and a row ends with <|im_end|>, as sft-rank encodes it."""
     rows = []
     with open(path, encoding="ascii") as file:
         for line in file:
-            ids = [3 + byte for byte in json.loads(line)["text"].encode()] + [2]
-            if len(ids) != seq:
+            ids = [3 + byte for byte in json.loads(line)["text"].encode()] + [END]
+            if len(ids) > seq or full and len(ids) != seq:
                 raise SystemExit(f"{path}: a row of {len(ids)} tokens, not {seq}")
             rows.append(ids)
     return rows

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """QLoRA with Unsloth on one GPU: LoRA r 16 on all seven linears of an NF4 base, 8-bit AdamW, every
-token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means out of memory.
+token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means out of memory. With
+--layout, rows of different lengths (chat_rows.py): a step's loss is the mean over all its tokens that carry loss.
 
     python3 peer_qlora.py --model DIR --rows FILE --seq 2048 --batch 4 --accumulation 2 \
         --checkpointing off --steps 10
@@ -9,6 +10,7 @@ token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means
 import argparse
 import os
 
+import chat_rows
 import peer_common
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -23,6 +25,7 @@ def parse():
     parser.add_argument("--accumulation", type=int, required=True)
     parser.add_argument("--checkpointing", choices=["on", "off"], required=True)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--layout", choices=["full", "packed", "padded", "grouped"], default="full")
     return parser.parse_args()
 
 
@@ -39,11 +42,8 @@ def load_model(options, torch):
     return model
 
 
-def train(options, torch):
-    model = load_model(options, torch)
-    import bitsandbytes
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=1e-4)
+def full_step(options, torch, model, optimizer):
+    """step() of rows that are all as long as the sequence."""
     source = peer_common.batches(peer_common.load_rows(options.rows, options.seq), options.batch)
 
     def step():
@@ -57,7 +57,53 @@ def train(options, torch):
         optimizer.zero_grad()
         return float(total)
 
+    return step
+
+
+def inputs_of(batch, torch):
+    """What the peer's own collators hand to its forward, for rows that are packed or padded."""
+    inputs = {"input_ids": torch.tensor(batch["ids"], device="cuda"),
+              "labels": torch.tensor(batch["labels"], device="cuda")}
+    if "lengths" in batch:
+        return inputs | {"position_ids": torch.tensor(batch["positions"], device="cuda"),
+                         "packed_seq_lengths": torch.tensor(batch["lengths"], dtype=torch.int32)}
+    return inputs | {"attention_mask": torch.tensor(batch["attention"], device="cuda")}
+
+
+def layout_step(options, torch, model, optimizer, loss_tokens):
+    """step() of rows of different lengths; adds the tokens that carry loss to `loss_tokens`."""
+    rows = peer_common.load_rows(options.rows, options.seq, full=False)
+    source = chat_rows.micro_batches(options.layout, rows, options.seq, options.batch, peer_common.PAD)
+
+    def step():
+        batches = [next(source) for _ in range(options.accumulation)]
+        loss_tokens.append(sum(batch["loss_tokens"] for batch in batches))
+        count = torch.tensor(loss_tokens[-1], device="cuda")
+        total = 0.0
+        for batch in batches:
+            loss = model(**inputs_of(batch, torch), num_items_in_batch=count).loss
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(total)
+
+    return step
+
+
+def train(options, torch):
+    model = load_model(options, torch)
+    import bitsandbytes
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=1e-4)
+    loss_tokens = []
+    if options.layout == "full":
+        step = full_step(options, torch, model, optimizer)
+    else:
+        step = layout_step(options, torch, model, optimizer, loss_tokens)
     steps, first = peer_common.run_steps(options.steps, step, torch.cuda.synchronize)
+    for figures, count in zip(steps, loss_tokens):
+        figures["loss_tokens"] = count
     peer_common.print_run(torch, steps, first)
 
 

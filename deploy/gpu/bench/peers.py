@@ -14,10 +14,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def command(row, peer, context, plan):
     accumulation = plan["tokens"] // row.seq // peer.batch // plan["gpus"]
+    if peer.layout in ("padded", "grouped"):
+        rows = plan["tokens"] * plan["row_count"] / plan["row_tokens"]
+        accumulation = max(1, round(rows / peer.batch))
     arguments = ["--model", context.model_dir(row.model), "--rows", plan["rows"], "--seq", row.seq,
                  "--batch", peer.batch, "--accumulation", accumulation,
                  "--checkpointing", "on" if peer.checkpointing else "off",
                  "--steps", plan["steps"], *peer.options]
+    if row.chat_lengths:
+        arguments += ["--layout", peer.layout]
     if peer.program in ("qlora", "hf"):
         return [sys.executable, HERE / f"peer_{peer.program}.py", *arguments]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone",
@@ -51,6 +56,8 @@ def run(row, peer, context, plan):
         record |= {"steps": steps, "first_step_s": result["first_step_at"] - outcome.started_at,
                    "reserved_gb": result["reserved_gb"], "allocated_gb": result["allocated_gb"],
                    "tokens_per_second": plan["tokens"] / statistics.median(step["seconds"] for step in warm)}
+        if row.chat_lengths:
+            record["tokens_per_second"] = ours.loss_rate(steps)
     context.keep_logs(f"{row.name} / {peer.name}", [log])
     shutil.rmtree(folder, ignore_errors=True)
     return record

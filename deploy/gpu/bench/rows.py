@@ -43,6 +43,7 @@ class Peer:
     checkpointing: bool
     options: tuple = ()
     default: bool = False  # what its documentation would have a user run
+    layout: str = "full"  # of a row with chat_lengths: packed, padded or grouped (chat_rows.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +73,21 @@ class Row:
     steps: int = 0  # 0: --steps
     learn_tokens: int = 0  # tokens a step with --learn; 0: tokens
     validation: bool = False  # the demo's rows, whole data set, validation loss before and after
+    # Rows as long as those of a chat data set (chat_rows.py), which ours packs; speed is that of tokens that carry
+    # loss. A step of a peer that pads has as many rows as fill `tokens` on average.
+    chat_lengths: bool = False
     device: str = "cuda"
 
 
 def unsloth(batch, checkpointing, default=False):
     how = "checkpointing" if checkpointing else "none recomputed"
     return Peer(f"Unsloth NF4, batch {batch}, {how}", "qlora", batch, checkpointing, (), default)
+
+
+def unsloth_chat(layout, batch, checkpointing, default=False):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    words = {"packed": "packed", "padded": "padded", "grouped": "padded by like lengths"}[layout]
+    return Peer(f"Unsloth NF4, {words}, batch {batch}, {how}", "qlora", batch, checkpointing, (), default, layout)
 
 
 def fsdp2(batch, checkpointing, weights):
@@ -93,11 +103,13 @@ def compiled(method, batch, checkpointing):
 
 
 FP8 = {KEY_MATMUL: "fp8"}
+FP8_BF16_WGRAD = {KEY_MATMUL: "fp8_bf16_wgrad"}
 ANY_ORDER = {KEY_DETERMINISTIC: False}
 UNSLOTH_8B = (unsloth(2, True, default=True), unsloth(2, False), unsloth(4, False))
 UNSLOTH_32B = (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False))
 FSDP_FP32 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32"}
 FSDP_BF16 = {**ANY_ORDER, KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+
 
 def budgets(seq):
     """Cards of 24 and 48 GB: ours within their memory beside what the peer's documentation would have a user run."""
@@ -106,6 +118,14 @@ def budgets(seq):
     return Row(f"qlora-8b-budgets-seq{seq}", "qwen3-8b", "qlora", seq, 16384, 1, ours,
                (unsloth(2 if seq < 16384 else 1, True, default=True),), goals)
 
+
+# States in bf16: those in fp32 leave an 8B no room on one GPU.
+FULL_BF16 = {KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+FULL_FP8 = (Ours("bf16", job=FULL_BF16),
+            Ours("fp8, bf16 weight gradients", job={**FULL_BF16, **FP8_BF16_WGRAD}, tolerance=TOLERANCE_FP8),
+            Ours("fp8", job={**FULL_BF16, **FP8}, tolerance=TOLERANCE_FP8))
+FULL_FP8_GOALS = (Goal("setting", 1.35, subject="bf16", setting="fp8"),
+                  Goal("setting", 1.2, subject="bf16", setting="fp8, bf16 weight gradients"))
 
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
@@ -128,6 +148,19 @@ ROWS = (
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), UNSLOTH_32B,
         (Goal("best_peer", 1.15), Goal("first_step_s", 25))),
     *(budgets(seq) for seq in (2048, 4096, 8192, 16384)),
+    # Rows as people have them: many short ones, a few long.
+    Row("qlora-0.6b-chat-lengths", "qwen3-0.6b", "qlora", 4096, 32768, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 8, True, default=True), unsloth_chat("padded", 8, False),
+         unsloth_chat("grouped", 8, True), unsloth_chat("packed", 1, False), unsloth_chat("packed", 4, False)),
+        (Goal("default_peer", 3.0), Goal("best_peer", 1.15)), chat_lengths=True),
+    Row("qlora-8b-chat-lengths", "qwen3-8b", "qlora", 4096, 32768, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 8, True, default=True), unsloth_chat("grouped", 8, True),
+         unsloth_chat("padded", 2, False), unsloth_chat("packed", 1, False), unsloth_chat("packed", 2, False)),
+        (Goal("default_peer", 1.5), Goal("best_peer", 1.15)), chat_lengths=True),
+    Row("qlora-32b-chat-lengths", "qwen3-32b", "qlora", 4096, 16384, 1, (Ours("packed"),),
+        (unsloth_chat("padded", 4, True, default=True), unsloth_chat("grouped", 4, True),
+         unsloth_chat("packed", 1, False), unsloth_chat("packed", 2, False)),
+        (Goal("default_peer", 1.5), Goal("best_peer", 1.15)), chat_lengths=True),
     # Rows of one long document.
     Row("qlora-8b-seq32768", "qwen3-8b", "qlora", 32768, 32768, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)), (unsloth(1, True, default=True),),
@@ -167,6 +200,12 @@ ROWS = (
     Row("full-32b-seq4096-four-gpus", "qwen3-32b", "full", 4096, 32768, 4,
         (Ours("bf16 master", job=FSDP_BF16),), (fsdp2(2, True, "bf16"),),
         (Goal("best_peer", 1.25), Goal("mfu", 0.55))),
+    # The 8B takes an H200, the 4B fits an H100.
+    Row("full-8b-seq4096-fp8", "qwen3-8b", "full", 4096, 65536, 1, FULL_FP8, (), FULL_FP8_GOALS),
+    Row("full-4b-seq4096-fp8", "qwen3-4b", "full", 4096, 65536, 1, FULL_FP8, (), FULL_FP8_GOALS),
+    Row("full-8b-seq4096-four-gpus-fp8", "qwen3-8b", "full", 4096, 65536, 4,
+        (Ours("bf16", job=FSDP_FP32), Ours("fp8", job={**FSDP_FP32, **FP8}, tolerance=TOLERANCE_FP8)), (),
+        (Goal("setting", 1.2, subject="bf16", setting="fp8"),)),
     Row("qlora-70b-seq4096-four-gpus", "llama-70b", "qlora", 4096, 524288, 4,
         (Ours("bf16", job={**ANY_ORDER, KEY_BUDGET: 119}),), (),
         (Goal("tokens_per_second", 5500), Goal("memory_gb", 120)), steps=2, learn_tokens=65536),
@@ -181,6 +220,12 @@ ROWS = (
         (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8)), (),
         (Goal("val_fall", 0.10, setting="bf16"),
          Goal("val_loss", 0.005, subject="bf16", setting="fp8")), steps=300, validation=True),
+    Row("fp8-error-full-demo-model", "demo", "full", 128, 512, 1,
+        (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),
+         Ours("fp8, bf16 weight gradients", job=FP8_BF16_WGRAD, tolerance=TOLERANCE_FP8)), (),
+        (Goal("val_fall", 0.10, setting="bf16"), Goal("val_loss", 0.01, subject="bf16", setting="fp8"),
+         Goal("val_loss", 0.01, subject="bf16", setting="fp8, bf16 weight gradients")),
+        steps=300, validation=True),
     Row("qlora-gemma3-27b-seq4096", "gemma3-27b", "qlora", 4096, 16384, 1,
         (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)),
         (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False)),
@@ -194,6 +239,8 @@ ROWS = (
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
     Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
         (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),
+    Row("smoke-cpu-chat-lengths", "qwen3-tiny", "qlora", 1024, 4096, 1,
+        (Ours("packed", 2),), (), (Goal("tokens_per_second", 1),), device="cpu", chat_lengths=True),
 )
 
 

@@ -1,3 +1,5 @@
+#include <ATen/ops/empty.h>
+
 #include "worker/engine/cuda/kernels/fp8.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
@@ -24,6 +26,18 @@ void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchFp8QuantizeWith(type, {x.size(0), x.size(1)}, Read(x),
                                        scale.const_data_ptr<float>(), Write(out), scope.stream()));
+}
+
+void Fp8QuantizeColumns(Tensor& out, Tensor& scale, const Tensor& x) {
+  CheckFp8QuantizeColumns(out, x, scale);
+  const ElementType type = TypeOf(x, "Fp8QuantizeColumns");
+  const Fp8Shape shape{x.size(0), x.size(1)};
+  if (shape.width == 0) return;
+  const LaunchScope scope(x);
+  Tensor partials = at::empty({Fp8ColumnPartials(shape), shape.width}, scale.options());
+  C10_CUDA_CHECK(LaunchFp8QuantizeColumns(type, shape, Read(x), out.size(1),
+                                          partials.mutable_data_ptr<float>(), WriteFp8(out, scale),
+                                          scope.stream()));
 }
 
 void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,

@@ -136,6 +136,14 @@ void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
   run(out, x, scale);
 }
 
+void Fp8QuantizeColumns(Tensor& out, Tensor& scale, const Tensor& x) {
+  CheckFp8QuantizeColumns(out, x, scale);
+  const int64_t tokens = x.size(0);
+  Tensor own = out.narrow(1, 0, tokens);
+  Fp8Quantize(own, scale, x.t().contiguous());
+  out.narrow(1, tokens, out.size(1) - tokens).zero_();
+}
+
 void Fp8QuantizeToo(const ops::Fp8Rows& fp8, const Tensor& x, const char* operation) {
   if (!WantsFp8(fp8, x, operation)) return;
   Tensor values = fp8.values, scale = fp8.scale;

@@ -42,6 +42,16 @@ inline void CheckFp8Quantize(const at::Tensor& out, const at::Tensor& x, const a
   CheckRowScale(scale, out, operation);
 }
 
+inline void CheckFp8QuantizeColumns(const at::Tensor& out, const at::Tensor& x,
+                                    const at::Tensor& scale) {
+  constexpr const char* kName = "Fp8QuantizeColumns";
+  TORCH_CHECK(x.dim() == 2 && out.dim() == 2 && out.size(1) >= x.size(0), kName, ": no place in ",
+              out.sizes(), " for the transpose of ", x.sizes());
+  CheckRows(x, x.size(0), x.size(1), x, kName);
+  CheckFp8Rows(out, x.size(1), out.size(1), x, kName);
+  CheckRowScale(scale, out, kName);
+}
+
 // Returns true if an operation that makes the rows x is to write them in FP8 too. Throws where
 // `fp8` does not fit x.
 inline bool WantsFp8(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* operation) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/round.h"
 #include "common/plan/execution.h"
 #include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
@@ -49,6 +50,24 @@ double AdapterScale(const MatrixInfo::Member& member, const Pass& pass) {
   return pass.lora.scale * member.scale_ratio;
 }
 
+// The columns of rows [T, C] in FP8, for a product that sums over tokens: [C, T], with zeros up to
+// the multiple of 16 that such a product needs.
+ops::Fp8Rows WeightColumns(const Tensor& rows) {
+  const int64_t tokens = RoundUp(rows.size(0), 16);
+  Tensor values = at::empty({rows.size(1), tokens}, rows.options().dtype(at::kFloat8_e4m3fn));
+  Tensor scale = at::empty({rows.size(1)}, rows.options().dtype(at::kFloat));
+  ops::Fp8QuantizeColumns(values, scale, rows);
+  return {values, scale};
+}
+
+// sum = dy^T x + beta sum, where dy are the columns [first, first + height) of all.
+void AddFp8Product(Tensor sum, double beta, const ops::Fp8Rows& dy, const ops::Fp8Rows& x,
+                   int64_t first) {
+  // Sums over so many tokens need their full precision.
+  ops::Fp8Gemm(sum, dy.values.narrow(0, first, sum.size(0)), dy.scale.narrow(0, first, sum.size(0)),
+               x.values, x.scale, beta != 0.0 ? sum : Tensor(), /*fast_sums=*/false);
+}
+
 Activation Quantised(Activation x) {
   ops::Fp8Quantize(x.fp8.values, x.fp8.scale, x.rows);
   return x;
@@ -70,7 +89,7 @@ bool Projection::HasRoom(const Pass& pass) const {
 const Fp8Matrix* Projection::Fp8(const Pass& pass) const {
   if (pass.weights.fp8.empty()) return nullptr;
   const Fp8Matrix& matrix = pass.weights.fp8[matrix_];
-  return matrix.forward.defined() ? &matrix : nullptr;
+  return matrix.forward.defined() || matrix.backward.defined() ? &matrix : nullptr;
 }
 
 bool Projection::JoinsForward(const Pass& pass) const {
@@ -361,7 +380,7 @@ void Projection::AddBiasGradient(const Member& member, const Activation& dy,
   bias.add_(sums);
 }
 
-void Projection::WeightGradients(const Activation& gradient, const Tensor& x,
+void Projection::WeightGradients(const Activation& gradient, const Tensor& x, const Pass& pass,
                                  UnitGradients& gradients) const {
   const Tensor& dy = gradient.rows;
   std::vector<ProductSum> products;
@@ -371,15 +390,28 @@ void Projection::WeightGradients(const Activation& gradient, const Tensor& x,
     sums.push_back(products.back().sum);
     AddBiasGradient(member, gradient, gradients);
   }
+  const Fp8Matrix* const fp8 = Fp8(pass);
+  const bool in_fp8 = fp8 != nullptr && fp8->weight_gradient;
+  ops::Fp8Rows dy8, x8;
+  if (in_fp8 &&
+      std::any_of(sums.begin(), sums.end(), [](const Tensor& s) { return s.defined(); })) {
+    dy8 = WeightColumns(dy);
+    x8 = WeightColumns(x);
+  }
+  const auto add = [&](Tensor sum, double beta, int64_t first) {
+    if (in_fp8) {
+      AddFp8Product(std::move(sum), beta, dy8, x8, first);
+    } else {
+      ops::Gemm(sum, dy.narrow(1, first, sum.size(0)).t(), x, 1.0, beta);
+    }
+  };
   // Of one matrix, so that all are at their first contribution or none is.
-  if (Tensor joined = Joined(sums); joined.defined()) {
-    ops::Gemm(joined, dy.t(), x, 1.0, products[0].beta);
+  if (const Tensor joined = Joined(sums); joined.defined()) {
+    add(joined, products[0].beta, 0);
     return;
   }
   for (size_t i = 0; i < sums.size(); ++i) {
-    if (!sums[i].defined()) continue;
-    const Member& member = info_.members[i];
-    ops::Gemm(sums[i], dy.narrow(1, member.first_row, member.rows).t(), x, 1.0, products[i].beta);
+    if (sums[i].defined()) add(sums[i], products[i].beta, info_.members[i].first_row);
   }
 }
 
@@ -482,7 +514,7 @@ void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pas
 
 void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, const Pass& pass,
                           UnitGradients& gradients, Tensor* dx) const {
-  WeightGradients(dy, x, gradients);
+  WeightGradients(dy, x, pass, gradients);
   if (info_.dora) {
     const Tensor scaled = BehindGains(dy.rows, x, xa, pass, gradients);
     const Tensor dxa = AdapterGradient(scaled, pass);

@@ -28,7 +28,9 @@ namespace sft::engine {
 //
 // Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
 // and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
-// are. Who makes x or dy may convert it in the same pass: EmptyInput, AsInput and AsGradient have
+// are. The gradients of trained weights are sums over tokens: for them x and dy are converted once
+// more, by columns and transposed (WeightColumns), where the source asks for these products in FP8.
+// Who makes x or dy may convert its rows in the same pass: EmptyInput, AsInput and AsGradient have
 // room for that. AsGradient has room for the sums of dy's columns, too (ColumnSums).
 //
 // With magnitudes (DoRA) the output is y = gain * z + bias, where z is the product above and gain
@@ -152,7 +154,9 @@ class Projection {
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;
-  void WeightGradients(const Activation& dy, const at::Tensor& x, UnitGradients& gradients) const;
+  // Adds (or writes) the product of dy and x to the gradients of the weights.
+  void WeightGradients(const Activation& dy, const at::Tensor& x, const Pass& pass,
+                       UnitGradients& gradients) const;
   void AddBiasGradient(const Member& member, const Activation& dy, UnitGradients& gradients) const;
 
   MatrixInfo info_;

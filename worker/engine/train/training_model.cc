@@ -21,6 +21,7 @@
 #include "worker/engine/train/device_batch.h"
 #include "worker/engine/train/padding.h"
 #include "worker/engine/weights/adapted_source.h"
+#include "worker/engine/weights/fp8_source.h"
 #include "worker/engine/weights/replicated_sink.h"
 #include "worker/engine/weights/sharded_sink.h"
 #include "worker/engine/weights/updating_source.h"
@@ -173,7 +174,7 @@ void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPla
                          {.compute = compute_,
                           .bits = spec_.qlora() ? spec_.quantization.bits : 0,
                           .double_quant = spec_.quantization.double_quant,
-                          .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
+                          .fp8 = spec_.fp8() && !spec_.fp8_copies(),
                           .sharded = store_->placement() == Placement::kFullShard,
                           .run = run},
                          mesh_.shard()));
@@ -182,8 +183,16 @@ void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPla
   } else {
     source->Add(store_->MakeSource());
   }
-  source_ = std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale,
-                                            std::bind_front(&TrainableStore::Gather, store_.get()));
+  std::unique_ptr<WeightSource> products = std::move(source);
+  if (spec_.fp8_copies()) {
+    products = std::make_unique<Fp8Source>(
+        layout_, std::move(products),
+        Fp8Source::Options{.weight_gradients = spec_.fp8_weight_gradients(), .run = run},
+        comm_.device());
+  }
+  source_ =
+      std::make_unique<AdaptedSource>(layout_, std::move(products), ScalingOf(spec_.lora).scale,
+                                      std::bind_front(&TrainableStore::Gather, store_.get()));
 }
 
 // The norms of the rows of the weights as they are computed with, de-quantised: B is still zero.

@@ -18,10 +18,11 @@ inline bool Includes(WeightUse use, WeightUse part) {
 
 // A shared matrix in FP8, with a scale a row (kernels/ops.h). N outputs, K inputs, R adapter ranks.
 struct Fp8Matrix {
-  at::Tensor forward;         // float8 rows [N, K + R]
-  at::Tensor forward_scale;   // fp32 [N]
-  at::Tensor backward;        // float8 rows [K, N + R]: the transpose
-  at::Tensor backward_scale;  // fp32 [K]
+  at::Tensor forward;            // float8 rows [N, K + R]
+  at::Tensor forward_scale;      // fp32 [N]
+  at::Tensor backward;           // float8 rows [K, N + R]: the transpose
+  at::Tensor backward_scale;     // fp32 [K]
+  bool weight_gradient = false;  // the product of its gradient is in FP8, too
 };
 
 // A shared matrix in NF4, as ops::Nf4Prepack gives it: N outputs, K inputs.
@@ -50,7 +51,8 @@ struct UnitWeights {
   // source left room for the adapters; undefined where no source holds the weights.
   std::vector<at::Tensor> matrices;
   // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
-  // may hold anything. Weights given so are undefined in `params` and `matrices`.
+  // may hold anything or be undefined. Frozen weights given so are undefined in `params` and
+  // `matrices`.
   std::vector<Fp8Matrix> fp8;
   // By UnitInfo::shared_matrices, where generation reads the weights in NF4; else empty. Those
   // given so are undefined in `params` and `matrices`.

@@ -205,6 +205,58 @@ TEST(PlanTest, NothingIsCarriedWithoutFreedMemoryOrInFp8) {
   EXPECT_EQ(other_bytes->execution.carried, 0);
 }
 
+spec::JobSpec FullIn(spec::Matmul matmul) {
+  spec::JobSpec job = Auto(32, 4096);
+  job.compute.gpu_type = "H200";
+  job.training = {.mode = spec::Mode::kFullFinetune, .matmul = matmul};
+  job.quantization.bits = 0;
+  job.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16;
+  job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
+  return job;
+}
+
+TEST(PlanTest, Fp8CopiesOfTrainedWeightsTakeMemoryAndSaveTime) {
+  const int64_t linears = int64_t{36} * 192'937'984;  // of Qwen3-8B
+  const auto problem = [](spec::Matmul matmul) {
+    return *MakeProblem(Qwen3Of8B(), FullIn(matmul), 4096);
+  };
+  const Problem plain = problem(spec::Matmul::kBf16), fp8 = problem(spec::Matmul::kFp8);
+  const Problem plain_gradients = problem(spec::Matmul::kFp8Bf16Wgrad);
+  ExecutionPlan run{.rows = 2, .micro_batches = 16, .deep = Recompute::kNorms, .deep_layers = 36};
+  run.kept = 36;
+  EXPECT_EQ(PredictMemory(fp8, run).kept_copies, 2 * linears);
+  EXPECT_EQ(PredictMemory(plain, run).kept_copies, 0);
+  const GpuRates& gpu = *FindGpu("H200");
+  const auto seconds = [&](const Problem& p) { return PredictTime(p, run, gpu); };
+  EXPECT_NEAR(seconds(fp8).products / seconds(plain).products, gpu.gemm / gpu.gemm_fp8, 0.08);
+  EXPECT_GT(seconds(plain_gradients).products, seconds(fp8).products);
+  EXPECT_GT(seconds(plain).total() / seconds(plain_gradients).total(), 1.1);
+  EXPECT_GT(seconds(plain_gradients).total() / seconds(fp8).total(), 1.05);
+  // Made once a step, else in each of the 16 micro-batches; and of one block at a time.
+  const StepTime kept = seconds(fp8);
+  run.kept = 0;
+  EXPECT_NEAR(seconds(fp8).weights / kept.weights, 16.0, 1e-6);
+  const PeakMemory none = PredictMemory(fp8, run);
+  EXPECT_EQ(none.kept_copies, 0);
+  EXPECT_FALSE(MayRecord(fp8, run));
+}
+
+TEST(PlanTest, Fp8CopiesAreKeptWhereTheyFitAndNeverOfShards) {
+  const auto much = MakePlan(Input(FullIn(spec::Matmul::kFp8), 141));
+  ASSERT_TRUE(much.ok()) << much.status();
+  EXPECT_EQ(much->execution.kept, 36);
+  const auto little = MakePlan(Input(FullIn(spec::Matmul::kFp8), 92));
+  ASSERT_TRUE(little.ok()) << little.status();
+  EXPECT_LT(little->execution.kept, 36);
+  spec::JobSpec sharded = FullIn(spec::Matmul::kFp8);
+  sharded.compute.gpu_count = sharded.compute.gpus_per_node = 4;
+  sharded.parallelism.sharding = spec::Sharding::kFullShard;
+  const auto shards = MakePlan(Input(sharded, 141));
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  EXPECT_EQ(shards->execution.kept, 0);
+  EXPECT_THAT(Describe(*shards, sharded, 36), HasSubstr("FP8 copies of 0 layers kept"));
+}
+
 TEST(PlanTest, KeptCopiesLeaveRoomForTheRecomputedBlock) {
   spec::JobSpec job = Qlora(1, 16, 4096);
   job.parallelism.activation_checkpointing = true;

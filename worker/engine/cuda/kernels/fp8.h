@@ -16,6 +16,14 @@ cudaError_t LaunchFp8Quantize(ElementType type, Fp8Shape shape, ConstRows x, con
 cudaError_t LaunchFp8QuantizeWith(ElementType type, Fp8Shape shape, ConstRows x, const float* scale,
                                   MutableRows out, cudaStream_t stream);
 
+// The transpose of x, whose `shape` is given: out.rows [shape.width, out_width], zero beyond column
+// shape.rows, with one scale a column of x. The largest magnitudes of columns go through
+// `partials`, a scratch matrix [Fp8ColumnPartials, shape.width] of floats.
+int64_t Fp8ColumnPartials(Fp8Shape shape);
+cudaError_t LaunchFp8QuantizeColumns(ElementType type, Fp8Shape shape, ConstRows x,
+                                     int64_t out_width, float* partials, const Fp8Output& out,
+                                     cudaStream_t stream);
+
 // A weight [rows, columns] in NF4: with `absmax`, or with the three that follow it.
 struct Nf4Weight {
   int64_t rows = 0;

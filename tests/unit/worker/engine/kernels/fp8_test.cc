@@ -65,6 +65,27 @@ TEST(Fp8Test, QuantisedRowsAreWithinHalfAStepOfTheInput) {
   }
 }
 
+TEST(Fp8Test, ColumnsAreTheRowsOfTheTransposeAndZerosBeyond) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    Tensor wide = at::full({37, 30}, 1e38, type);
+    Tensor x = wide.narrow(1, 5, 24);
+    x.copy_(Random({37, 24}, 1) * at::logspace(-30, 30, 24, 10.0));
+    x.select(1, 3).zero_();
+    Fp8Buffer columns(24, 48), rows(24, 37);
+    Tensor scale = at::zeros({24}), expected = at::zeros({24});
+    ops::Fp8QuantizeColumns(columns.rows, scale, x);
+    ops::Fp8Quantize(rows.rows, expected, x.t().contiguous());
+    EXPECT_TRUE(at::equal(scale, expected)) << type;
+    EXPECT_TRUE(at::equal(columns.bits().narrow(1, 0, 37), rows.bits())) << type;
+    EXPECT_TRUE((columns.bits().narrow(1, 37, 11) == 0).all().item<bool>()) << type;
+    EXPECT_TRUE(columns.GapIsUntouched());
+  }
+  Fp8Buffer narrow(24, 36), low(23, 48);
+  Tensor scale = at::zeros({24}), few = at::zeros({23});
+  EXPECT_THROW(ops::Fp8QuantizeColumns(narrow.rows, scale, at::ones({37, 24})), c10::Error);
+  EXPECT_THROW(ops::Fp8QuantizeColumns(low.rows, few, at::ones({37, 24})), c10::Error);
+}
+
 TEST(Fp8Test, EveryFloat8ConvertsToItself) {
   const Tensor all = at::arange(0, 256, at::kInt).to(at::kByte).view({1, 256});
   Fp8Buffer out(1, 256);
