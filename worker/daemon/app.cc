@@ -120,6 +120,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
     setup.grader_roots.push_back(std::move(path));
   }
+  constexpr double kMebi = 1 << 20;
+  setup.grader_memory_mb = static_cast<int64_t>(options.grader_memory_gb * 1e9 / kMebi);
   setup.roots.push_back(setup.shared_dir);
   if (options.dev) setup.roots = {"/"};
   const std::string beside = program.substr(0, program.rfind('/'));

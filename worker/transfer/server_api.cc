@@ -141,6 +141,22 @@ class GrpcServerApi : public ServerApi {
     return response.token();
   }
 
+  absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest& request,
+                                                const StopCheck& stop) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
+    grpc::ClientContext context;
+    Begin(context, kTransferDeadline);
+    const IoThread watch("judge", [&]() -> Nanos {
+      if (stop()) context.TryCancel();
+      return kStopInterval;
+    });
+    v1::AskJudgeResponse response;
+    const absl::Status status = rpc::FromGrpc(worker->AskJudge(&context, request, &response));
+    if (absl::IsCancelled(status) && stop()) return Aborted("the question was stopped");
+    SFT_RETURN_IF_ERROR(status);
+    return response;
+  }
+
   absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                         const std::string& error) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
