@@ -59,6 +59,7 @@ struct Server::Parts {
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
         hub_models(settings.hub, clock),
         planner(*store, registry, relay, &hub_models),
+        copies(*store, registry, relay),
         deliveries(*store, planner.fleet(), disk, registry.refusals(), settings.max_delivery),
         serving(*store, relay),
         secrets(settings.data_dir + "/secrets"),
@@ -71,7 +72,8 @@ struct Server::Parts {
         projects(*store, clock, &hub_models, &secrets),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         job_service(intake, jobs, checkpoints, ingest, serving),
-        worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges),
+        worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
+                       copies),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
@@ -126,6 +128,7 @@ struct Server::Parts {
   JobManager jobs;
   HubModels hub_models;
   Planner planner;
+  ModelCopies copies;
   DeliveryLimits deliveries;
   Serving serving;
   Secrets secrets;

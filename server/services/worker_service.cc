@@ -48,6 +48,7 @@ void WorkerService::AddTo(Methods& methods) {
   methods.Unary(rule("WorkerService.CommitCheckpoint"), this, &Self::CommitCheckpoint);
   methods.Unary(rule("WorkerService.GetHubToken"), this, &Self::GetHubToken);
   methods.Unary(rule("WorkerService.AskJudge"), this, &Self::AskJudge);
+  methods.ServerStream(rule("WorkerService.FetchModelFile"), this, &Self::FetchModelFile);
   methods.ClientStream(rule("WorkerService.SendFile"), this, &Self::SendFile);
 }
 
@@ -109,6 +110,17 @@ absl::StatusOr<v1::AskJudgeResponse> WorkerService::AskJudge(CallContext& call,
     }));
     return judges_.Ask(job.id, job.project, each);
   });
+}
+
+absl::Status WorkerService::FetchModelFile(CallContext& call,
+                                           const v1::FetchModelFileRequest& request,
+                                           Sink<v1::FetchModelFileResponse>& sink) {
+  if (!call.incarnation().empty()) {
+    SFT_RETURN_IF_ERROR(registry_.CheckIncarnation(request.node(), call.incarnation()));
+  }
+  return copies_.Send(
+      request, [&](const v1::FetchModelFileResponse& part) { return sink.Write(part); },
+      [&] { return sink.Gone(); });
 }
 
 absl::StatusOr<v1::SendFileResponse> WorkerService::SendFile(CallContext& call,

@@ -3,6 +3,7 @@
 #include "server/door/methods.h"
 #include "server/fleet/file_relay.h"
 #include "server/fleet/hub_models.h"
+#include "server/fleet/model_copies.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/ingest.h"
 #include "server/jobs/judges.h"
@@ -18,7 +19,7 @@ class WorkerService final {
  public:
   WorkerService(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
                 Checkpoints& checkpoints, FileRelay& relay, Store& store, HubModels& hub,
-                Judges& judges)
+                Judges& judges, ModelCopies& copies)
       : registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
@@ -26,7 +27,8 @@ class WorkerService final {
         relay_(relay),
         store_(store),
         hub_(hub),
-        judges_(judges) {}
+        judges_(judges),
+        copies_(copies) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -43,6 +45,8 @@ class WorkerService final {
                                                       const v1::GetHubTokenRequest& request);
   absl::StatusOr<v1::AskJudgeResponse> AskJudge(CallContext& call,
                                                 const v1::AskJudgeRequest& request);
+  absl::Status FetchModelFile(CallContext& call, const v1::FetchModelFileRequest& request,
+                              Sink<v1::FetchModelFileResponse>& sink);
   absl::StatusOr<v1::SendFileResponse> SendFile(CallContext& call,
                                                 Source<v1::SendFileRequest>& source);
 
@@ -61,6 +65,7 @@ class WorkerService final {
   Store& store_;
   HubModels& hub_;
   Judges& judges_;
+  ModelCopies& copies_;
 };
 
 }  // namespace sft::server

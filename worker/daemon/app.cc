@@ -38,6 +38,7 @@
 #include "worker/node/identity.h"
 #include "worker/node/models.h"
 #include "worker/node/node_facts.h"
+#include "worker/node/peer_models.h"
 #include "worker/node/rank_check.h"
 #include "worker/node/torch_locator.h"
 #include "worker/transfer/asker.h"
@@ -341,6 +342,8 @@ absl::Status RunWorker(const Options& options) {
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelStore> models,
                        OpenModelStore(options, setup, clock));
   Stager stager(setup, *server, models.get());
+  PeerModels peers(setup, *server);
+  models->SetPeers(&peers);
   RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch, setup.rank_user); });
   ShimProcesses shims(setup.shim_binary, setup.rank_user);
   Agent agent({}, setup, stager, inventory, *server, shims, clock,

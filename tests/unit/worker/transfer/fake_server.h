@@ -49,6 +49,10 @@ class FakeServer : public ServerApi {
     return offset = request.end_offset();
   }
   absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return hub_token; }
+  absl::StatusOr<std::unique_ptr<ModelFile>> FetchModelFile(const v1::FetchModelFileRequest&,
+                                                            const StopCheck&) override {
+    return NotFound("no other node has it");
+  }
   absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest& request,
                                                 const StopCheck&) override {
     return judge(request);
