@@ -20,20 +20,23 @@ struct ProjectOptions {
   std::optional<std::string> max_priority;
   std::optional<std::string> hub_token_file;
   bool no_hub_token = false;
+  std::vector<std::string> secrets, no_secrets;
 };
 
 Json ProjectJson(const v1::Project& project) {
-  return {{"project", project.name()},
-          {"share", project.share()},
-          {"max_gpus", project.max_gpus()},
-          {"max_running", project.max_running()},
-          {"max_pending", project.max_pending()},
-          {"max_priority", project.max_priority()},
-          {"gpus", project.gpus()},
-          {"running", project.running()},
-          {"pending", project.pending()},
-          {"decayed_gpu_hours", project.decayed_gpu_hours()},
-          {"has_hub_token", project.has_hub_token()}};
+  return {
+      {"project", project.name()},
+      {"share", project.share()},
+      {"max_gpus", project.max_gpus()},
+      {"max_running", project.max_running()},
+      {"max_pending", project.max_pending()},
+      {"max_priority", project.max_priority()},
+      {"gpus", project.gpus()},
+      {"running", project.running()},
+      {"pending", project.pending()},
+      {"decayed_gpu_hours", project.decayed_gpu_hours()},
+      {"has_hub_token", project.has_hub_token()},
+      {"secrets", std::vector<std::string>(project.secrets().begin(), project.secrets().end())}};
 }
 
 // "12 of 64", "12" without a limit.
@@ -69,17 +72,33 @@ ExitCode ListProjects(Connection& connection, bool json) {
 }
 
 // From a file, or from standard input for "-": arguments can be seen by everybody on the machine.
-absl::StatusOr<std::string> ReadHubToken(const std::string& file) {
-  constexpr int64_t kMaxHubToken = 4096;
-  std::string token;
+absl::StatusOr<std::string> ReadSecret(const std::string& file, const char* what) {
+  constexpr int64_t kMostBytes = 4096;
+  std::string secret;
   if (file == "-") {
-    std::getline(std::cin, token);
+    std::getline(std::cin, secret);
   } else {
-    SFT_ASSIGN_OR_RETURN(token, io::ReadFile(file, kMaxHubToken));
+    SFT_ASSIGN_OR_RETURN(secret, io::ReadFile(file, kMostBytes));
   }
-  token.erase(token.find_last_not_of(" \r\n\t") + 1);
-  if (token.empty()) return InvalidArgument(fmt::format("{} holds no token", file));
-  return token;
+  secret.erase(secret.find_last_not_of(" \r\n\t") + 1);
+  if (secret.empty()) return InvalidArgument(fmt::format("{} holds no {}", file, what));
+  return secret;
+}
+
+// "NAME=FILE" each, and names to forget.
+absl::Status AddSecrets(const ProjectOptions& options, v1::SetProjectRequest& request) {
+  for (const std::string& given : options.secrets) {
+    const size_t equals = given.find('=');
+    if (equals == std::string::npos) {
+      return InvalidArgument(
+          fmt::format("--secret {}: give NAME=FILE, a name and the file with the secret", given));
+    }
+    v1::ProjectSecret& secret = *request.add_secrets();
+    secret.set_name(given.substr(0, equals));
+    SFT_ASSIGN_OR_RETURN(*secret.mutable_value(), ReadSecret(given.substr(equals + 1), "secret"));
+  }
+  for (const std::string& name : options.no_secrets) request.add_secrets()->set_name(name);
+  return absl::OkStatus();
 }
 
 ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool json) {
@@ -92,9 +111,12 @@ ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool 
   if (options.max_priority) request.set_max_priority(*options.max_priority);
   if (options.no_hub_token) request.set_hub_token("");
   if (options.hub_token_file) {
-    const auto token = ReadHubToken(*options.hub_token_file);
+    const auto token = ReadSecret(*options.hub_token_file, "token");
     if (!token.ok()) return Fail(connection, token.status());
     request.set_hub_token(*token);
+  }
+  if (const absl::Status added = AddSecrets(options, request); !added.ok()) {
+    return Fail(connection, added);
   }
   const auto project = connection.Call(&v1::SchedulingService::Stub::SetProject, request);
   if (!project.ok()) return Fail(connection, project.status());
@@ -132,6 +154,10 @@ void AddProject(Command& admin, Session& session) {
       "File with the token with which nodes download models for its jobs; - reads it from standard "
       "input");
   set->AddFlag("--no-hub-token", options->no_hub_token, "Forget that token")->Excludes(token);
+  set->AddOption("--secret", options->secrets,
+                 "NAME=FILE: a secret by which the server calls others for its jobs, such as a "
+                 "judge's API key; - as FILE reads it from standard input");
+  set->AddOption("--no-secret", options->no_secrets, "Forget the secret of this name");
   AddJsonFlag(set, session);
   set->Run([&session, options](Connection& connection) {
     return SetProject(connection, *options, session.json);

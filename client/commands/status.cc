@@ -1,4 +1,9 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
 
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
@@ -122,6 +127,27 @@ ExitCode Detached(Connection& connection, const std::string& command) {
   return kInterrupted;
 }
 
+namespace {
+
+// Evidence without the lines that the verdict says already, as the end of the log of a process that
+// said why it ends; empty where only its heading would be left.
+std::string WithoutSaid(const std::string& evidence, const std::string& said) {
+  constexpr std::string_view kProgram = "sft-rank: ";
+  std::vector<std::string_view> lines;
+  for (size_t at = 0; at <= evidence.size();) {
+    const size_t end = std::min(evidence.find('\n', at), evidence.size());
+    const std::string_view line = std::string_view(evidence).substr(at, end - at);
+    std::string_view text = line.substr(std::min(line.find_first_not_of(' '), line.size()));
+    if (text.starts_with(kProgram)) text.remove_prefix(kProgram.size());
+    if (at == 0 || text.empty() || said.find(text) == said.npos) lines.push_back(line);
+    at = end + 1;
+  }
+  const bool heading = lines.size() == 1 && evidence.find('\n') != evidence.npos;
+  return heading ? "" : fmt::format("{}", fmt::join(lines, "\n"));
+}
+
+}  // namespace
+
 void PrintEnding(Connection& connection, const v1::Job& job) {
   std::ostream& err = connection.console().err;
   const v1::Verdict& verdict = job.verdict();
@@ -140,7 +166,10 @@ void PrintEnding(Connection& connection, const v1::Job& job) {
   if (verdict.rank() >= 0 && !verdict.node().empty()) {
     err << fmt::format("  blamed: rank {} on {}\n", verdict.rank(), ShortName(verdict.node()));
   }
-  for (const std::string& evidence : verdict.evidence()) err << "  " << Lines(evidence) << "\n";
+  for (const std::string& evidence : verdict.evidence()) {
+    const std::string rest = WithoutSaid(evidence, verdict.message() + "\n" + verdict.advice());
+    if (!rest.empty()) err << "  " << Lines(rest) << "\n";
+  }
   if (!verdict.advice().empty()) err << "  what to do: " << Lines(verdict.advice()) << "\n";
   if (!verdict.action().empty()) err << "  what was done: " << Lines(verdict.action()) << "\n";
   if (job.checkpoint_step() > 0) {

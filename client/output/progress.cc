@@ -66,7 +66,9 @@ void ProgressView::OnJob(const v1::Job& job) {
   total_steps_ = progress.total_steps();
   kind_ = job.kind();
   std::string line = fmt::format("{} {}", ShortName(job.name()), StateName(job.state()));
-  if (!job.reason().empty()) line += ": " + job.reason();
+  // Why a job failed is said by what is printed of its verdict.
+  const bool told = job.state() == v1::Job::FAILED && job.reason() == job.verdict().message();
+  if (!job.reason().empty() && !told) line += ": " + job.reason();
   line = OneLine(line);
   if (line != last_state_line_) PrintLine(line);
   last_state_line_ = line;

@@ -183,4 +183,19 @@ bool Pattern::Passes(std::string_view answer, std::string_view reference) const 
   return Strip(found) == Strip(reference);
 }
 
+bool Pattern::has_group() const { return expression_->NumberOfCapturingGroups() > 0; }
+
+std::optional<std::string> Pattern::Last(std::string_view text) const {
+  const re2::StringPiece whole(text.data(), text.size());
+  std::optional<std::string> last;
+  re2::StringPiece groups[2];
+  for (size_t at = 0; at <= text.size();) {
+    if (!expression_->Match(whole, at, text.size(), re2::RE2::UNANCHORED, groups, 2)) break;
+    last.emplace(groups[1].data() == nullptr ? "" : groups[1].data(), groups[1].size());
+    const size_t end = static_cast<size_t>(groups[0].data() - text.data()) + groups[0].size();
+    at = groups[0].empty() ? end + 1 : end;
+  }
+  return last;
+}
+
 }  // namespace sft::grade

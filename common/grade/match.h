@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -47,6 +48,10 @@ class Pattern {
   // Whether the answer holds what the expression says. Of an expression with a group, what the
   // group holds in the first match has to be the reference, but for white space at both ends.
   bool Passes(std::string_view answer, std::string_view reference) const;
+  // Whether the expression has a group.
+  bool has_group() const;
+  // What the group holds in the last match of the text; nothing: there is no match.
+  std::optional<std::string> Last(std::string_view text) const;
 
  private:
   explicit Pattern(std::unique_ptr<re2::RE2> expression);

@@ -61,7 +61,9 @@ std::optional<int64_t> LeftOf(const Files& files, const std::string& folder) {
   if (const auto stat = ReadFile(folder + "/memory.stat"); stat.ok()) {
     cache = Line(*stat, files.inactive).value_or(0) + Line(*stat, files.active).value_or(0);
   }
-  return std::max<int64_t>(0, *limit - *used + cache);
+  // The kernel gathers memory.stat every few seconds: cache that has just gone is still in it, but
+  // no longer in the usage. A group without a limit has one of nearly all int64_t.
+  return std::max<int64_t>(0, *limit - (*used - std::min(cache, *used)));
 }
 
 // The lowest figure of the group `path` and those above it. In a container the path may be the

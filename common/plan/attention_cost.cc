@@ -13,10 +13,13 @@ constexpr int64_t kLseBytes = 4;
 // Measured on one H100 (docs/engine.md, docs/benchmarks/families.md).
 constexpr double kHalfForward = 450;  // tokens of a document at which it reaches half of its rate
 constexpr double kHalfBackward = 530;
-constexpr double kAnyOrder = 1.08;  // backward in any order, relative to a fixed one
-constexpr double kSlabs = 0.9;      // speed in slabs, relative to one call
-constexpr double kWindowSlabs =
-    0.7;  // the same of a window's slabs, which write parts of dk and dv
+constexpr double kAnyOrder = 1.08;    // backward in any order, relative to a fixed one
+constexpr double kSlabs = 0.9;        // speed in slabs, relative to one call
+constexpr double kWindowSlabs = 0.7;  // of a window's slabs, which write parts of dk and dv
+// In long documents, relative to a fixed order by cuDNN, and the tokens at which they reach half of
+// that (docs/benchmarks/qlora.md, "Long documents").
+constexpr double kTurns = 1.28, kHalfTurns = 1900;
+constexpr double kLongAnyOrder = 1.4, kHalfAnyOrder = 1000;
 constexpr double kWindowTurns = 1.08;  // in turns, where a window leaves all keys as much to do
 
 // Heads above 128, relative to those; measured on an H100 with heads of 256.
@@ -79,20 +82,31 @@ double SlabPairs(const BackwardHeads& heads, int64_t length, int64_t window) {
   return pairs;
 }
 
+// Of kernels that reach half of their rate at `half` tokens, as a share of the rate of others.
+double LongShare(double rate, int64_t length, double half) {
+  const double tokens = static_cast<double>(length);
+  return rate * (tokens + kHalfBackward) / (tokens + half);
+}
+
 // As cudnn_attention.cc chooses. In a fixed order cuDNN goes over all keys before a query, window
 // or not.
-Work BackwardWork(const BackwardHeads& heads, int64_t length, int64_t window, bool cudnn) {
+Work BackwardWork(const BackwardHeads& heads, int64_t length, int64_t window, const GpuRates& gpu) {
   const double seen = SeenPairs(length, window);
   if (heads.head_dim > kLargestFusedHead) return {seen};
-  const double order = heads.deterministic ? 1.0 : kAnyOrder;
-  if (!cudnn) return {seen, order};
-  if (heads.InTurns(length, window)) return {seen, window > 0 ? kWindowTurns : 1.0};
+  const bool is_long = window == 0 && length >= kTurnsLength;
+  double order = heads.deterministic ? 1.0 : kAnyOrder;
+  if (!gpu.cudnn_attention) return {seen, order};
+  if (gpu.attention_in_turns && heads.InTurns(length, window)) {
+    return {seen, window > 0 ? kWindowTurns : LongShare(kTurns, length, kHalfTurns)};
+  }
+  if (!heads.deterministic && is_long) order = LongShare(kLongAnyOrder, length, kHalfAnyOrder);
   if (heads.InWindowSlabs(length, window)) {
     const double keys = static_cast<double>(WindowKeysBefore(window)) + (kWindowSlab + 1) / 2.0;
     return {static_cast<double>(length) * keys, kWindowSlabs};
   }
   if (heads.InSlabs(length)) {
-    return {heads.deterministic ? SlabPairs(heads, length, window) : seen, order * kSlabs};
+    if (!heads.deterministic) return {seen, order};
+    return {SlabPairs(heads, length, window), kSlabs};
   }
   return {heads.deterministic ? SeenPairs(length, 0) : seen, order};
 }
@@ -132,7 +146,7 @@ AttentionSeconds PredictAttention(const ModelShape& s, int64_t layer, double tok
   const double documents = tokens / static_cast<double>(length);
   const double width = static_cast<double>(s.heads * heads.head_dim);
   const double seen = SeenPairs(length, window);
-  const Work work = BackwardWork(heads, length, window, gpu.cudnn_attention);
+  const Work work = BackwardWork(heads, length, window, gpu);
   return {4 * seen * documents * width / (forward * RampOf(seen, length, kHalfForward)),
           10 * work.pairs * documents * width /
               (backward * work.speed * RampOf(work.pairs, length, kHalfBackward))};

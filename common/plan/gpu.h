@@ -10,15 +10,16 @@ namespace sft::plan {
 // not by its peak). Measured with deploy/gpu, or estimated from the published peaks of a type that
 // was not; operations and bytes count as in step_time.h.
 struct GpuRates {
-  std::string_view type;          // as in a job file: "H100"
-  std::string_view name;          // part of the driver's name of such a GPU
-  double gemm = 0;                // bf16 products, operations per second
-  double gemm_fp8 = 0;            // FP8 products; 0: not supported
-  double attention_forward = 0;   // counts causal pairs only; long documents
-  double attention_backward = 0;  // with a fixed order of summation
-  double copy = 0;                // bytes read and written
-  double bus = 0;                 // bytes per second of a rank in a collective
-  bool cudnn_attention = true;    // or FlashAttention-2 (worker/engine/cuda/cudnn_attention.h)
+  std::string_view type;            // as in a job file: "H100"
+  std::string_view name;            // part of the driver's name of such a GPU
+  double gemm = 0;                  // bf16 products, operations per second
+  double gemm_fp8 = 0;              // FP8 products; 0: not supported
+  double attention_forward = 0;     // counts causal pairs only; long documents
+  double attention_backward = 0;    // with a fixed order of summation
+  double copy = 0;                  // bytes read and written
+  double bus = 0;                   // bytes per second of a rank in a collective
+  bool attention_in_turns = false;  // worker/engine/cuda/ordered_backward.h
+  bool cudnn_attention = true;      // or FlashAttention-2 (worker/engine/cuda/cudnn_attention.h)
   bool measured = true;
 };
 

@@ -54,10 +54,11 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   return options;
 }
 
-// The next smaller tile of the feed-forward layers; 0: there is none. One process's sum of a
-// weight's gradient is one product where it is cut and sent as it is.
+// The next smaller tile of the feed-forward layers; 0: there is none. A weight's gradient is one
+// product where its sum is in the type that it is sent in, and where it is of FP8 rows.
 int64_t SmallerTile(const Problem& p, const ExecutionPlan& run) {
-  if (run.deep < Recompute::kMlp || (p.job.full_finetune() && p.shards_weights())) return 0;
+  const bool one_product = p.job.full_finetune() && (p.shards_weights() || p.job.fp8());
+  if (run.deep < Recompute::kMlp || one_product) return 0;
   const int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
   return rows >= kLeastMlpRows ? rows : 0;
 }

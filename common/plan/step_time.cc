@@ -51,10 +51,8 @@ Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
   const double fp8 = gpu.gemm_fp8 > 0 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm;
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
-          p.job.fp8() ? fp8 : gemm,
-          p.job.fp8_weight_gradients() ? fp8 : gemm,
-          gpu.copy * kElementwise,
-          gpu.copy * kAdapterReads};
+          p.job.fp8() ? fp8 : gemm, p.job.fp8_weight_gradients() ? fp8 : gemm,
+          gpu.copy * kElementwise, gpu.copy * kAdapterReads};
 }
 
 // Seconds to read and write a block's weights for one pass over it.

@@ -169,9 +169,13 @@ constexpr Field kGenerateTable[] = {
     {.key = "evaluate.grader",
      .type = Type::kList,
      .def = "",
-     .doc = "Programs that grade answers, a table each ([[evaluate.grader]], docs/evaluate.md): "
-            "type = \"command\", name, command (a list: the program and its arguments), low and "
-            "high (the scores that it gives, 0 and 1), timeout_seconds (10), memory_mb (1024).",
+     .doc =
+         "Programs and language models that grade answers, a table each ([[evaluate.grader]], "
+         "docs/evaluate.md): name, low and high (the scores that it gives, 0 and 1); with type = "
+         "\"command\" command (a list: the program and its arguments), timeout_seconds (10), "
+         "memory_mb (1024); with type = \"judge\" url and model or job, secret, prompt, "
+         "score_pattern or score_member, max_tokens (512), timeout_seconds (60), retries (3), "
+         "max_calls (10000).",
      .max = 16,
      .is_text = true,
      .may_be_empty = true,

@@ -44,7 +44,7 @@ void CheckGraderPrograms(std::string_view key, Draft* draft) {
   if (draft->Faulty({key})) return;
   std::set<std::string> names;
   for (const std::string& item : ListOf(*draft, key)) {
-    const absl::StatusOr<CommandGrader> grader = ParseGrader(item);
+    const absl::StatusOr<Grader> grader = ParseGrader(item);
     if (!grader.ok()) return draft->AddProblem(key, std::string(Message(grader.status())));
     if (!names.insert(grader->name).second) {
       return draft->AddProblem(key, fmt::format("two graders are called \"{}\"", grader->name));

@@ -5,6 +5,7 @@
 #include "common/base/duration.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
+#include "common/hub/http.h"
 #include "common/io/disk_space.h"
 
 namespace sft::server {
@@ -112,6 +113,25 @@ void AddHub(CLI::App& app, Options& options) {
   app.add_option("--hub-ca", options.hub_ca,
                  "PEM file with the authorities that vouch for it [SSL_CERT_FILE, or the system's]")
       ->group(kHub);
+}
+
+void AddJudges(CLI::App& app, Options& options) {
+  const char* kJudges = "Judges (docs/evaluate.md)";
+  app.add_option("--judge-url", options.judge_urls,
+                 "OpenAI-compatible API that this server calls for jobs whose answers a language "
+                 "model grades, such as https://api.example.com/v1; may be given several times")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return hub::OriginOf(text).empty() ? "must be an address such as "
+                                                 "https://api.example.com/v1"
+                                               : "";
+          },
+          ""))
+      ->group(kJudges);
+  app.add_option("--judge-ca", options.judge_ca,
+                 "PEM file with the authorities that vouch for them [SSL_CERT_FILE, or the "
+                 "system's]")
+      ->group(kJudges);
 }
 
 void AddDevelopment(CLI::App& app, Options& options) {
@@ -227,6 +247,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   AddRetention(app, options);
   AddTiming(app, options);
   AddHub(app, options);
+  AddJudges(app, options);
   AddDevelopment(app, options);
   CLI::App* check =
       app.add_subcommand("check",

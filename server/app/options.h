@@ -41,6 +41,10 @@ struct Options {
   // How the server asks a model hub; also passed on to the worker of --dev.
   std::string hub, hub_token_file, hub_ca;
 
+  // Judges that jobs may name, and who vouches for them.
+  std::vector<std::string> judge_urls;
+  std::string judge_ca;
+
   // Passed on to the worker of --dev.
   std::string model_cache, model_cache_limit;
   std::vector<std::string> models;
@@ -51,8 +55,9 @@ struct Options {
   int cpu_slots = -1;
 };
 
-// The endpoint of /metrics, /healthz and OpenAI's API for an Options::http other than "off". By default the port
-// after the gRPC one, on loopback, because these pages have neither TLS nor tokens.
+// The endpoint of /metrics, /healthz and OpenAI's API for an Options::http other than "off". By
+// default the port after the gRPC one, on loopback, because these pages have neither TLS nor
+// tokens.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 
 // The parsed options, or how the program shall exit instead.

@@ -59,17 +59,21 @@ struct Server::Parts {
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
         hub_models(settings.hub, clock),
         planner(*store, registry, relay, &hub_models),
+        copies(*store, registry, relay),
         deliveries(*store, planner.fleet(), disk, registry.refusals(), settings.max_delivery),
-        intake(*store, *blobs, jobs, planner, &limits),
+        serving(*store, relay),
+        secrets(settings.data_dir + "/secrets"),
+        judges(settings.judges, *store, serving, secrets, clock),
+        intake(*store, *blobs, jobs, planner, &limits, &judges),
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
         sweeps(*store, intake, jobs),
-        projects(*store, clock, &hub_models),
+        projects(*store, clock, &hub_models, &secrets),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        serving(*store, relay),
         job_service(intake, jobs, checkpoints, ingest, serving),
-        worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models),
+        worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
+                       copies),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
@@ -124,7 +128,11 @@ struct Server::Parts {
   JobManager jobs;
   HubModels hub_models;
   Planner planner;
+  ModelCopies copies;
   DeliveryLimits deliveries;
+  Serving serving;
+  Secrets secrets;
+  Judges judges;
   JobIntake intake;
   Ingest ingest;
   Artifacts artifacts;
@@ -132,7 +140,6 @@ struct Server::Parts {
   Sweeps sweeps;
   Projects projects;
   Reconciler reconciler;
-  Serving serving;
   JobService job_service;
   WorkerService worker_service;
   ClusterService cluster_service;
@@ -231,6 +238,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
 Server::~Server() {
   if (parts_ == nullptr) return;
   parts_->hub.Shutdown();
+  parts_->judges.Stop();
   if (parts_->grpc != nullptr) parts_->grpc->Stop();
   parts_->http.reset();
   parts_->housekeeping.Stop();

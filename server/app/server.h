@@ -14,6 +14,7 @@
 #include "server/fleet/delivery_limits.h"
 #include "server/fleet/hub_models.h"
 #include "server/http/http_server.h"
+#include "server/jobs/judges.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
 #include "server/stored/removal.h"
@@ -41,6 +42,7 @@ class Server {
     GrpcServer::Connections connections = {};
     int64_t max_delivery = DeliveryLimits::kUnknownBytes;
     HubModels::Options hub;
+    Judges::Options judges;
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -528,6 +528,15 @@ ALTER TABLE datasets ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
 -- The label that runs which belong together share (job.group).
 ALTER TABLE job_schedules ADD COLUMN run_group TEXT NOT NULL DEFAULT '';
 CREATE INDEX job_schedules_group ON job_schedules (run_group) WHERE run_group != '';
+)sql"},
+                                     {14, R"sql(
+-- Calls that judges of a job got (evaluate.grader), which max_calls bounds.
+CREATE TABLE judge_calls (
+  job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+  grader TEXT NOT NULL,
+  calls INTEGER NOT NULL,
+  PRIMARY KEY (job_id, grader)
+) STRICT, WITHOUT ROWID;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

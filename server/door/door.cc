@@ -69,7 +69,8 @@ absl::Status Door::AdmitCaller(CallContext& call, bool streams, const std::strin
 absl::Status Door::AdmitRequest(CallContext& call, bool streams,
                                 const google::protobuf::Message& request,
                                 const google::protobuf::Message& named) {
-  absl::Status status = AdmitCaller(call, streams, StringField(named, "project"));
+  absl::Status status =
+      AdmitCaller(call, streams || call.rule_.waits, StringField(named, "project"));
   if (status.ok()) status = CheckKnownValues(request);
   if (status.ok()) status = call.AdmitRequest(named);
   if (status.ok()) status = CheckShown(named);

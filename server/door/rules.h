@@ -36,6 +36,8 @@ struct Rule {
   Role role = Role::kAdmin;
   Place place = Place::kServer;
   Audit audit = Audit::kNone;
+  bool waits =
+      false;  // one answer that others give: a call of it counts as a stream while it lasts
 };
 
 }  // namespace sft::server

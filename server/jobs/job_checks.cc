@@ -9,6 +9,7 @@
 
 #include "common/base/duration.h"
 #include "common/hub/model_name.h"
+#include "common/spec/grader.h"
 #include "common/spec/visit.h"
 #include "server/scheduling/scheduler_jobs.h"
 #include "server/store/nodes.h"
@@ -76,10 +77,12 @@ void CheckVariant(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution
 
 void CheckGraderPrograms(const FleetCatalog::Fleet& fleet, spec::Resolution& resolution) {
   constexpr std::string_view kGrader = "evaluate.grader";
-  if (resolution.spec.evaluate.grader.empty() || fleet.runs_graders ||
-      IsFaulty(resolution, kGrader)) {
-    return;
-  }
+  const bool runs =
+      std::ranges::any_of(resolution.spec.evaluate.grader, [](const std::string& item) {
+        const absl::StatusOr<spec::Grader> grader = spec::ParseGrader(item);
+        return grader.ok() && grader->type == spec::Grader::Type::kCommand;
+      });
+  if (!runs || fleet.runs_graders || IsFaulty(resolution, kGrader)) return;
   AddProblem(resolution, kGrader,
              "no node runs programs that grade answers: ask an operator to start workers with "
              "--grader-root FOLDER, and to put the program there");

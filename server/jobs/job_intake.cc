@@ -224,6 +224,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   SFT_RETURN_IF_ERROR(TakeModelOfJob(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
+  if (judges_ != nullptr) SFT_RETURN_IF_ERROR(judges_->Check(reader.project, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
   if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);

@@ -7,6 +7,7 @@
 #include "server/blob/blob_store.h"
 #include "server/core/intake_limits.h"
 #include "server/jobs/job_manager.h"
+#include "server/jobs/judges.h"
 #include "server/resume/job_folders.h"
 #include "server/scheduling/planning.h"
 #include "server/store/store.h"
@@ -20,10 +21,16 @@ class JobIntake {
   // Longest job file.
   static constexpr size_t kMaxSourceBytes = 1 << 20;
 
-  // `limits` keeps jobs out where there is no room; null: nothing does.
+  // `limits` keeps jobs out where there is no room, `judges` those whose judges cannot be asked;
+  // null: nothing does.
   JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner,
-            IntakeLimits* limits = nullptr)
-      : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner), limits_(limits) {}
+            IntakeLimits* limits = nullptr, Judges* judges = nullptr)
+      : store_(store),
+        blobs_(blobs),
+        jobs_(jobs),
+        planner_(planner),
+        limits_(limits),
+        judges_(judges) {}
 
   // Problems are part of the answer. With for_submit also those that Submit has without its files,
   // and RESOURCE_EXHAUSTED as of Submit.
@@ -90,6 +97,7 @@ class JobIntake {
   JobManager& jobs_;
   Planner& planner_;
   IntakeLimits* const limits_;
+  Judges* const judges_;
 };
 
 }  // namespace sft::server

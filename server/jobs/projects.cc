@@ -94,9 +94,25 @@ absl::StatusOr<v1::ListProjectsResponse> Projects::List() {
   v1::ListProjectsResponse response;
   for (auto& [name, project] : projects) {
     project.set_has_hub_token(hub_ != nullptr && hub_->HasToken(name));
+    if (secrets_ != nullptr) {
+      SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, secrets_->Names(name));
+      for (const std::string& each : names) project.add_secrets(each);
+    }
     *response.add_projects() = std::move(project);
   }
   return response;
+}
+
+absl::Status Projects::SetSecrets(const v1::SetProjectRequest& request) {
+  if (request.secrets().empty()) return absl::OkStatus();
+  if (secrets_ == nullptr) return FailedPrecondition("this server keeps no secrets");
+  for (const v1::ProjectSecret& secret : request.secrets()) {
+    SFT_RETURN_IF_ERROR(Secrets::Check(secret.name(), secret.value()));
+  }
+  for (const v1::ProjectSecret& secret : request.secrets()) {
+    SFT_RETURN_IF_ERROR(secrets_->Set(request.name(), secret.name(), secret.value()));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
@@ -110,6 +126,7 @@ absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
         SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
         SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
         SFT_RETURN_IF_ERROR(store::PutLimits(db, limits));
+        SFT_RETURN_IF_ERROR(SetSecrets(request));
         if (!request.has_hub_token()) return absl::OkStatus();
         if (hub_ == nullptr) return FailedPrecondition("this server keeps no hub tokens");
         return hub_->SetToken(request.name(), request.hub_token());

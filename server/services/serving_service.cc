@@ -11,10 +11,13 @@ void ServingService::AddTo(Methods& methods) {
                 &Self::ListServedModels);
   methods.ServerStream({"ServingService.Complete", kUser, kSubmitter, kNamed}, this,
                        &Self::Complete);
-  methods.Unary({"ServingService.Tokenize", kUser, kSubmitter, kNamed}, this, &Self::Tokenize);
-  methods.Unary({"ServingService.Detokenize", kUser, kSubmitter, kNamed}, this, &Self::Detokenize);
-  methods.Unary({"ServingService.GetTokenizer", kUser, kSubmitter, kNamed}, this,
-                &Self::GetTokenizer);
+  // These wait for the job's process, as answers do.
+  const auto waits = [](std::string method) {
+    return Rule{std::move(method), kUser, kSubmitter, kNamed, Audit::kNone, /*waits=*/true};
+  };
+  methods.Unary(waits("ServingService.Tokenize"), this, &Self::Tokenize);
+  methods.Unary(waits("ServingService.Detokenize"), this, &Self::Detokenize);
+  methods.Unary(waits("ServingService.GetTokenizer"), this, &Self::GetTokenizer);
 }
 
 absl::StatusOr<v1::ListServedModelsResponse> ServingService::ListServedModels(

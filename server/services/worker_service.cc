@@ -11,8 +11,12 @@
 namespace sft::server {
 namespace {
 
-// The project of the job that has the attempt on the node now.
-absl::StatusOr<std::string> ProjectOfPart(Database& db, const v1::GetHubTokenRequest& request) {
+// The job that has the attempt on the node now, and its project.
+struct JobOfPart {
+  std::string id, project;
+};
+template <typename Request>
+absl::StatusOr<JobOfPart> FindJobOfPart(Database& db, const Request& request) {
   SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
                        store::MembersOf(db, request.attempt_uid()));
@@ -26,7 +30,8 @@ absl::StatusOr<std::string> ProjectOfPart(Database& db, const v1::GetHubTokenReq
   if (attempt.epoch != request.epoch() || IsTerminal(attempt.state)) {
     return FailedPrecondition(fmt::format("attempt {} is over", request.attempt_uid()));
   }
-  return store::ProjectOfJob(db, attempt.job_id);
+  SFT_ASSIGN_OR_RETURN(const std::string project, store::ProjectOfJob(db, attempt.job_id));
+  return JobOfPart{attempt.job_id, project};
 }
 
 }  // namespace
@@ -42,6 +47,8 @@ void WorkerService::AddTo(Methods& methods) {
   methods.Unary(rule("WorkerService.CommitArtifact"), this, &Self::CommitArtifact);
   methods.Unary(rule("WorkerService.CommitCheckpoint"), this, &Self::CommitCheckpoint);
   methods.Unary(rule("WorkerService.GetHubToken"), this, &Self::GetHubToken);
+  methods.Unary(rule("WorkerService.AskJudge"), this, &Self::AskJudge);
+  methods.ServerStream(rule("WorkerService.FetchModelFile"), this, &Self::FetchModelFile);
   methods.ClientStream(rule("WorkerService.SendFile"), this, &Self::SendFile);
 }
 
@@ -82,15 +89,38 @@ absl::StatusOr<v1::CommitCheckpointResponse> WorkerService::CommitCheckpoint(
 absl::StatusOr<v1::GetHubTokenResponse> WorkerService::GetHubToken(
     CallContext& call, const v1::GetHubTokenRequest& request) {
   return Answer(call, request, [&](const auto& each) -> absl::StatusOr<v1::GetHubTokenResponse> {
-    std::string project;
+    JobOfPart job;
     SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(project, ProjectOfPart(db, each));
+      SFT_ASSIGN_OR_RETURN(job, FindJobOfPart(db, each));
       return absl::OkStatus();
     }));
     v1::GetHubTokenResponse response;
-    SFT_ASSIGN_OR_RETURN(*response.mutable_token(), hub_.TokenOf(project));
+    SFT_ASSIGN_OR_RETURN(*response.mutable_token(), hub_.TokenOf(job.project));
     return response;
   });
+}
+
+absl::StatusOr<v1::AskJudgeResponse> WorkerService::AskJudge(CallContext& call,
+                                                             const v1::AskJudgeRequest& request) {
+  return Answer(call, request, [&](const auto& each) -> absl::StatusOr<v1::AskJudgeResponse> {
+    JobOfPart job;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(job, FindJobOfPart(db, each));
+      return absl::OkStatus();
+    }));
+    return judges_.Ask(job.id, job.project, each);
+  });
+}
+
+absl::Status WorkerService::FetchModelFile(CallContext& call,
+                                           const v1::FetchModelFileRequest& request,
+                                           Sink<v1::FetchModelFileResponse>& sink) {
+  if (!call.incarnation().empty()) {
+    SFT_RETURN_IF_ERROR(registry_.CheckIncarnation(request.node(), call.incarnation()));
+  }
+  return copies_.Send(
+      request, [&](const v1::FetchModelFileResponse& part) { return sink.Write(part); },
+      [&] { return sink.Gone(); });
 }
 
 absl::StatusOr<v1::SendFileResponse> WorkerService::SendFile(CallContext& call,

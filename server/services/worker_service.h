@@ -3,8 +3,10 @@
 #include "server/door/methods.h"
 #include "server/fleet/file_relay.h"
 #include "server/fleet/hub_models.h"
+#include "server/fleet/model_copies.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/ingest.h"
+#include "server/jobs/judges.h"
 #include "server/stored/artifacts.h"
 #include "server/stored/checkpoints.h"
 #include "sft/v1/worker_service.pb.h"
@@ -16,14 +18,17 @@ namespace sft::server {
 class WorkerService final {
  public:
   WorkerService(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
-                Checkpoints& checkpoints, FileRelay& relay, Store& store, HubModels& hub)
+                Checkpoints& checkpoints, FileRelay& relay, Store& store, HubModels& hub,
+                Judges& judges, ModelCopies& copies)
       : registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
         checkpoints_(checkpoints),
         relay_(relay),
         store_(store),
-        hub_(hub) {}
+        hub_(hub),
+        judges_(judges),
+        copies_(copies) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -38,6 +43,10 @@ class WorkerService final {
       CallContext& call, const v1::CommitCheckpointRequest& request);
   absl::StatusOr<v1::GetHubTokenResponse> GetHubToken(CallContext& call,
                                                       const v1::GetHubTokenRequest& request);
+  absl::StatusOr<v1::AskJudgeResponse> AskJudge(CallContext& call,
+                                                const v1::AskJudgeRequest& request);
+  absl::Status FetchModelFile(CallContext& call, const v1::FetchModelFileRequest& request,
+                              Sink<v1::FetchModelFileResponse>& sink);
   absl::StatusOr<v1::SendFileResponse> SendFile(CallContext& call,
                                                 Source<v1::SendFileRequest>& source);
 
@@ -55,6 +64,8 @@ class WorkerService final {
   FileRelay& relay_;
   Store& store_;
   HubModels& hub_;
+  Judges& judges_;
+  ModelCopies& copies_;
 };
 
 }  // namespace sft::server

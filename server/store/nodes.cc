@@ -262,15 +262,18 @@ absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, in
   return ReadModels(list.Bind(std::clamp(limit, 1, kMaxPage)).Bind(offset));
 }
 
-absl::StatusOr<std::optional<ModelRecord>> FindSnapshot(Database& db, const std::string& id,
-                                                        const std::string& commit) {
+absl::StatusOr<std::vector<ModelRecord>> SnapshotsOf(Database& db, const std::string& id,
+                                                     const std::string& commit) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare(
-          "SELECT node, id, path, config_json, bytes, hash, problem FROM models "
-          "WHERE id = ?1 AND substr(path, -length(?2)) = ?2 ORDER BY problem, node LIMIT 1"));
-  SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> found,
-                       ReadModels(list.Bind(id).Bind("/snapshots/" + commit)));
+      db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                 "WHERE id = ?1 AND substr(path, -length(?2)) = ?2 ORDER BY problem, node"));
+  return ReadModels(list.Bind(id).Bind("/snapshots/" + commit));
+}
+
+absl::StatusOr<std::optional<ModelRecord>> FindSnapshot(Database& db, const std::string& id,
+                                                        const std::string& commit) {
+  SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> found, SnapshotsOf(db, id, commit));
   if (found.empty()) return std::optional<ModelRecord>();
   return std::optional<ModelRecord>(std::move(found.front()));
 }

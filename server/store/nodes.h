@@ -40,6 +40,9 @@ absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);
 // A model of this id, or at this path; one that can be used before one that cannot.
 absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model);
+// The snapshots of that commit in hub caches of all nodes, those that can be used first.
+absl::StatusOr<std::vector<ModelRecord>> SnapshotsOf(Database& db, const std::string& id,
+                                                     const std::string& commit);
 // The snapshot of that commit in a hub cache, under whatever id a node lists it.
 absl::StatusOr<std::optional<ModelRecord>> FindSnapshot(Database& db, const std::string& id,
                                                         const std::string& commit);

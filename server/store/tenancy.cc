@@ -45,6 +45,17 @@ absl::StatusOr<bool> NodeNeedsBlob(Database& db, const std::string& node,
   return find.Bind(node).Bind(sha256).Step();
 }
 
+absl::StatusOr<bool> NodeNeedsModel(Database& db, const std::string& node,
+                                    const std::string& model) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement find,
+      db.Prepare(
+          "SELECT 1 FROM attempt_nodes n JOIN attempts a ON a.uid = n.attempt_uid JOIN jobs j "
+          "ON j.id = a.job_id WHERE n.node = ?1 AND n.forgotten = 0 AND (j.model = ?2 OR "
+          "substr(j.model, 1, length(?2) + 1) = ?2 || '@') LIMIT 1"));
+  return find.Bind(node).Bind(model).Step();
+}
+
 absl::StatusOr<std::string> ProjectOfJob(Database& db, const std::string& id) {
   SFT_ASSIGN_OR_RETURN(Statement find, db.Prepare("SELECT project FROM jobs WHERE id = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(id).Step());

@@ -24,6 +24,9 @@ absl::StatusOr<bool> NodeNeedsBlob(Database& db, const std::string& node,
                                    const std::string& sha256);
 
 // NOT_FOUND, with the text that those get who may not see it.
+// Whether an attempt that is on the node is of a job with this model ("org/name").
+absl::StatusOr<bool> NodeNeedsModel(Database& db, const std::string& node,
+                                    const std::string& model);
 absl::StatusOr<std::string> ProjectOfJob(Database& db, const std::string& id);
 absl::StatusOr<std::string> ProjectOfArtifact(Database& db, const std::string& id);
 absl::Status NoArtifact(const std::string& id);

@@ -82,6 +82,49 @@ class HubJobTest(HubCase):
         nodes = {node for node in ("node-a", "node-b") if self.folder(self.cache_of(node)).exists()}
         self.assertEqual(len(self.ranges()), len(nodes))
 
+    def test_a_second_node_gets_the_model_from_the_first_and_goes_on_after_a_kill(self):
+        self.files = model_files(48)
+        self.commit = self.hub.add(NAME, self.files)
+        self.start_server()
+        self.start_node("node-a", gpus="H100:1")
+        self.assert_ends(self.submit_model(ranks=1), 0)
+        wait_until("the copy to be known", lambda: [each for each in self.models() if each["model"] == NAME])
+        self.hub.log.clear()
+        # A node that breaks off: what has come stays, and is gone on with.
+        self.start_node("node-b", gpus="H100:2")
+        job = self.submit_model(ranks=2, name="second")
+        wait_until("some of it to come", lambda: came(self.cache_of("node-b")) > 0 or
+                   self.snapshot(cache=self.cache_of("node-b")).exists())
+        self.kill("node-b")
+        self.start_node("node-b", gpus="H100:2")
+        self.assert_ends(job, 0)
+        weights = self.snapshot(cache=self.cache_of("node-b")) / "model.safetensors"
+        self.assertEqual(weights.read_bytes(), self.files["model.safetensors"])
+        self.assertEqual(self.ranges(), [], "the hub gave weights a second time")
+        events = self.sftctl("events", job).stdout
+        self.assertRegex(events, rf"model org/tiny@{self.commit} has come to this node from .* of it from node-a")
+
+    def test_a_node_that_spoils_a_model_or_is_away_is_replaced_by_the_hub(self):
+        self.start_server()
+        self.start_node("node-a", gpus="H100:1")
+        self.assert_ends(self.submit_model(ranks=1), 0)
+        wait_until("the copy to be known", lambda: [each for each in self.models() if each["model"] == NAME])
+        blob = (self.snapshot(cache=self.cache_of("node-a")) / "model.safetensors").resolve()
+        whole = blob.read_bytes()
+        blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        self.hub.log.clear()
+        self.start_node("node-b", gpus="H100:2")
+        self.assert_ends(self.submit_model(ranks=2, name="second"), 0)
+        weights = self.snapshot(cache=self.cache_of("node-b")) / "model.safetensors"
+        self.assertEqual(weights.read_bytes(), self.files["model.safetensors"])
+        self.assertEqual(len(self.ranges()), 1)
+        self.kill("node-a")
+        self.kill("node-b")
+        self.start_node("node-c", gpus="H100:4")
+        job = self.submit_model(ranks=4, name="third")
+        self.assert_ends(job, 0)
+        self.assertNotIn("of it from", self.sftctl("events", job).stdout)
+
     def test_all_nodes_of_a_gang_have_the_commit_of_the_submit_though_the_branch_moves(self):
         self.start_server()
         self.start_node("node-a", gpus="H100:4")

@@ -61,7 +61,7 @@ EDGES = {
                       "worker/grading"],
     "worker/preview": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "worker/engine/base",
                        "worker/engine/data"],
-    "worker/grading": ["common/base", "common/spec", "common/io"],
+    "worker/grading": ["common/base", "common/spec", "common/io", "common/grade"],
     "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "common/data", "common/grade",
                     "worker/channel", "worker/grading", "worker/engine"],
     "worker/engine/base": ["common/base"],

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/spec/grader.h"
 #include "worker/shipping/event_file.h"
 
 namespace sft::worker {
@@ -33,6 +34,10 @@ CheckpointShipper::Hooks Attempt::CheckpointHooks() {
             return shared_.With([&](const AttemptData& data) { return IsAway(data.heard, now); });
           },
           context_.services.on_change};
+}
+
+bool Attempt::AsksJudges() const {
+  return context_.job.ok() && spec::HasJudges(context_.job->evaluate.grader);
 }
 
 void Attempt::Direct(const v1::DesiredAttempt& desired) {

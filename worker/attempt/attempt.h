@@ -35,6 +35,9 @@ class Attempt {
   // The model that its job names; empty where this worker cannot read the job.
   std::string Model() const { return context_.job.ok() ? context_.job->job.model : ""; }
 
+  // Whether its ranks ask judges what they think of answers.
+  bool AsksJudges() const;
+
   // What the server wants of it.
   void Direct(const v1::DesiredAttempt& desired);
   // Nobody takes what it has to say: it stops and needs no acknowledgement. What `lasts`, no call

@@ -9,6 +9,7 @@
 
 #include "common/hub/model_name.h"
 #include "common/rpc/endpoint.h"
+#include "common/spec/grader.h"
 #include "worker/node/cpus.h"
 #include "worker/transfer/checkpoint_folder.h"
 
@@ -135,7 +136,13 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   if (input.job.serves()) rank.serve_socket = setup.ServeSocket(input.attempt_uid);
   rank.job_id = dispatch.job_id();
   rank.node = setup.node;
-  if (input.job.evaluates()) rank.grader_roots = setup.grader_roots;
+  if (input.job.evaluates()) {
+    rank.grader_roots = setup.grader_roots;
+    rank.grader_memory_mb = setup.grader_memory_mb;
+  }
+  if (spec::HasJudges(input.job.evaluate.grader)) {
+    rank.judge_socket = setup.JudgeSocket(input.attempt_uid);
+  }
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
   rank.resume_dir = input.staged.resume_dir;
   rank.resume_step = dispatch.resume().step();

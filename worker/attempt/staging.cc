@@ -58,6 +58,16 @@ absl::Status JudgePull(const absl::Status& pulled) {
   return IsPassing(pulled) ? pulled : Internal(Message(pulled));
 }
 
+// ", 16.2 GB of it from node-a".
+std::string FromNodes(const PulledModel& pulled) {
+  std::string text;
+  for (const auto& [node, bytes] : pulled.from_nodes) {
+    text +=
+        fmt::format("{}{} of it from {}", text.empty() ? ", " : " and ", BytesText(bytes), node);
+  }
+  return text;
+}
+
 // Whether a data set that is here is what its hash says.
 absl::StatusOr<bool> IsWhole(const std::string& path, const std::string& sha256,
                              const StopCheck& stop) {
@@ -179,9 +189,10 @@ absl::StatusOr<std::string> Stager::StageModel(const std::string& model, const S
   }
   show(fmt::format("model {} has come: {}", name->id, BytesText(pulled->bytes)));
   if (ask.on_event) {
-    ask.on_event(fmt::format("model {}@{} has come to this node from {}: {} in {:.1f} s", name->id,
-                             pulled->commit, models_->setup().endpoint, BytesText(pulled->bytes),
-                             SecondsOf(pulled->took)));
+    ask.on_event(fmt::format("model {}@{} has come to this node from {}: {} in {:.1f} s{}",
+                             name->id, pulled->commit, models_->setup().endpoint,
+                             BytesText(pulled->bytes), SecondsOf(pulled->took),
+                             FromNodes(*pulled)));
   }
   dir = FindModel(model, setup_);
   if (!dir.ok()) return NotOfOwner(dir.status());

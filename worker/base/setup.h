@@ -30,6 +30,7 @@ struct NodeSetup {
   std::vector<std::string> roots;
   // Programs with which jobs grade answers must lie below one of these; empty: there are none.
   std::vector<std::string> grader_roots;
+  int64_t grader_memory_mb = 0;  // that each of them may have at most; 0: what its job gives it
   // The user of ranks, and of the worker where it works on their files; none: the worker's own.
   std::optional<RankUser> rank_user;
   std::string rank_binary;
@@ -53,6 +54,10 @@ struct NodeSetup {
   // Where the process of an attempt that serves is asked.
   std::string ServeSocket(const std::string& uid) const {
     return data_dir + "/run/" + uid + ".serve";
+  }
+  // Where the ranks of an attempt ask for what judges think (judge_desk.h).
+  std::string JudgeSocket(const std::string& uid) const {
+    return data_dir + "/run/" + uid + ".judge";
   }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }
 };

@@ -46,6 +46,8 @@ static void Fields(V& v, RankLaunch& l) {
   v("job_id", l.job_id);
   v("node", l.node);
   v("grader_roots", l.grader_roots);
+  v("grader_memory_mb", l.grader_memory_mb);
+  v("judge_socket", l.judge_socket);
   v("checkpoint_dir", l.checkpoint_dir);
   v("resume_dir", l.resume_dir);
   v("resume_step", l.resume_step);

@@ -65,6 +65,10 @@ struct RankLaunch {
   std::string serve_socket;
   // Folders in which programs that grade answers may lie; empty: there may be none.
   std::vector<std::string> grader_roots;
+  int64_t grader_memory_mb = 0;  // that each of them may have at most; 0: what its job gives it
+  // Unix socket on which the worker passes questions to judges on (worker/grading/judges.h); empty:
+  // the job has none.
+  std::string judge_socket;
   // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
   // A complete checkpoint to continue from; empty: begin at step 0.

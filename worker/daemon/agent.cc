@@ -64,6 +64,7 @@ Agent::~Agent() {
   for (auto& [uid, entry] : attempts) {
     entry.io.reset();
     entry.checkpoint_io.reset();
+    entry.judges.reset();
   }
 }
 
@@ -96,6 +97,9 @@ void Agent::Add(AttemptRecord record) {
     entry.io = std::make_unique<IoThread>("io " + uid, [attempt] { return attempt->Io(); });
     entry.checkpoint_io =
         std::make_unique<IoThread>("checkpoints", [attempt] { return attempt->CheckpointIo(); });
+    if (attempt->AsksJudges()) {
+      entry.judges = std::make_unique<JudgeDesk>(setup_, services_.server, uid, attempt->epoch());
+    }
   }
   const MutexLock lock(mutex_);
   attempts_[uid] = std::move(entry);

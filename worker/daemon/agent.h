@@ -13,6 +13,7 @@
 #include "worker/attempt/attempt.h"
 #include "worker/base/io_thread.h"
 #include "worker/transfer/checkpoint_folder.h"
+#include "worker/transfer/judge_desk.h"
 
 namespace sft::worker {
 
@@ -83,6 +84,7 @@ class Agent {
     std::unique_ptr<Attempt> attempt;
     std::unique_ptr<IoThread> io;
     std::unique_ptr<IoThread> checkpoint_io;
+    std::unique_ptr<JudgeDesk> judges;  // null: its job asks none
   };
 
   void Apply(const v1::Desired& desired);

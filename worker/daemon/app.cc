@@ -38,6 +38,7 @@
 #include "worker/node/identity.h"
 #include "worker/node/models.h"
 #include "worker/node/node_facts.h"
+#include "worker/node/peer_models.h"
 #include "worker/node/rank_check.h"
 #include "worker/node/torch_locator.h"
 #include "worker/transfer/asker.h"
@@ -120,6 +121,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
     setup.grader_roots.push_back(std::move(path));
   }
+  constexpr double kMebi = 1 << 20;
+  setup.grader_memory_mb = static_cast<int64_t>(options.grader_memory_gb * 1e9 / kMebi);
   setup.roots.push_back(setup.shared_dir);
   if (options.dev) setup.roots = {"/"};
   const std::string beside = program.substr(0, program.rfind('/'));
@@ -339,6 +342,8 @@ absl::Status RunWorker(const Options& options) {
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelStore> models,
                        OpenModelStore(options, setup, clock));
   Stager stager(setup, *server, models.get());
+  PeerModels peers(setup, *server);
+  models->SetPeers(&peers);
   RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch, setup.rank_user); });
   ShimProcesses shims(setup.shim_binary, setup.rank_user);
   Agent agent({}, setup, stager, inventory, *server, shims, clock,

@@ -86,6 +86,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Jobs of kind evaluate may grade answers with programs below this folder "
                  "(docs/evaluate.md says how they are confined); may be given several times "
                  "[none: they may not]");
+  app.add_option("--grader-memory-gb", options.grader_memory_gb,
+                 "Most GB of memory that a job may give each process of such a program; 0: any")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
   app.add_option("--shared", options.shared,
                  "Folder that all nodes see: receives full models and checkpoints "
                  "[DATA-DIR/shared, for full models only]");

@@ -17,6 +17,7 @@ struct Options {
   std::vector<std::string> models;
   std::vector<std::string> data_roots;
   std::vector<std::string> grader_roots;
+  double grader_memory_gb = 8;
   std::string shared;
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;

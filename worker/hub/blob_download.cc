@@ -178,9 +178,32 @@ absl::Status Pause(int tries, const hub::StopCheck& stop, Clock& clock) {
   return absl::OkStatus();
 }
 
+// Takes from another node what it has of the file. False: the hub is to be asked from here on.
+absl::StatusOr<bool> CompleteFromPeer(const BlobSource& source, const hub::HubFile& file,
+                                      Part& part, const BlobWatch& watch) {
+  absl::StatusOr<PeerFile> opened =
+      source.peers->Open(source.id, source.commit, file.path, part.size(), watch.stop);
+  if (!opened.ok()) return false;
+  const int64_t before = part.size();
+  hub::HttpResponse response;
+  response.status = 206;
+  response.headers = {{"content-range", fmt::format("bytes {}-", before)}};
+  response.body = std::move(opened->body);
+  const absl::Status received = Receive(response, file, part, watch);
+  if (watch.on_node_bytes && part.size() > before) {
+    watch.on_node_bytes(opened->node, part.size() - before);
+  }
+  if (absl::IsAborted(received) || absl::IsResourceExhausted(received)) return received;
+  // One that broke off may be asked again, or another one is.
+  return part.size() > before;
+}
+
 // Receives until the file has its size.
 absl::Status Complete(const BlobSource& source, const hub::HubFile& file, Part& part,
-                      const BlobWatch& watch, Clock& clock) {
+                      const BlobWatch& watch, bool from_peers, Clock& clock) {
+  while (from_peers && part.size() < file.size) {
+    SFT_ASSIGN_OR_RETURN(from_peers, CompleteFromPeer(source, file, part, watch));
+  }
   int64_t best = part.size();
   for (int idle = 0; part.size() < file.size;) {
     // The hub has been asked for as long as there is patience.
@@ -225,7 +248,8 @@ absl::Status DownloadBlob(const BlobSource& source, const hub::HubFile& file, co
   Part part(cache.PartPath(file.etag()), file, watch);
   SFT_RETURN_IF_ERROR(part.Open());
   for (int wrong = 0;; ++wrong) {
-    const absl::Status complete = Complete(source, file, part, watch, clock);
+    const bool from_peers = source.peers != nullptr && wrong == 0;
+    const absl::Status complete = Complete(source, file, part, watch, from_peers, clock);
     // Nothing came that a later try could go on with.
     if (!complete.ok() && part.size() == 0) {
       SFT_RETURN_IF_ERROR(RemoveFile(cache.PartPath(file.etag())));

@@ -50,6 +50,10 @@ class Pull {
     return status_;
   }
   void SetTotal(int64_t total) { total_ = total; }
+  std::map<std::string, int64_t> from_nodes() const {
+    const MutexLock lock(mutex_);
+    return from_nodes_;
+  }
 
  private:
   void Work(const std::vector<hub::HubFile>& files) {
@@ -60,6 +64,10 @@ class Pull {
       if (watch_.on_progress) watch_.on_progress({done, total_});
     };
     watch.verify = watch_.verify;
+    watch.on_node_bytes = [this](const std::string& node, int64_t bytes) {
+      const MutexLock lock(mutex_);
+      from_nodes_[node] += bytes;
+    };
     for (size_t i = next_++; i < files.size() && !failed_; i = next_++) {
       const absl::Status got = DownloadBlob(source_, files[i], cache_, watch, clock_);
       if (got.ok()) continue;
@@ -77,8 +85,9 @@ class Pull {
   std::atomic<int64_t> done_ = 0;
   std::atomic<int64_t> total_ = 0;
   std::atomic<bool> failed_ = false;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   absl::Status status_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> from_nodes_ SFT_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::vector<hub::HubFile>> ListFiles(const hub::Hub& hub, const std::string& id,
@@ -115,7 +124,7 @@ absl::StatusOr<PulledModel> PullModel(const hub::Hub& hub, const hub::ModelName&
   SFT_ASSIGN_OR_RETURN(std::vector<hub::HubFile> files, needed(""));
   // Also where the listing was known: the folders may be gone.
   SFT_RETURN_IF_ERROR(cache.Prepare());
-  const BlobSource source{hub, name.id, commit};
+  const BlobSource source{hub, name.id, commit, watch.peers};
   if (NeedsIndex(all)) {
     const auto index = std::find_if(files.begin(), files.end(),
                                     [](const auto& file) { return file.path == kIndexFile; });
@@ -133,7 +142,9 @@ absl::StatusOr<PulledModel> PullModel(const hub::Hub& hub, const hub::ModelName&
   SFT_RETURN_IF_ERROR(pull.Run(files));
   SFT_RETURN_IF_ERROR(cache.LinkSnapshot(commit, files));
   if (!hub::IsCommit(revision)) SFT_RETURN_IF_ERROR(cache.WriteRef(revision, commit));
-  return PulledModel{cache.SnapshotDir(commit), commit, total};
+  PulledModel pulled{cache.SnapshotDir(commit), commit, total};
+  pulled.from_nodes = pull.from_nodes();
+  return pulled;
 }
 
 }  // namespace sft::worker

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/hub/hub.h"
 #include "common/hub/model_name.h"
+#include "worker/hub/model_peers.h"
 
 namespace sft::worker {
 
@@ -26,6 +28,7 @@ struct PullWatch {
   std::function<absl::Status(int64_t)> make_room;
   // Whether files that are there are read once more (BlobWatch).
   bool verify = false;
+  ModelPeers* peers = nullptr;  // other nodes that may have it (BlobSource)
 };
 
 // A model that is in the cache.
@@ -34,6 +37,7 @@ struct PulledModel {
   std::string commit;
   int64_t bytes = 0;  // of its files
   Nanos took{0};      // the download, with the wait for another job's; set by ModelStore
+  std::map<std::string, int64_t> from_nodes = {};  // bytes that other nodes sent, by node
 };
 
 // Brings a model into the hub cache below `hub_dir`: what jobs need of it, checked against the

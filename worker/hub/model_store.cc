@@ -133,6 +133,11 @@ void ModelStore::SetPublish(std::function<absl::Status(const std::string&)> publ
   publish_ = std::move(publish);
 }
 
+void ModelStore::SetPeers(ModelPeers* peers) {
+  const MutexLock lock(mutex_);
+  peers_ = peers;
+}
+
 void ModelStore::SetOnChange(std::function<void()> on_change) {
   const MutexLock lock(mutex_);
   on_change_ = std::move(on_change);
@@ -223,6 +228,10 @@ absl::StatusOr<PulledModel> ModelStore::Pull(const hub::ModelName& name, const s
   PullWatch watch;
   watch.stop = stop;
   watch.verify = verify;
+  {
+    const MutexLock lock(mutex_);
+    watch.peers = peers_;
+  }
   watch.on_progress = [&](const PullProgress& progress) { Note(key, progress, on_text); };
   watch.make_room = [&](int64_t bytes) { return MakeRoom(key, name.id, bytes); };
   const auto on_wait = [&](const std::string& why) {

@@ -68,6 +68,9 @@ class ModelStore {
   // made it.
   void SetPublish(std::function<absl::Status(const std::string&)> publish);
 
+  // Other nodes that have models; borrowed. Must be called before the first Fetch.
+  void SetPeers(ModelPeers* peers);
+
   // Called without a lock when a model has come or gone.
   void SetOnChange(std::function<void()> on_change);
 
@@ -130,6 +133,7 @@ class ModelStore {
   InUse in_use_ SFT_GUARDED_BY(mutex_);
   std::function<absl::Status(const std::string&)> publish_ SFT_GUARDED_BY(mutex_);
   std::function<void()> on_change_ SFT_GUARDED_BY(mutex_);
+  ModelPeers* peers_ SFT_GUARDED_BY(mutex_) = nullptr;
   std::map<std::string, Running> running_ SFT_GUARDED_BY(mutex_);  // by "org/name@revision"
   std::map<std::string, Download> failed_ SFT_GUARDED_BY(mutex_);
   Mutex room_;  // one caller makes room at a time

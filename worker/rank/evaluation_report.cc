@@ -43,12 +43,12 @@ std::optional<Sums> LossSums(const grade::Metric& metric, const ReportJson& line
 
 class Report {
  public:
-  Report(const grade::Grader& grader, const std::vector<std::string>& programs) : grader_(grader) {
+  Report(const grade::Grader& grader, const std::vector<std::string>& graders) : grader_(grader) {
     for (const grade::Metric* metric : grader.metrics()) graded_.push_back({metric});
-    for (const std::string& name : programs) {
-      programs_.push_back({.name = name, .doc = "of a program of the job's"});
+    for (const std::string& name : graders) {
+      graders_.push_back({.name = name, .doc = "of a grader of the job's"});
     }
-    for (const grade::Metric& metric : programs_) graded_.push_back({&metric});
+    for (const grade::Metric& metric : graders_) graded_.push_back({&metric});
     for (const grade::Metric& metric : grade::Metrics()) {
       if (metric.kind == grade::MetricKind::kLoss) graded_.push_back({&metric});
     }
@@ -74,7 +74,7 @@ class Report {
       }
     }
     size_t next = base.size();
-    for (size_t i = 0; i < programs_.size(); ++i) AddVerdict(line, graded_[next++]);
+    for (size_t i = 0; i < graders_.size(); ++i) AddVerdict(line, graded_[next++]);
     for (; next < graded_.size(); ++next) AddLoss(line, graded_[next]);
     if (rows_ <= kSamples) samples_.push_back(std::move(line));
   }
@@ -151,7 +151,7 @@ class Report {
   }
 
   const grade::Grader& grader_;
-  std::deque<grade::Metric> programs_;
+  std::deque<grade::Metric> graders_;
   std::vector<Graded> graded_;
   int64_t rows_ = 0, errors_ = 0;
   bool tuned_ = false;
@@ -164,7 +164,7 @@ absl::StatusOr<ReportJson> MakeReport(const std::string& lines_file, const grade
                                       const ReportHead& head) {
   std::ifstream file(lines_file);
   if (!file) return NotFound(lines_file + " cannot be read");
-  Report report(grader, head.programs);
+  Report report(grader, head.graders);
   for (std::string text; std::getline(file, text);) {
     ReportJson line = ParseOrderedJson(text);
     if (!line.is_object()) return DataLoss(lines_file + " holds a line that is no JSON");

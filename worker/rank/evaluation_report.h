@@ -12,7 +12,7 @@ namespace sft::rank {
 
 // What a report says of itself beside its numbers.
 struct ReportHead {
-  std::vector<std::string> programs;  // that graded beside the metrics: their scores' names
+  std::vector<std::string> graders;  // that graded beside the metrics: their scores' names
   std::string model, adapter, data;
   int64_t without_question = 0;  // rows of the data that could not be asked
 };

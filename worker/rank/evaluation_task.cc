@@ -12,6 +12,7 @@
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
+#include "worker/grading/programs.h"
 #include "worker/rank/answer_part.h"
 #include "worker/rank/evaluation_report.h"
 
@@ -22,7 +23,8 @@ using LineJson = nlohmann::ordered_json;
 
 constexpr const char* kSides[] = {"base", "tuned"};
 constexpr int kMostPrograms = 8;  // that run at once
-constexpr std::chrono::milliseconds kProgramPatience{200};
+constexpr int kJudgesAsked = 8;   // questions to judges under way
+constexpr std::chrono::milliseconds kGraderPatience{200};
 
 grade::Grader MakeGrader(const spec::JobSpec::Evaluate& evaluate) {
   auto grader = grade::Grader::Make(evaluate.metrics, evaluate.pattern);
@@ -33,31 +35,33 @@ grade::Grader MakeGrader(const spec::JobSpec::Evaluate& evaluate) {
   return *std::move(grader);
 }
 
-// The job's programs, which have to be ones that this node runs.
-std::vector<spec::CommandGrader> ProgramsOf(const Launch& launch) {
-  std::vector<spec::CommandGrader> programs;
+// The job's graders; its programs have to be ones that this node runs.
+std::vector<spec::Grader> GradersOf(const Launch& launch) {
+  std::vector<spec::Grader> graders;
   absl::Status status;
   for (const std::string& item : launch.spec.evaluate.grader) {
-    absl::StatusOr<spec::CommandGrader> grader = spec::ParseGrader(item);
+    absl::StatusOr<spec::Grader> grader = spec::ParseGrader(item);
     if (grader.ok()) {
-      programs.push_back(*std::move(grader));
+      graders.push_back(*std::move(grader));
     } else {
       status = grader.status();
     }
   }
-  if (status.ok()) status = grading::FindPrograms(launch.file.grader_roots, programs);
+  if (status.ok()) {
+    status = grading::FindPrograms(launch.file.grader_roots, launch.file.grader_memory_mb, graders);
+  }
   if (!status.ok()) {
     throw engine::UserError("evaluate.grader: " + std::string(Message(status)), "bad_grader",
                             "correct the job file, or ask the operator of the node");
   }
-  return programs;
+  return graders;
 }
 
-// What the job's programs made of an answer, beside the metrics.
-void AddVerdicts(const std::vector<spec::CommandGrader>& programs,
+// What the job's graders made of an answer, beside the metrics.
+void AddVerdicts(const std::vector<spec::Grader>& graders,
                  const std::vector<grading::Verdict>& verdicts, LineJson& side) {
   for (size_t i = 0; i < verdicts.size(); ++i) {
-    const std::string& name = programs[i].name;
+    const std::string& name = graders[i].name;
     if (verdicts[i].score.ok()) {
       side["scores"][name] = *verdicts[i].score;
     } else {
@@ -108,11 +112,13 @@ EvaluationTask::EvaluationTask(const Launch& launch)
       tokenizer_(OpenTokenizer(options_)),
       model_name_(launch.spec.job.model),
       adapter_name_(launch.spec.job.adapter),
-      programs_folder_(launch.file.attempt_dir + "/grading"),
-      program_roots_(launch.file.grader_roots),
-      programs_(ProgramsOf(launch)),
       graders_json_(launch.spec.evaluate.grader),
-      program_threads_(std::min(launch.file.threads_per_rank, kMostPrograms)) {
+      grading_{.graders = GradersOf(launch),
+               .roots = launch.file.grader_roots,
+               .folder = launch.file.attempt_dir + "/grading",
+               .judge_socket = launch.file.judge_socket,
+               .threads = std::min(launch.file.threads_per_rank, kMostPrograms),
+               .judge_threads = kJudgesAsked} {
   CheckOptions(options_);
   const engine::PrepareOptions rows = HeldOutRows(launch);
   file_ = rows.Name();
@@ -130,6 +136,18 @@ EvaluationTask::EvaluationTask(const Launch& launch)
         fmt::format("{}: no row has a question and its answer", file_), "bad_rows",
         "evaluation asks what stands before a row's last answer: give rows of messages, or of a "
         "prompt and a completion");
+  }
+  CheckBudgets();
+}
+
+void EvaluationTask::CheckBudgets() const {
+  const int64_t sides = options_.adapter.empty() ? 1 : 2, calls = sides * lines();
+  for (const spec::Grader& grader : grading_.graders) {
+    if (grader.type != spec::Grader::Type::kJudge || calls <= grader.max_calls) continue;
+    throw engine::UserError(
+        fmt::format("evaluate.grader {}: {} answers are to be graded, and max_calls is {}",
+                    grader.name, calls, grader.max_calls),
+        "bad_grader", "raise max_calls, or give fewer rows with data.max_examples");
   }
 }
 
@@ -224,9 +242,10 @@ void EvaluationTask::Open(int64_t first, int64_t last, const Device& device) {
   device_.emplace(device);
   pending_.clear();
   if (first == last) return;
-  if (!programs_.empty()) {
-    graders_ = std::make_unique<grading::CommandGraders>(
-        programs_, program_roots_, fmt::format("{}/{}", programs_folder_, first), program_threads_);
+  if (!grading_.graders.empty()) {
+    grading::AnswerGraders::Options grading = grading_;
+    grading.folder += fmt::format("/{}", first);
+    graders_ = std::make_unique<grading::AnswerGraders>(std::move(grading));
   }
   const size_t sides = options_.adapter.empty() ? 1 : 2;
   for (int64_t i = first; i < last; ++i) pending_[i].sides.resize(sides);
@@ -246,17 +265,17 @@ void EvaluationTask::Keep(const engine::GenerationAnswer& made) {
     result.answer.tokens = made.tokens.size();
     result.answer.finish_reason = FinishReason(made);
     result.answer.error = made.problem;
-    if (pending.missing == 0) AskPrograms(asked.number, pending);
+    if (pending.missing == 0) AskGraders(asked.number, pending);
     return;
   }
   const auto& loss = questions_[static_cast<size_t>(asked.number)].document.loss;
   for (size_t i = 1; i < loss.size(); ++i) {
     if (loss[i] != 0) result.nll -= made.prompt_scores[i - 1].log_probability;
   }
-  if (pending.missing == 0) AskPrograms(asked.number, pending);
+  if (pending.missing == 0) AskGraders(asked.number, pending);
 }
 
-void EvaluationTask::AskPrograms(int64_t number, const Pending& pending) {
+void EvaluationTask::AskGraders(int64_t number, const Pending& pending) {
   // With both sides still to come the row is not whole.
   if (graders_ == nullptr || base_first_) return;
   const Row& row = questions_[static_cast<size_t>(number)];
@@ -293,7 +312,7 @@ bool EvaluationTask::Step(const Take& take) {
     if (batch_->idle()) Load(options_.adapter, {1});
     return true;
   }
-  if (answered && graders_ != nullptr) graders_->Wait(kProgramPatience);
+  if (answered && graders_ != nullptr) graders_->Wait(kGraderPatience);
   Give(take);
   return next_ < last_;
 }
@@ -314,7 +333,7 @@ std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>&
   for (size_t i = 0; i < sides.size(); ++i) {
     LineJson& side = line[kSides[i]];
     side = ResultJson(sides[i], grader_, row.question.reference);
-    AddVerdicts(programs_, verdicts[i], side);
+    AddVerdicts(grading_.graders, verdicts[i], side);
     tokens += sides[i].answer.tokens;
     if (!sides[i].answer.error.empty() && !line.contains("error")) {
       line["error"] = fmt::format("{}: {}", kSides[i], sides[i].answer.error);
@@ -327,9 +346,9 @@ std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>&
 std::string EvaluationTask::Deliver(const std::string& all_lines, const std::string& folder) {
   ThrowIfError(CopyFile(all_lines, folder + "/scores.jsonl"));
   std::vector<std::string> names;
-  for (const spec::CommandGrader& program : programs_) names.push_back(program.name);
+  for (const spec::Grader& grader : grading_.graders) names.push_back(grader.name);
   const auto report = MakeReport(all_lines, grader_,
-                                 {.programs = names,
+                                 {.graders = names,
                                   .model = model_name_,
                                   .adapter = adapter_name_,
                                   .data = file_,

@@ -11,7 +11,7 @@
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/data/question.h"
 #include "worker/engine/generate/generator.h"
-#include "worker/grading/command_graders.h"
+#include "worker/grading/answer_graders.h"
 #include "worker/rank/answer_job.h"
 #include "worker/rank/row_answerer.h"
 #include "worker/rank/row_task.h"
@@ -28,8 +28,8 @@ struct RowResult {
 };
 
 // Answers and grades held-out rows: the base's answer beside that of the adapter, and how likely
-// each finds the reference. Programs of the job's may grade too (command_graders.h): a row is
-// given once they have. A line is {"line", "prompt", "reference", "reference_tokens",
+// each finds the reference. Programs and judges of the job's may grade too (answer_graders.h): a
+// row is given once they have. A line is {"line", "prompt", "reference", "reference_tokens",
 // "reference_bytes", "base": {"answer", "finish_reason", "answer_tokens", "nll", "scores"},
 // "tuned": ... (with an adapter), "answer_tokens"}; a metric that cannot grade the row has its
 // reason among "ungraded" in place of a score.
@@ -63,14 +63,16 @@ class EvaluationTask : public RowTask {
     std::vector<RowResult> sides;
     size_t missing = 0;
   };
-  using Verdicts = grading::CommandGraders::Verdicts;
+  using Verdicts = grading::AnswerGraders::Verdicts;
 
+  // That the calls a judge may get are enough for each answer.
+  void CheckBudgets() const;
   void Load(const std::string& adapter, const std::vector<size_t>& sides);
   void Ask(int64_t number, size_t side);
   engine::GenerationRequest QuestionOf(const Row& row, int64_t number) const;
   void Keep(const engine::GenerationAnswer& made);
-  // Asks the job's programs for what they think of a row's answers.
-  void AskPrograms(int64_t number, const Pending& pending);
+  // Asks the job's programs and judges for what they think of a row's answers.
+  void AskGraders(int64_t number, const Pending& pending);
   // Gives the rows that are next in order and done.
   void Give(const Take& take);
   std::string LineOf(int64_t number, const std::vector<RowResult>& sides,
@@ -84,20 +86,17 @@ class EvaluationTask : public RowTask {
   std::vector<Row> questions_;
   int64_t without_question_ = 0;
   std::string model_name_, adapter_name_;
-  std::string programs_folder_;
-  std::vector<std::string> program_roots_;
-  std::vector<spec::CommandGrader> programs_;
-  std::vector<std::string> graders_json_;  // as the job has them
-  int program_threads_ = 1;
+  std::vector<std::string> graders_json_;    // as the job has them
+  grading::AnswerGraders::Options grading_;  // the job's graders, beside the metrics
 
   std::optional<Device> device_;
   int64_t next_ = 0, first_ = 0, last_ = 0;
   std::unique_ptr<engine::Generator> generator_;
   std::unique_ptr<engine::BatchGenerator> batch_;
-  std::vector<Asked> asked_;                          // by the batch's number
-  std::map<int64_t, Pending> pending_;                // by number
-  bool base_first_ = false;                           // the adapter's turn is still to come
-  std::unique_ptr<grading::CommandGraders> graders_;  // null: the job has none
+  std::vector<Asked> asked_;                         // by the batch's number
+  std::map<int64_t, Pending> pending_;               // by number
+  bool base_first_ = false;                          // the adapter's turn is still to come
+  std::unique_ptr<grading::AnswerGraders> graders_;  // null: the job has none
 };
 
 }  // namespace sft::rank

@@ -10,22 +10,35 @@ namespace {
 
 constexpr std::chrono::hours kIdle{1};
 
+// A file of a snapshot in a hub cache.
+bool IsOfModel(const std::string& path) { return path.find("/snapshots/") != path.npos; }
+
 }  // namespace
 
 FileSender::FileSender(const NodeSetup& setup, ServerApi& server)
-    : setup_(setup), server_(server), thread_("file-sender", [this] { return SendNext(); }) {}
+    : setup_(setup),
+      server_(server),
+      thread_("file-sender", [this] { return SendNext(waiting_); }) {
+  for (int i = 0; i < kModelThreads; ++i) {
+    model_threads_.push_back(
+        std::make_unique<IoThread>("model-sender", [this] { return SendNext(of_models_); }));
+  }
+}
 
 void FileSender::Send(const v1::FetchFile& request) {
+  const bool of_model = IsOfModel(request.path());
   {
     const MutexLock lock(mutex_);
-    if (waiting_.size() == kMaxWaiting) {
+    Requests& waiting = of_model ? of_models_ : waiting_;
+    if (waiting.size() == kMaxWaiting) {
       // The requester gets the server's own deadline error.
       spdlog::warn("{} files wait to be sent: {} is dropped", kMaxWaiting, request.path());
       return;
     }
-    waiting_.push_back(request);
+    waiting.push_back(request);
   }
-  thread_.Wake();
+  if (!of_model) return thread_.Wake();
+  for (const std::unique_ptr<IoThread>& thread : model_threads_) thread->Wake();
 }
 
 std::vector<std::string> FileSender::RootsOf(const std::string& path) const {
@@ -33,16 +46,17 @@ std::vector<std::string> FileSender::RootsOf(const std::string& path) const {
   if (path.ends_with("/config.json")) {
     roots.insert(roots.end(), setup_.roots.begin(), setup_.roots.end());
   }
+  if (IsOfModel(path)) roots.insert(roots.end(), setup_.hub_dirs.begin(), setup_.hub_dirs.end());
   return roots;
 }
 
-Nanos FileSender::SendNext() {
+Nanos FileSender::SendNext(Requests& waiting) {
   v1::FetchFile request;
   {
     const MutexLock lock(mutex_);
-    if (waiting_.empty()) return kIdle;
-    request = std::move(waiting_.front());
-    waiting_.pop_front();
+    if (waiting.empty()) return kIdle;
+    request = std::move(waiting.front());
+    waiting.pop_front();
   }
   absl::StatusOr<std::string> path = [&] {
     const RankRights rights(setup_.rank_user);

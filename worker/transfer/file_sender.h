@@ -2,6 +2,8 @@
 
 #include <deque>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
@@ -12,11 +14,14 @@
 namespace sft::worker {
 
 // Sends files that the server requests, one after the other, on a thread of its own: files of the
-// shared folder, and the config.json of a model below the roots, from which a job is planned. Any
-// other path is refused. At most kMaxWaiting requests wait; more are dropped.
+// shared folder, and the config.json of a model below the roots, from which a job is planned. Files
+// of models in hub caches, which other nodes want, have threads of their own, kModelThreads: they
+// are large. Any other path is refused. At most kMaxWaiting requests of each kind wait; more are
+// dropped.
 class FileSender {
  public:
   static constexpr size_t kMaxWaiting = 64;
+  static constexpr int kModelThreads = 4;
 
   // Both are borrowed.
   FileSender(const NodeSetup& setup, ServerApi& server);
@@ -25,14 +30,17 @@ class FileSender {
   void Send(const v1::FetchFile& request);
 
  private:
-  Nanos SendNext();
+  using Requests = std::deque<v1::FetchFile>;
+  Nanos SendNext(Requests& waiting);
   std::vector<std::string> RootsOf(const std::string& path) const;
 
   const NodeSetup& setup_;
   ServerApi& server_;
   Mutex mutex_;
-  std::deque<v1::FetchFile> waiting_ SFT_GUARDED_BY(mutex_);
-  IoThread thread_;  // last member: it uses the others
+  Requests waiting_ SFT_GUARDED_BY(mutex_), of_models_ SFT_GUARDED_BY(mutex_);
+  // The last members: they use the others.
+  IoThread thread_;
+  std::vector<std::unique_ptr<IoThread>> model_threads_;
 };
 
 }  // namespace sft::worker

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
@@ -27,6 +28,62 @@ absl::StatusOr<io::UniqueFd> OpenAs(const std::optional<RankUser>& reader, const
   const RankRights rights(reader);
   return io::OpenForRead(path, links);
 }
+
+// A stream of FetchModelFile.
+class GrpcModelFile : public ServerApi::ModelFile {
+ public:
+  GrpcModelFile(const std::shared_ptr<grpc::Channel>& channel, const std::string& incarnation,
+                const v1::FetchModelFileRequest& request, StopCheck stop)
+      : stop_(std::move(stop)), stub_(v1::WorkerService::NewStub(channel)) {
+    rpc::SetDeadline(context_, kTransferDeadline);
+    context_.AddMetadata(rpc::kIncarnationKey, incarnation);
+    stream_ = stub_->FetchModelFile(&context_, request);
+    // A blocked read ends only when bytes arrive or the call is cancelled.
+    watch_ = std::make_unique<IoThread>("model-file", [this]() -> Nanos {
+      if (stop_ && stop_()) context_.TryCancel();
+      return kStopInterval;
+    });
+  }
+  ~GrpcModelFile() override {
+    context_.TryCancel();
+    watch_.reset();
+    if (!ended_) (void)stream_->Finish();
+  }
+  // Waits for the first response, which names the sender.
+  absl::Status Begin() {
+    SFT_ASSIGN_OR_RETURN(first_, Read(node_));
+    return absl::OkStatus();
+  }
+  const std::string& node() const override { return node_; }
+  absl::StatusOr<std::string> Next() override {
+    if (!first_.empty()) return std::exchange(first_, "");
+    std::string sender;
+    return Read(sender);
+  }
+
+ private:
+  absl::StatusOr<std::string> Read(std::string& sender) {
+    v1::FetchModelFileResponse response;
+    while (!ended_ && stream_->Read(&response)) {
+      if (!response.from_node().empty()) sender = response.from_node();
+      if (!response.data().empty()) return std::move(*response.mutable_data());
+    }
+    if (ended_) return std::string();
+    ended_ = true;
+    const absl::Status status = rpc::FromGrpc(stream_->Finish());
+    if (stop_ && stop_()) return Aborted("the download was stopped");
+    SFT_RETURN_IF_ERROR(status);
+    return std::string();
+  }
+
+  const StopCheck stop_;
+  const std::unique_ptr<v1::WorkerService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::FetchModelFileResponse>> stream_;
+  std::unique_ptr<IoThread> watch_;
+  std::string node_, first_;
+  bool ended_ = false;
+};
 
 class GrpcServerApi : public ServerApi {
  public:
@@ -139,6 +196,29 @@ class GrpcServerApi : public ServerApi {
     v1::GetHubTokenResponse response;
     SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->GetHubToken(&context, request, &response)));
     return response.token();
+  }
+
+  absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest& request,
+                                                const StopCheck& stop) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
+    grpc::ClientContext context;
+    Begin(context, kTransferDeadline);
+    const IoThread watch("judge", [&]() -> Nanos {
+      if (stop()) context.TryCancel();
+      return kStopInterval;
+    });
+    v1::AskJudgeResponse response;
+    const absl::Status status = rpc::FromGrpc(worker->AskJudge(&context, request, &response));
+    if (absl::IsCancelled(status) && stop()) return Aborted("the question was stopped");
+    SFT_RETURN_IF_ERROR(status);
+    return response;
+  }
+
+  absl::StatusOr<std::unique_ptr<ModelFile>> FetchModelFile(
+      const v1::FetchModelFileRequest& request, const StopCheck& stop) override {
+    auto file = std::make_unique<GrpcModelFile>(channels_(), incarnation_, request, stop);
+    SFT_RETURN_IF_ERROR(file->Begin());
+    return std::unique_ptr<ModelFile>(std::move(file));
   }
 
   absl::Status SendFile(const v1::FetchFile& request, const std::string& path,

@@ -49,6 +49,21 @@ class ServerApi {
   virtual absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) = 0;
   // The token of the attempt's project for the model hub; empty: it has none.
   virtual absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest& request) = 0;
+  // Waits for a judge, as long as the server does; ABORTED where `stop` said so, from another
+  // thread.
+  virtual absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest& request,
+                                                        const StopCheck& stop) = 0;
+  // A file that another node sends through the server, as it comes.
+  class ModelFile {
+   public:
+    virtual ~ModelFile() = default;
+    // Who sends it.
+    virtual const std::string& node() const = 0;
+    // The next bytes; none at the end. ABORTED where `stop` said so.
+    virtual absl::StatusOr<std::string> Next() = 0;
+  };
+  virtual absl::StatusOr<std::unique_ptr<ModelFile>> FetchModelFile(
+      const v1::FetchModelFileRequest& request, const StopCheck& stop) = 0;
   // Answers the server's FetchFile with the file, or with `error` if that is not empty.
   virtual absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                                 const std::string& error) = 0;

@@ -160,6 +160,28 @@ TEST(FollowTest, AFailureNamesTheLogThatSaysMore) {
   EXPECT_THAT(hint(-1, ""), Not(HasSubstr("its log"))) << "nothing was started";
 }
 
+TEST(FollowTest, WhyAJobFailedIsSaidOnce) {
+  FakeServer server;
+  v1::Job job = MakeFailed("job-a", v1::Verdict::USER);
+  const std::string message =
+      "prepare: 2 rows cannot be used:\nrows.jsonl:3: no text\nrows.jsonl:7: no text";
+  job.set_reason(message);
+  job.mutable_verdict()->set_message(message);
+  job.mutable_verdict()->add_evidence("prepare ended with exit code 64");
+  job.mutable_verdict()->add_evidence(
+      "last lines of prepare's log:\nsft-rank: 2 rows cannot be used:\nrows.jsonl:3: no text\n"
+      "rows.jsonl:7: no text\nmend it\n");
+  job.mutable_verdict()->add_evidence("last lines of rank 1's log:\nstep 3\nrows.jsonl:7: no text");
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::PREPARING), job}}};
+  const std::string said = Sftctl(server, {"status", "job-a", "--watch"}).err;
+  EXPECT_EQ(said.find("rows.jsonl:3: no text"), said.rfind("rows.jsonl:3: no text")) << said;
+  EXPECT_EQ(said.find("rows.jsonl:7: no text"), said.rfind("rows.jsonl:7: no text")) << said;
+  EXPECT_THAT(said, HasSubstr("job-a FAILED\n"));
+  EXPECT_THAT(said, HasSubstr("  prepare ended with exit code 64\n"));
+  EXPECT_THAT(said, HasSubstr("  last lines of rank 1's log:\nstep 3\n"));
+  EXPECT_THAT(said, Not(HasSubstr("last lines of prepare's log")));
+}
+
 TEST(FollowTest, WhatOthersWroteDoesNotReachTheTerminalAsItIs) {
   FakeServer server;
   v1::Job job = MakeFailed("job-a", v1::Verdict::USER);

@@ -193,12 +193,23 @@ std::vector<BatchGenerator::Piece> BatchGenerator::Answers() const {
 }
 
 std::vector<BatchGenerator::Piece> BatchGenerator::Prompts(int64_t room) const {
+  std::vector<size_t> reading;  // the oldest first
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (!running_[i].answers()) reading.push_back(i);
+  }
   std::vector<Piece> pieces;
-  for (size_t i = 0; i < running_.size() && room > 0; ++i) {
-    if (running_[i].answers()) continue;
-    const int64_t count = std::min(room, running_[i].missing());
-    pieces.push_back({i, count});
+  if (reading.empty() || room <= 0) return pieces;
+  std::vector<int64_t> counts(running_.size());
+  const auto give = [&](size_t running, int64_t most) {
+    const int64_t count = std::min({most, room, running_[running].missing() - counts[running]});
+    counts[running] += count;
     room -= count;
+  };
+  give(reading[0], (room + 1) / 2);
+  std::ranges::stable_sort(reading, {}, [&](size_t i) { return running_[i].missing(); });
+  for (const size_t running : reading) give(running, room);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > 0) pieces.push_back({i, counts[i]});
   }
   return pieces;
 }

@@ -64,7 +64,7 @@ struct GenerationAnswer {
 struct BatchOptions {
   int64_t cache_tokens = 32768;  // whose keys and values are kept at once, of all requests
   int64_t most_requests = 64;    // that are answered at once; each beam of a search counts
-  int64_t step_tokens = 512;     // of a forward: a longer prompt takes several
+  int64_t step_tokens = 512;  // of a forward: a longer prompt takes several, shorter ones between
 };
 
 // Answers many requests at once with the weights of a decoder. Each Step is one forward over the
@@ -139,6 +139,8 @@ class BatchGenerator {
 
   void Admit();
   std::vector<Piece> Answers() const;
+  // Half of the room goes on with the oldest prompt, so that none waits for ever; the rest is for
+  // those of which the least is left, so that a short one does not wait for long ones before it.
   std::vector<Piece> Prompts(int64_t room) const;
   // Appends the rows of a piece.
   void AddRows(const Piece& piece, std::vector<PagedRow>& rows) const;

@@ -65,6 +65,20 @@ TEST(MatchTest, APatternIsSearchedAndItsGroupCompared) {
   EXPECT_FALSE(absent->Passes("x", "z"));
 }
 
+TEST(MatchTest, TheLastMatchOfAGroupIsTaken) {
+  const auto score = Pattern::Make("Score: ([0-9.]+)");
+  ASSERT_TRUE(score.ok());
+  EXPECT_TRUE(score->has_group());
+  EXPECT_EQ(score->Last("Score: 1 at first, then Score: 2.5"), "2.5");
+  EXPECT_EQ(score->Last("no score"), std::nullopt);
+  const auto empty = Pattern::Make("(x*)");
+  EXPECT_EQ(empty->Last("axxb"), "");
+  EXPECT_EQ(empty->Last(""), "");
+  const auto absent = Pattern::Make("a|b(c)");
+  EXPECT_EQ(absent->Last("bca"), "") << "the group took no part in the last match";
+  EXPECT_FALSE(Pattern::Make("a")->has_group());
+}
+
 TEST(MatchTest, APatternThatWouldRunAwayElsewhereEndsInTime) {
   const auto pattern = Pattern::Make("(?:(?:a+)+)+$");
   EXPECT_FALSE(pattern->Passes(std::string(1 << 20, 'a') + "b", ""));

@@ -43,6 +43,16 @@ TEST_F(HostMemoryTest, CountsPageCacheOfAGroupAsFree) {
   EXPECT_EQ(Available(), 2 * kMebi + 7);
 }
 
+TEST_F(HostMemoryTest, CacheThatHasJustGoneDoesNotMakeALimitOverflow) {
+  Write("proc/self/cgroup", "4:memory:/a\n");
+  Write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+  Write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1048576\n");
+  Write("sys/fs/cgroup/memory/a/memory.stat", "total_inactive_file 2097152\ntotal_active_file 0\n");
+  EXPECT_EQ(Available(), 8 * kMebi);
+  Write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4194304\n");
+  EXPECT_EQ(Available(), 4 * kMebi) << "no more than the limit";
+}
+
 TEST_F(HostMemoryTest, TheTightestGroupAboveCounts) {
   Write("proc/self/cgroup", "0::/a/b\n");
   Write("sys/fs/cgroup/a/b/memory.max", "max\n");

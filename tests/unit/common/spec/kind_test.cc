@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "common/spec/grader.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
@@ -82,7 +84,7 @@ TEST(KindTest, ProgramsThatGradeAreTablesOfTheirOwn) {
   const Resolution job = evaluate(good);
   ASSERT_TRUE(job.ok()) << Describe(job.problems);
   ASSERT_EQ(job.spec.evaluate.grader.size(), 1u);
-  const CommandGrader grader = ParseGrader(job.spec.evaluate.grader[0]).value();
+  const Grader grader = ParseGrader(job.spec.evaluate.grader[0]).value();
   EXPECT_EQ(grader.name, "my_score");
   EXPECT_THAT(grader.command, ::testing::ElementsAre("/opt/graders/score", "a, b"));
   EXPECT_EQ(grader.high, 10);
@@ -95,8 +97,8 @@ TEST(KindTest, ProgramsThatGradeAreTablesOfTheirOwn) {
     return problems(std::string(kType) + std::string(rest));
   };
   EXPECT_THAT(Describe(evaluate(good + good).problems), HasSubstr("two graders are called"));
-  EXPECT_THAT(problems("type = \"judge\"\n"),
-              HasSubstr("evaluate.grader:7: type = \"judge\": not"));
+  EXPECT_THAT(problems("type = \"oracle\"\n"),
+              HasSubstr("evaluate.grader:7: type: there are \"command\" and \"judge\""));
   EXPECT_THAT(with("name = \"f1\"\n"), HasSubstr("\"f1\" is a metric"));
   EXPECT_THAT(with("name = \"A b\"\n"), HasSubstr("give a name of a-z"));
   EXPECT_THAT(with("name = \"a\"\ncommand = \"rm -r /\"\n"), HasSubstr("command: give a list"));
@@ -107,6 +109,54 @@ TEST(KindTest, ProgramsThatGradeAreTablesOfTheirOwn) {
   EXPECT_THAT(with("name = \"a\"\ncommand = [\"/s\"]\ntimeout_seconds = 0\n"),
               HasSubstr("timeout_seconds: give a whole number from 1 to 600"));
   EXPECT_THAT(problems("name = \"a\"\n"), HasSubstr("evaluate.grader"));
+}
+
+TEST(KindTest, AJudgeHasAnAddressOrAJobAndSaysWhereItsScoreStands) {
+  const auto problem = [](std::string_view keys) {
+    const Resolution job = ResolveText(
+        "[job]\nkind = \"evaluate\"\nmodel = \"m\"\ndata = \"p.jsonl\"\n"
+        "[compute]\ngpu_type = \"H100\"\n[[evaluate.grader]]\ntype = \"judge\"\n" +
+        std::string(keys));
+    return Describe(job.problems);
+  };
+  const std::string url = "name = \"good\"\nurl = \"https://a.example/v1/\"\nmodel = \"x\"\n";
+  const std::string prompt = "prompt = \"Q {prompt} A {answer} R {reference}\"\n";
+  const std::string pattern = "score_pattern = \"Score: ([0-9.]+)\"\n";
+  const std::string job = "name = \"good\"\njob = \"job-1\"\n";
+  EXPECT_EQ(problem(url + prompt + pattern), "");
+  EXPECT_EQ(problem(job + prompt +
+                    "score_member = \"score\"\nhigh = 10\nretries = 0\n"
+                    "max_calls = 5\nmax_tokens = 8\ntimeout_seconds = 600\n"),
+            "");
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {prompt + pattern + "name = \"a\"\n", "a judge has either url"},
+      {url + "job = \"job-1\"\n" + prompt + pattern, "a judge has either url"},
+      {job + "secret = \"k\"\n" + prompt + pattern, "model and secret go with url"},
+      {"name = \"a\"\nurl = \"https://a\"\n" + prompt + pattern, "model is missing"},
+      {url + pattern, "with {answer} where the answer goes"},
+      {url + "prompt = \"how good?\"\n" + pattern, "with {answer} where the answer goes"},
+      {url + prompt, "say where the score stands in the reply"},
+      {url + prompt + pattern + "score_member = \"s\"\n", "say where the score stands"},
+      {url + prompt + "score_pattern = \"[0-9]\"\n", "put the number into a group"},
+      {url + prompt + "score_pattern = \"(\"\n", "score_pattern: missing )"},
+      {url + prompt + pattern + "command = [\"/a\"]\n", "\"command\" is unknown"},
+      {url + prompt + pattern + "max_calls = 0\n", "max_calls: give a whole number from 1"},
+      {url + prompt + pattern + "retries = 1.5\n", "retries: give a whole number from 0 to 20"},
+  };
+  for (const auto& [keys, says] : wrong) EXPECT_THAT(problem(keys), HasSubstr(says)) << keys;
+  for (const char* address : {"ftp://a", "a.example", "https://me:pw@a", "https://a/?key=x",
+                              "https://a/v1/../admin", "https://a/chat/completions"}) {
+    EXPECT_THAT(problem(fmt::format("name = \"a\"\nmodel = \"x\"\nurl = \"{}\"\n", address) +
+                        prompt + pattern),
+                HasSubstr("url: "))
+        << address;
+  }
+}
+
+TEST(KindTest, AJudgesPromptIsFilledInOnce) {
+  EXPECT_EQ(
+      FillJudgePrompt("{prompt}|{answer}|{reference}|{answer}{", "p{answer}", "{reference}", "r"),
+      "p{answer}|{reference}|r|{reference}{");
 }
 
 TEST(KindTest, ProgramsThatGradeAreToldInEveryForm) {
@@ -124,7 +174,7 @@ TEST(KindTest, ProgramsThatGradeAreToldInEveryForm) {
   for (const Resolution* job : {&yaml, &json}) {
     ASSERT_TRUE(job->ok()) << Describe(job->problems);
     ASSERT_EQ(job->spec.evaluate.grader.size(), 1u);
-    const CommandGrader grader = ParseGrader(job->spec.evaluate.grader[0]).value();
+    const Grader grader = ParseGrader(job->spec.evaluate.grader[0]).value();
     EXPECT_EQ(grader.name, "my_score");
     EXPECT_THAT(grader.command, ::testing::ElementsAre("/opt/graders/score", "a, b"));
     EXPECT_EQ(grader.high, 10);

@@ -83,6 +83,9 @@ class FakeService {
     };
     methods.Unary(rule("Fake.Put", Role::kAdmin, Audit::kChange), this, &Self::Put);
     methods.Unary(rule("Fake.Look", Role::kViewer, Audit::kNone), this, &Self::Look);
+    Rule waits = rule("Fake.Ask", Role::kViewer, Audit::kNone);
+    waits.waits = true;
+    methods.Unary(waits, this, &Self::Look);
     methods.ClientStream(rule("Fake.Take", Role::kViewer, Audit::kNone), this, &Self::Take);
     methods.ServerStream(rule("Fake.Watch", Role::kViewer, Audit::kNone), this, &Self::Watch);
     methods.Follow(rule("Fake.Follow", Role::kViewer, Audit::kNone), this, &Self::Follow);
@@ -95,6 +98,7 @@ class FakeService {
   }
   absl::StatusOr<v1::Stats> Look(CallContext&, const v1::GetStatsRequest&) {
     ++calls;
+    if (between != nullptr) between();
     return v1::Stats();
   }
   absl::StatusOr<v1::UploadBlobResponse> Take(CallContext&, Source<v1::UploadBlobRequest>& source) {
@@ -281,6 +285,24 @@ TEST_F(DoorTest, StreamsAreCountedWhileTheyLast) {
   EXPECT_THAT(std::string(Message(inside)), HasSubstr("of ann"));
   // The one that has ended left its place.
   EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+}
+
+TEST_F(DoorTest, ACallThatWaitsForOthersCountsAsAStreamAndOneThatDoesNotDoesNot) {
+  absl::Status asks, looks;
+  service_.between = [&] {
+    service_.between = nullptr;
+    while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) {
+    }
+    FakeExchange ask(ann_), look(ann_);
+    asks = Serve("Fake.Ask", ask.Send(v1::GetStatsRequest()));
+    looks = Serve("Fake.Look", look.Send(v1::GetStatsRequest()));
+  };
+  FakeExchange exchange(ann_);
+  EXPECT_TRUE(Serve("Fake.Ask", exchange.Send(v1::GetStatsRequest())).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(asks)) << asks;
+  EXPECT_TRUE(looks.ok()) << looks;
+  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) << "it left its place";
+  EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
 }
 
 TEST_F(DoorTest, ACallThatFollowsIsAdmittedByItsFirstLookAndIsAStreamWhileItLives) {

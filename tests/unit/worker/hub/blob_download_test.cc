@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <vector>
+
 #include "tests/unit/worker/hub/fake_hub.h"
 
 namespace sft::worker {
@@ -22,10 +25,13 @@ class BlobDownloadTest : public testing::Test {
     if (FakeHub::IsLfs(path)) file.lfs_sha256 = io::Sha256Hex(bytes);
     return file;
   }
-  absl::Status Get(const std::string& path) {
+  absl::Status Get(const std::string& path, ModelPeers* peers = nullptr) {
     const hub::Hub hub({"https://hub", "", std::chrono::seconds(1)}, hub_.http, clock_);
-    const BlobWatch watch{stop_, [this](int64_t bytes) { counted_ += bytes; }};
-    return DownloadBlob({hub, "org/name", hub_.commit}, File(path), cache_, watch, clock_);
+    BlobWatch watch{stop_, [this](int64_t bytes) { counted_ += bytes; }};
+    watch.on_node_bytes = [this](const std::string& node, int64_t bytes) {
+      from_nodes_[node] += bytes;
+    };
+    return DownloadBlob({hub, "org/name", hub_.commit, peers}, File(path), cache_, watch, clock_);
   }
   // That the blob is there with its bytes, and nothing of the way it came.
   void ExpectWhole(const std::string& path) {
@@ -44,7 +50,75 @@ class BlobDownloadTest : public testing::Test {
   HubCache cache_;
   hub::StopCheck stop_;
   int64_t counted_ = 0;
+  std::map<std::string, int64_t> from_nodes_;
 };
+
+// Nodes that have the files of a repository; each answer ends after so many bytes.
+class FakePeers : public ModelPeers {
+ public:
+  explicit FakePeers(const FakeHub& hub) : hub_(hub) {}
+  absl::StatusOr<PeerFile> Open(const std::string& id, const std::string& commit,
+                                const std::string& path, int64_t offset,
+                                const hub::StopCheck&) override {
+    EXPECT_EQ(id + "@" + commit, "org/name@" + hub_.commit);
+    offsets.push_back(offset);
+    if (gone) return NotFound("no other node has it");
+    std::string bytes = hub_.files.at(path);
+    if (wrong) bytes[0] ^= 1;
+    bytes = bytes.substr(static_cast<size_t>(offset), most);
+    const size_t breaks_at = breaks ? bytes.size() / 2 : std::string::npos;
+    return PeerFile{"node-a", std::make_unique<hub::FakeBody>(bytes, breaks_at)};
+  }
+  bool gone = false, wrong = false, breaks = false;
+  size_t most = std::string::npos;
+  std::vector<int64_t> offsets;
+
+ private:
+  const FakeHub& hub_;
+};
+
+TEST_F(BlobDownloadTest, AnotherNodeThatHasTheFileSendsItAndTheHubIsNotAsked) {
+  FakePeers peers(hub_);
+  ASSERT_TRUE(Get(kWeights, &peers).ok());
+  ExpectWhole(kWeights);
+  EXPECT_EQ(hub_.Ranges(kWeights), Ranges());
+  EXPECT_EQ(from_nodes_["node-a"], File(kWeights).size);
+}
+
+TEST_F(BlobDownloadTest, WhatANodeBreaksOffIsGoneOnWithAndTheHubGivesTheRest) {
+  ASSERT_TRUE(io::WriteFileAtomic(cache_.PartPath(File(kWeights).etag()),
+                                  hub_.files[kWeights].substr(0, 700))
+                  .ok());
+  FakePeers peers(hub_);
+  peers.most = 1000;
+  peers.breaks = true;
+  ASSERT_TRUE(Get(kWeights, &peers).ok());
+  ExpectWhole(kWeights);
+  ASSERT_GE(peers.offsets.size(), 3u);
+  EXPECT_EQ(std::vector(peers.offsets.begin(), peers.offsets.begin() + 3),
+            std::vector<int64_t>({700, 1200, 1700}));
+  // The last byte is half of none.
+  EXPECT_EQ(hub_.Ranges(kWeights).size(), 1u);
+  EXPECT_EQ(from_nodes_["node-a"], File(kWeights).size - 700 - 1);
+}
+
+TEST_F(BlobDownloadTest, ANodeThatSendsOtherBytesIsNotBelieved) {
+  FakePeers peers(hub_);
+  peers.wrong = true;
+  ASSERT_TRUE(Get(kWeights, &peers).ok());
+  ExpectWhole(kWeights);
+  EXPECT_EQ(peers.offsets, std::vector<int64_t>({0}));
+  EXPECT_EQ(hub_.Ranges(kWeights), Ranges({""}));
+}
+
+TEST_F(BlobDownloadTest, WithoutANodeThatHasItTheHubIsAsked) {
+  FakePeers peers(hub_);
+  peers.gone = true;
+  ASSERT_TRUE(Get(kWeights, &peers).ok());
+  ExpectWhole(kWeights);
+  EXPECT_EQ(hub_.Ranges(kWeights), Ranges({""}));
+  EXPECT_TRUE(from_nodes_.empty());
+}
 
 TEST_F(BlobDownloadTest, AFileComesInOnePieceAndOnce) {
   ASSERT_TRUE(Get(kWeights).ok());

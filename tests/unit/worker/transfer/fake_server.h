@@ -49,6 +49,14 @@ class FakeServer : public ServerApi {
     return offset = request.end_offset();
   }
   absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return hub_token; }
+  absl::StatusOr<std::unique_ptr<ModelFile>> FetchModelFile(const v1::FetchModelFileRequest&,
+                                                            const StopCheck&) override {
+    return NotFound("no other node has it");
+  }
+  absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest& request,
+                                                const StopCheck&) override {
+    return judge(request);
+  }
   absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
@@ -104,6 +112,7 @@ class FakeServer : public ServerApi {
   std::function<void(int)> before, after;
   int calls = 0;
   std::string hub_token;
+  std::function<absl::StatusOr<v1::AskJudgeResponse>(const v1::AskJudgeRequest&)> judge;
   std::map<Key, std::string> logs;
   std::map<Key, bool> ended;
   std::map<Key, int64_t> event_offsets;

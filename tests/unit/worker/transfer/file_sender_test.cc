@@ -63,6 +63,34 @@ TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
   EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
+TEST(FileSenderTest, FilesOfSnapshotsInHubCachesAreSentToOtherNodes) {
+  const std::string dir = *io::MakeTempDir("file-sender");
+  const std::string model = dir + "/hub/models--org--m", snapshot = model + "/snapshots/c";
+  ASSERT_TRUE(io::MakeDirs(snapshot).ok());
+  ASSERT_TRUE(io::MakeDirs(model + "/blobs").ok());
+  ASSERT_TRUE(io::MakeDirs(dir + "/shared").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(model + "/blobs/b", "w").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/token", "t").ok());
+  ASSERT_EQ(symlink("../../blobs/b", (snapshot + "/weights").c_str()), 0);
+  ASSERT_EQ(symlink((dir + "/token").c_str(), (snapshot + "/token").c_str()), 0);
+  NodeSetup setup;
+  setup.shared_dir = dir + "/shared";
+  setup.hub_dirs = {dir + "/hub"};
+  RecordingServer server;
+  FileSender sender(setup, server);
+  const auto sent = [&](const std::string& path) {
+    v1::FetchFile request;
+    request.set_path(path);
+    sender.Send(request);
+    return server.Wait();
+  };
+  EXPECT_EQ(sent(snapshot + "/weights"), model + "/blobs/b");
+  EXPECT_EQ(sent(snapshot + "/token"), "") << "links do not lead out of the cache";
+  EXPECT_EQ(sent(snapshot + "/../../../../token"), "");
+  EXPECT_EQ(sent(model + "/blobs/b"), "") << "no file of a snapshot";
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
 // A link below the roots leads wherever its owner likes. The worker's shared folder lies in its
 // data folder, and its roots are the whole machine.
 TEST(FileSenderTest, ADevelopmentWorkerSendsTheModelsThatItsRanksTrained) {

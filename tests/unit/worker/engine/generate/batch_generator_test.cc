@@ -139,6 +139,39 @@ TEST_F(BatchGeneratorTest, RequestsThatJoinAndLeaveChangeNothing) {
   ExpectSame(answers, alone);
 }
 
+TEST_F(BatchGeneratorTest, AShortPromptDoesNotWaitForALongOneAndALongOneNotForEver) {
+  Generator generator = Open();
+  GenerationRequest longest, shorter;
+  longest.prompt = Prompt(56, 1);
+  shorter.prompt = Prompt(4, 2);
+  longest.max_new_tokens = shorter.max_new_tokens = 3;
+  const std::vector<GenerationAnswer> alone = {Answers(generator, {longest})[0],
+                                               Answers(generator, {shorter})[0]};
+  const auto batch = generator.MakeBatch({.most_requests = 64, .step_tokens = 8});
+  int step = 0;
+  std::map<int64_t, int> first;  // step of a request's first token
+  const auto add = [&](GenerationRequest request) {
+    request.on_token = [&first, &step, number = static_cast<int64_t>(first.size())](int32_t) {
+      if (first[number] == 0) first[number] = step;
+      return true;
+    };
+    first[static_cast<int64_t>(first.size())] = 0;
+    batch->Add(request);
+  };
+  add(longest);
+  std::vector<GenerationAnswer> answers(200);
+  // Somebody new asks something short all the time.
+  while (!batch->idle()) {
+    if (step < 30) add(shorter);
+    ++step;
+    Take(batch->Step(), answers);
+  }
+  EXPECT_LE(first[1], 2) << "of 7 that the long one takes alone";
+  EXPECT_LE(first[0], 56 / 2) << "it gets some of each step";
+  ExpectSame({answers[0]}, {alone[0]});
+  for (size_t i = 1; i <= 30; ++i) ExpectSame({answers[i]}, {alone[1]});
+}
+
 TEST_F(BatchGeneratorTest, TheNumberOfThreadsChangesNothing) {
   Generator generator = Open();
   const int threads = at::get_num_threads();

@@ -1,4 +1,4 @@
-#include "worker/grading/command_graders.h"
+#include "worker/grading/answer_graders.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/io/file.h"
+#include "worker/grading/programs.h"
 #include "worker/grading/sandbox.h"
 
 namespace sft::grading {
@@ -14,29 +15,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class CommandGradersTest : public testing::Test {
+class AnswerGradersTest : public testing::Test {
  protected:
-  CommandGradersTest() : dir_(io::MakeTempDir("graders-test").value()) {
+  AnswerGradersTest() : dir_(io::MakeTempDir("graders-test").value()) {
     EXPECT_TRUE(io::MakeDirs(dir_ + "/roots").ok());
   }
-  ~CommandGradersTest() override { (void)io::RemoveAll(dir_); }
+  ~AnswerGradersTest() override { (void)io::RemoveAll(dir_); }
 
-  spec::CommandGrader Program(const std::string& name, const std::string& script, int mode = 0755) {
+  spec::Grader Program(const std::string& name, const std::string& script, int mode = 0755) {
     const std::string path = dir_ + "/roots/" + name;
     EXPECT_TRUE(io::WriteFileAtomic(path, "#!/bin/sh\n" + script).ok());
     EXPECT_EQ(chmod(path.c_str(), static_cast<mode_t>(mode)), 0);
     return {.name = name, .command = {path}};
   }
-  std::string Found(spec::CommandGrader grader, const std::vector<std::string>& roots) {
-    std::vector<spec::CommandGrader> graders = {std::move(grader)};
-    return std::string(Message(FindPrograms(roots, graders)));
+  std::string Found(spec::Grader grader, const std::vector<std::string>& roots) {
+    std::vector<spec::Grader> graders = {std::move(grader)};
+    return std::string(Message(FindPrograms(roots, /*most_memory_mb=*/2048, graders)));
   }
 
   const std::string dir_;
 };
 
-TEST_F(CommandGradersTest, AScoreIsANumberWithinItsRange) {
-  const spec::CommandGrader grader{.name = "g", .low = -1, .high = 3};
+TEST_F(AnswerGradersTest, AScoreIsANumberWithinItsRange) {
+  const spec::Grader grader{.name = "g", .low = -1, .high = 3};
   EXPECT_EQ(*ReadVerdict(grader, "1\n").score, 50);
   EXPECT_EQ(*ReadVerdict(grader, "{\"score\": 3}").score, 100);
   const Verdict told = ReadVerdict(grader, "{\"score\": -1, \"text\": \"poor\"}");
@@ -57,12 +58,18 @@ TEST_F(CommandGradersTest, AScoreIsANumberWithinItsRange) {
             2100u);
 }
 
-TEST_F(CommandGradersTest, OnlyProgramsOfTheRootsRun) {
+TEST_F(AnswerGradersTest, OnlyProgramsOfTheRootsRun) {
   if (const absl::Status able = CheckConfinement(); !able.ok()) GTEST_SKIP() << able;
   const std::vector<std::string> roots = {dir_ + "/roots"};
   EXPECT_EQ(Found(Program("good", "echo 1"), roots), "");
   EXPECT_THAT(Found(Program("good", "echo 1"), {}), HasSubstr("--grader-root"));
   EXPECT_THAT(Found(Program("plain", "echo 1", 0644), roots), HasSubstr("0755"));
+  spec::Grader large = Program("large", "echo 1");
+  large.memory_mb = 2049;
+  EXPECT_THAT(Found(large, roots), HasSubstr("large wants memory_mb = 2049, and this node gives "
+                                             "programs that grade answers 2048"));
+  large.memory_mb = 2048;
+  EXPECT_EQ(Found(large, roots), "");
   const std::string below = "no program below " + dir_ + "/roots";
   EXPECT_THAT(Found({.name = "a", .command = {"/bin/sh"}}, roots), HasSubstr(below));
   EXPECT_THAT(Found({.name = "a", .command = {dir_ + "/roots/none"}}, roots), HasSubstr(below));
@@ -73,21 +80,22 @@ TEST_F(CommandGradersTest, OnlyProgramsOfTheRootsRun) {
   EXPECT_THAT(Found({.name = "a", .command = {dir_ + "/roots"}}, roots), HasSubstr(below));
 }
 
-TEST_F(CommandGradersTest, EveryAnswerOfARowIsGradedByEveryProgram) {
+TEST_F(AnswerGradersTest, EveryAnswerOfARowIsGradedByEveryProgram) {
   if (const absl::Status able = CheckConfinement(); !able.ok()) GTEST_SKIP() << able;
-  std::vector<spec::CommandGrader> graders = {
+  std::vector<spec::Grader> graders = {
       Program("length",
               "read -r line; case \"$line\" in *'\"output_text\":\"long\"'*) echo 1;; *) echo 0;; "
               "esac"),
       Program("fails", "echo no >&2; exit 2"),
       Program("input", "echo '{\"score\": 1, \"text\": \"seen\"}'")};
-  ASSERT_TRUE(FindPrograms({dir_ + "/roots"}, graders).ok());
-  CommandGraders pool(graders, {dir_ + "/roots"}, dir_ + "/work", 3);
+  ASSERT_TRUE(FindPrograms({dir_ + "/roots"}, 0, graders).ok());
+  AnswerGraders pool(
+      {.graders = graders, .roots = {dir_ + "/roots"}, .folder = dir_ + "/work", .threads = 3});
   for (int64_t row = 0; row < 6; ++row) {
     pool.Add(row, {{.line = row, .answer = "long"}, {.line = row, .answer = "short \" quoted\n"}});
   }
   for (int64_t row = 0; row < 6; ++row) {
-    std::optional<CommandGraders::Verdicts> verdicts;
+    std::optional<AnswerGraders::Verdicts> verdicts;
     while (!verdicts) {
       verdicts = pool.Take(row);
       if (!verdicts) pool.Wait(std::chrono::milliseconds(100));
@@ -103,12 +111,13 @@ TEST_F(CommandGradersTest, EveryAnswerOfARowIsGradedByEveryProgram) {
   EXPECT_TRUE(io::ListDir(dir_ + "/work")->empty()) << "folders of programs stay";
 }
 
-TEST_F(CommandGradersTest, DestroyingThemEndsWhatRuns) {
+TEST_F(AnswerGradersTest, DestroyingThemEndsWhatRuns) {
   if (const absl::Status able = CheckConfinement(); !able.ok()) GTEST_SKIP() << able;
-  std::vector<spec::CommandGrader> graders = {Program("slow", "sleep 104")};
+  std::vector<spec::Grader> graders = {Program("slow", "sleep 104")};
   graders[0].timeout_seconds = 200;
   {
-    CommandGraders pool(graders, {dir_ + "/roots"}, dir_ + "/work", 2);
+    AnswerGraders pool(
+        {.graders = graders, .roots = {dir_ + "/roots"}, .folder = dir_ + "/work", .threads = 2});
     for (int64_t row = 0; row < 9; ++row) pool.Add(row, {{.line = row}});
     pool.Wait(std::chrono::milliseconds(300));
   }

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+
+#include "common/base/mutex.h"
+#include "server/fleet/file_relay.h"
+#include "server/fleet/worker_registry.h"
+#include "server/store/store.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::server {
+
+// Passes files of hub models on from nodes that have them to nodes that need them. Nothing is kept
+// here, and nothing is checked: who receives them has the hub's hashes. Thread-safe.
+class ModelCopies {
+ public:
+  // Files on their way at once, so that users' downloads keep room among the relay's.
+  static constexpr int kMostAtOnce = 8;
+
+  // All are borrowed.
+  ModelCopies(Store& store, WorkerRegistry& registry, FileRelay& relay)
+      : store_(store), registry_(registry), relay_(relay) {}
+
+  // As WorkerService.FetchModelFile. `take` returns false when the reader is gone.
+  using Take = std::function<bool(const v1::FetchModelFileResponse& part)>;
+  absl::Status Send(const v1::FetchModelFileRequest& request, const Take& take,
+                    const FileRelay::Gone& gone);
+
+ private:
+  // The copies of other nodes that are connected now.
+  absl::StatusOr<std::vector<ModelRecord>> Copies(const v1::FetchModelFileRequest& request);
+  // From one node. NOT_FOUND before the first byte: it could not begin.
+  absl::Status SendFrom(const ModelRecord& copy, const v1::FetchModelFileRequest& request,
+                        const Take& take, const FileRelay::Gone& gone);
+
+  Store& store_;
+  WorkerRegistry& registry_;
+  FileRelay& relay_;
+  Mutex mutex_;
+  int under_way_ SFT_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace sft::server

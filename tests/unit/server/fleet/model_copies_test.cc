@@ -1,0 +1,128 @@
+#include "server/fleet/model_copies.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/server/fleet/fleet_fixture.h"
+
+namespace sft::server {
+namespace {
+
+const std::string kCommit(40, 'c');
+
+class ModelCopiesTest : public FleetTest {
+ protected:
+  ModelCopiesTest() : relay_(*registry_), copies_(*store_, *registry_, relay_) {}
+
+  // A node with a snapshot of org/m that sends these chunks of any file; "!..." is an error.
+  std::shared_ptr<FakeWorker> JoinWithModel(const std::string& node,
+                                            const std::vector<std::string>& chunks) {
+    auto worker = std::make_shared<FakeWorker>();
+    v1::Register message = RegisterOf(node, "H100", 1);
+    v1::Model& model = *message.add_models();
+    model.set_id("org/m");
+    model.set_path("/hub/models--org--m/snapshots/" + kCommit);
+    EXPECT_TRUE(registry_->Connect(message, worker).ok());
+    worker->on_fetch = [this, node, chunks](const v1::FetchFile& fetch) {
+      v1::SendFileRequest chunk;
+      chunk.set_request(fetch.request());
+      chunk.set_offset(fetch.offset());
+      int64_t total = fetch.offset();
+      for (const std::string& each : chunks) total += static_cast<int64_t>(each.size());
+      for (const std::string& each : chunks) {
+        chunk.set_total_size(total);
+        if (each.starts_with("!")) chunk.set_error(each);
+        if (!each.starts_with("!")) chunk.set_data(each);
+        EXPECT_TRUE(relay_.Push(chunk, node).ok());
+        chunk.set_offset(chunk.offset() + static_cast<int64_t>(each.size()));
+      }
+      relay_.End(fetch.request());
+    };
+    return worker;
+  }
+  // An attempt of a job with this model on a CPU node.
+  void Place(const std::string& node, const std::string& model) {
+    Join(node, "CPU", 1);
+    JobRecord job;
+    job.id = "job-9";
+    job.project = "default";
+    job.gpu_type = "CPU";
+    job.model = model;
+    job.spec.emplace();
+    EXPECT_TRUE(jobs_->Submit(job, {}).ok());
+    Tick();
+  }
+  static v1::FetchModelFileRequest Request(const std::string& node = "b") {
+    v1::FetchModelFileRequest request;
+    request.set_node(node);
+    request.set_model("org/m");
+    request.set_commit(kCommit);
+    request.set_path("model.safetensors");
+    request.set_offset(7);
+    return request;
+  }
+  absl::Status Send(const v1::FetchModelFileRequest& request) {
+    text_.clear();
+    from_.clear();
+    return copies_.Send(
+        request,
+        [this](const v1::FetchModelFileResponse& part) {
+          text_ += part.data();
+          from_ += part.from_node();
+          return true;
+        },
+        nullptr);
+  }
+
+  FileRelay relay_;
+  ModelCopies copies_;
+  std::string text_, from_;
+};
+
+TEST_F(ModelCopiesTest, ANodeGetsAFileOfAModelThatItsJobNeedsFromANodeThatHasIt) {
+  const auto a = JoinWithModel("a", {"we", "ights"});
+  EXPECT_TRUE(absl::IsNotFound(Send(Request()))) << "no job there needs it";
+  Place("b", "org/m@" + kCommit);
+  const absl::Status sent = Send(Request());
+  ASSERT_TRUE(sent.ok()) << sent;
+  EXPECT_EQ(text_, "weights");
+  EXPECT_EQ(from_, "a");
+  ASSERT_EQ(a->fetches.size(), 1u);
+  EXPECT_EQ(a->fetches[0].path(),
+            "/hub/models--org--m/snapshots/" + kCommit + "/model.safetensors");
+  EXPECT_EQ(a->fetches[0].offset(), 7);
+  v1::FetchModelFileRequest other = Request();
+  other.set_commit(std::string(40, 'd'));
+  EXPECT_TRUE(absl::IsNotFound(Send(other)));
+  other = Request();
+  other.set_model("org/other");
+  EXPECT_TRUE(absl::IsNotFound(Send(other)));
+}
+
+TEST_F(ModelCopiesTest, ANodeThatCannotSendIsPassedOver) {
+  JoinWithModel("a", {"!cannot open it"});
+  const auto c = JoinWithModel("c", {"weights"});
+  Place("b", "org/m");
+  ASSERT_TRUE(Send(Request()).ok());
+  EXPECT_EQ(from_, "c");
+  registry_->Disconnect("c", c.get());
+  EXPECT_TRUE(absl::IsNotFound(Send(Request())));
+}
+
+TEST_F(ModelCopiesTest, WhatIsNoFileOfAModelIsRefused) {
+  JoinWithModel("a", {"weights"});
+  Place("b", "org/m");
+  for (const char* path : {"", "../config.json", "/etc/passwd", "a/../b"}) {
+    v1::FetchModelFileRequest request = Request();
+    request.set_path(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(Send(request))) << path;
+  }
+  v1::FetchModelFileRequest request = Request();
+  request.set_commit("main");
+  EXPECT_TRUE(absl::IsInvalidArgument(Send(request)));
+  request = Request();
+  request.set_model("/models/m");
+  EXPECT_TRUE(absl::IsInvalidArgument(Send(request)));
+}
+
+}  // namespace
+}  // namespace sft::server
