@@ -210,7 +210,7 @@ ROWS = (
         (Ours("bf16", job={**ANY_ORDER, KEY_BUDGET: 119}),), (),
         (Goal("tokens_per_second", 5500), Goal("memory_gb", 120)), steps=2, learn_tokens=65536),
     Row("full-8b-seq4096-host-optimizer", "qwen3-8b", "full", 4096, 131072, 1,
-        (Ours("states on the GPU", job={KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}),
+        (Ours("states on the GPU", job=FULL_BF16),
          Ours("states on the host", job={KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32",
                                             KEY_OFFLOAD: True, KEY_BUDGET: 100})), (),
         (Goal("setting", 0.8, subject="states on the GPU", setting="states on the host"),
@@ -259,8 +259,7 @@ def draw(seed):
         mode = source.choice(sorted(SIZES))
         model = source.choice(SIZES[mode])
         seq = source.choice(SHORT if index else LONG)
-        full = {KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
-        job = full if mode == "full" else {"lora.r": source.choice((8, 16, 32, 64))}
+        job = FULL_BF16 if mode == "full" else {"lora.r": source.choice((8, 16, 32, 64))}
         tokens = seq * max(1, source.choice((16384, 32768, 65536)) // seq)
         ours = Ours("the plan's choice", job=job)
         drawn.append(Row(f"drawn-{seed}-{index + 1}", model, mode, seq, tokens, 1, (ours,)))

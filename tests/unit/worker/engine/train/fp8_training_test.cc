@@ -136,13 +136,26 @@ TEST_F(Fp8TrainingTest, TrainsAsFarAsPlainProducts) {
 TEST_F(Fp8TrainingTest, EveryPlanTrainsToTheSameBits) {
   for (const Matmul recipe : kRecipes) {
     const Fp8Curve expected = Train(Job(recipe), 3);
-    for (const Recompute level :
-         {Recompute::kNothing, Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
+    for (const Recompute level : {Recompute::kNothing, Recompute::kNorms, Recompute::kMlp,
+                                  Recompute::kLinears, Recompute::kAll}) {
       for (const int64_t kept : {0, 1, kFp8Layers}) {
         SCOPED_TRACE(testing::Message() << static_cast<int>(level) << " " << kept);
         ExpectSameBits(Train(Job(recipe), 3, {.shallow = level, .kept = kept}), expected);
       }
     }
+  }
+}
+
+// A tile's tokens share the scales of its weight gradients.
+TEST_F(Fp8TrainingTest, TilesOfTheFeedForwardLayerTrainNearTheWhole) {
+  const plan::ExecutionPlan whole{.shallow = Recompute::kMlp};
+  plan::ExecutionPlan tiles = whole;
+  tiles.mlp_rows = 10;
+  const Fp8Curve expected = Train(Job(Matmul::kFp8), 1, whole);
+  const Fp8Curve tiled = Train(Job(Matmul::kFp8), 1, tiles);
+  EXPECT_NEAR(tiled.losses[0], expected.losses[0], 1e-5 * expected.losses[0]);
+  for (size_t i = 0; i < expected.names.size(); ++i) {
+    EXPECT_LT(Error(tiled.gradients[i], expected.gradients[i]), 0.06) << expected.names[i];
   }
 }
 
