@@ -41,7 +41,9 @@ class ModelCopiesTest : public FleetTest {
   }
   // An attempt of a job with this model on a CPU node.
   void Place(const std::string& node, const std::string& model) {
-    Join(node, "CPU", 1);
+    v1::Register message = RegisterOf(node, "CPU", 1);
+    message.mutable_facts()->mutable_hub()->set_endpoint("https://hub");  // it downloads models
+    EXPECT_TRUE(registry_->Connect(message, std::make_shared<FakeWorker>()).ok());
     JobRecord job;
     job.id = "job-9";
     job.project = "default";
@@ -101,8 +103,9 @@ TEST_F(ModelCopiesTest, ANodeGetsAFileOfAModelThatItsJobNeedsFromANodeThatHasIt)
 TEST_F(ModelCopiesTest, ANodeThatCannotSendIsPassedOver) {
   JoinWithModel("a", {"!cannot open it"});
   const auto c = JoinWithModel("c", {"weights"});
-  Place("b", "org/m");
-  ASSERT_TRUE(Send(Request()).ok());
+  Place("b", "org/m@" + kCommit);
+  const absl::Status sent = Send(Request());
+  ASSERT_TRUE(sent.ok()) << sent;
   EXPECT_EQ(from_, "c");
   registry_->Disconnect("c", c.get());
   EXPECT_TRUE(absl::IsNotFound(Send(Request())));

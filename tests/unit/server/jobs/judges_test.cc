@@ -68,7 +68,7 @@ TEST_F(JudgeCallTest, WhatTheApiSaysWrongIsToldWithoutTheKey) {
   EXPECT_EQ(key.error(), "it answers with HTTP status 401: wrong key ***");
   EXPECT_FALSE(key.again());
   EXPECT_THAT(Call(302, "").error(), HasSubstr("is not followed elsewhere"));
-  for (const std::string body :
+  for (const std::string& body :
        {std::string("<html>"), std::string("{}"), std::string(R"({"choices": []})"),
         std::string(kKey), std::string(R"({"choices": [{"message": {"content": null}}]})")}) {
     const v1::AskJudgeResponse rubbish = Call(200, body);
