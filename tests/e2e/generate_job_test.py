@@ -160,26 +160,7 @@ seed = 3
         prompts = self.write_prompts(rows=5)
         self.start_server()
         self.start_worker(gpus="H100:1", engine=True)
-        train = self.dir / "train.toml"
-        train.write_text(f"""
-[job]
-model = "small"
-data = "rows.jsonl"
-[compute]
-gpu_type = "H100"
-gpu_count = 1
-[training]
-mode = "lora"
-[hyperparameters]
-max_steps = 3
-learning_rate = 0.1
-sequence_length = 32
-per_device_batch = 1
-""")
-        (self.dir / "rows.jsonl").write_text((json.dumps({"text": "hello there"}) + "\n") * 4)
-        result = self.sftctl("submit", train, "--json")
-        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
-        trained = json.loads(result.stdout)["job"]
+        trained = self.submit_training(steps=3)
         refused = self.sftctl("submit", self.write_job(adapter="job-nobody"))
         self.assertEqual(refused.returncode, USAGE)
         self.assertIn("job.adapter", refused.stderr)
@@ -200,6 +181,73 @@ per_device_batch = 1
         refused = self.sftctl("generate", trained, "--prompt", "hello")
         self.assertEqual(refused.returncode, USER_FAILURE, refused.stderr)
         self.assertIn("chat template", refused.stderr)
+
+    def submit_training(self, steps, extra=""):
+        train = self.dir / "train.toml"
+        train.write_text(f"""
+[job]
+model = "small"
+data = "rows.jsonl"
+[compute]
+gpu_type = "H100"
+gpu_count = 1
+[training]
+mode = "lora"
+[hyperparameters]
+max_steps = {steps}
+learning_rate = 0.1
+sequence_length = 32
+per_device_batch = 1
+{extra}
+""")
+        (self.dir / "rows.jsonl").write_text((json.dumps({"text": "hello there"}) + "\n") * 4)
+        result = self.sftctl("submit", train, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def checkpoints(self, job):
+        return json.loads(self.sftctl("checkpoints", job, "--json").stdout)
+
+    def test_a_checkpoint_answers_while_its_job_runs_and_after(self):
+        config = json.loads((self.model / "tokenizer_config.json").read_text())
+        config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        (self.model / "tokenizer_config.json").write_text(json.dumps(config))
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        job = self.submit_training(steps=10000000)
+        self.wait_for_step(job, step=5)
+        early = self.sftctl("chat", job, "--checkpoint", "latest")
+        self.assertEqual(early.returncode, USAGE, early.stderr)
+        self.assertIn("has no checkpoint yet", early.stderr)
+        self.assertEqual(self.sftctl("checkpoint", job).returncode, SUCCEEDED)
+        harness.wait_until("a checkpoint", lambda: self.checkpoints(job))
+        step = self.checkpoints(job)[0]["step"]
+        said = self.chat(job, "--checkpoint", "latest", "--base", lines=["hello"])
+        self.assertEqual(said.returncode, SUCCEEDED, said.stderr)
+        labels = [line[:line.index("]") + 1] for line in said.stdout.splitlines()]
+        self.assertEqual(labels, [f"[step {step}]", "[base]"])
+        answers = [line[line.index("]") + 2:] for line in said.stdout.splitlines()]
+        self.assertNotEqual(*answers)
+        self.assertEqual(self.status(job)["state"], "RUNNING")
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+        again = self.chat(job, "--checkpoint", step, lines=["hello"])
+        self.assertEqual(again.stdout, answers[0] + "\n", again.stderr)
+
+    def test_the_last_checkpoint_answers_as_what_was_delivered(self):
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        job = self.submit_training(steps=3, extra="[checkpoint]\nsave_strategy = \"steps\"\nsave_steps = 1")
+        self.assert_ends(job, SUCCEEDED)
+        self.assertEqual(self.checkpoints(job)[0]["step"], 3)
+        def one(*which):
+            result = self.sftctl("generate", job, *which, "--raw", "--prompt", "hello", "--max-new-tokens", 12, "--json")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            return json.loads(result.stdout)
+        delivered, last = one(), one("--checkpoint", "latest")
+        self.assertEqual(last["answer"], delivered["answer"])
+        self.assertNotEqual(one("--checkpoint", self.checkpoints(job)[-1]["step"])["answer"], delivered["answer"])
+        self.assertIn(f"step 3 of {job}", self.sftctl("status", last["job"]).stdout)
 
     def chat(self, *arguments, lines):
         return subprocess.run(
