@@ -35,7 +35,7 @@ class GenerateJobTest(harness.ServiceCase):
                 out.write(json.dumps({"id": f"row {number}", "prompt": text}) + "\n")
         return path
 
-    def write_job(self, ranks=1, adapter="", generate="", tokens=NEW_TOKENS):
+    def write_job(self, ranks=1, adapter="", generate="", tokens=NEW_TOKENS, nodes=1):
         job = self.dir / f"generate-{ranks}.toml"
         job.write_text(f"""
 [job]
@@ -46,6 +46,8 @@ data = "prompts.jsonl"
 [compute]
 gpu_type = "H100"
 gpu_count = {ranks}
+nodes = {nodes}
+gpus_per_node = {ranks // nodes}
 [generate]
 max_new_tokens = {tokens}
 {generate or "temperature = 0.9"}
@@ -155,6 +157,45 @@ seed = 3
         self.assertEqual(len(attempts), 4, attempts)
         self.assertIn("answers are there already", "".join(
             self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout for rank in (0, 1)))
+
+    def start_two_workers(self):
+        for node in ("node-a", "node-b"):
+            self.start_worker(node, gpus="H100:2", engine=True)
+
+    def test_ranks_of_two_nodes_killed_five_times_deliver_the_same_file(self):
+        self.write_prompts()
+        self.start_server()
+        self.start_two_workers()
+        long = f"temperature = 0.9\nmin_new_tokens = {LONG}\n"
+        whole = self.answers(self.submit_generate(ranks=1, tokens=LONG, generate=long))
+        job = self.submit_generate(ranks=4, nodes=2, tokens=LONG, generate=long + "batch = 1")
+        for kill, what in enumerate(("first rank", "node-b", "last rank", "server", "node-a")):
+            self.wait_for_step(job, step=(kill + 1) * ROWS // 10)
+            attempt = self.status(job)["attempt"]
+            if what.endswith("rank"):
+                ranks = sorted(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
+                os.kill(ranks[0 if what == "first rank" else -1], signal.SIGKILL)
+                harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] > attempt)
+            elif what == "server":
+                self.kill("server")
+                self.start_server()
+            else:
+                self.kill(what)
+                self.start_worker(what, gpus="H100:2", engine=True)
+        self.assertEqual(self.answers(job), whole)
+        status = self.status(job)
+        self.assertEqual(len(status["attempts"]), 3, status["attempts"])
+        self.assertEqual(sorted(status["nodes"]), ["node-a", "node-b"])
+        # No rank of the second attempt began anew.
+        for rank in range(4):
+            self.assertIn("answers are there already", self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout)
+        harness.wait_until("no answers on the nodes",
+                           lambda: not list(self.dir.glob("node-*/checkpoints/*/answers")))
+
+    @staticmethod
+    def argument(pid, name):
+        words = open(f"/proc/{pid}/cmdline", "rb").read().decode().split("\0")
+        return words[words.index(name) + 1]
 
     def test_an_adapter_that_a_job_delivered_answers(self):
         prompts = self.write_prompts(rows=5)
