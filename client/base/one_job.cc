@@ -17,14 +17,11 @@ std::string Quoted(const std::string& text) { return DumpJson(Json(text)); }
 
 }  // namespace
 
-absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& name) {
+absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& name,
+                                       const std::string& checkpoint) {
   v1::GetJobRequest request;
   request.set_name(name);
   SFT_ASSIGN_OR_RETURN(const v1::Job job, connection.Call(&v1::JobService::Stub::GetJob, request));
-  v1::GetArtifactRequest wanted;
-  wanted.set_name(name);
-  SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact,
-                       connection.Call(&v1::DataService::Stub::GetArtifact, wanted));
   const Json spec = ParseOrderedJson(job.resolved_json());
   if (!spec.is_object()) return Internal("the server sent no settings of the job");
   const auto value = [&](const char* table, const char* key) {
@@ -35,11 +32,26 @@ absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string
                     .gpu_type = value("compute", "gpu_type"),
                     .project = ProjectOfName(job.name()),
                     .data = spec.value("data", Json::object())};
+  if (!checkpoint.empty()) {
+    answerer.adapter += "@" + checkpoint;
+    return answerer;
+  }
+  v1::GetArtifactRequest wanted;
+  wanted.set_name(name);
+  SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact,
+                       connection.Call(&v1::DataService::Stub::GetArtifact, wanted));
   if (artifact.kind() == "model") {
     answerer.model = artifact.node_path();
     answerer.adapter.clear();
   }
   return answerer;
+}
+
+std::string ServesNoCheckpoint(const std::string& id) {
+  return fmt::format(
+      "{} answers already with what it was started with: give --checkpoint the job "
+      "that trains",
+      id);
 }
 
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,

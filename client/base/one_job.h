@@ -15,14 +15,23 @@ namespace sft::client {
 // A base model, and the adapter or job with which it answers.
 struct Answerer {
   std::string model;
-  std::string adapter;   // id of the job that delivered it; empty: none
+  std::string adapter;   // id of the job that delivered it, or JOB@CHECKPOINT; empty: none
   std::string gpu_type;  // empty: the only one that there is
   std::string project;   // of that job; empty: the server's default
   Json data;             // its table [data]; null: there is no job
 };
 
 // What a job has trained answers: its adapter on its base, or its full model, on its type of GPU.
-absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& job);
+// `checkpoint` ("40", "best", "latest"): what it had trained by then; it may still run.
+absl::StatusOr<Answerer> AnswererOfJob(Connection& connection, const std::string& job,
+                                       const std::string& checkpoint = {});
+// Of --checkpoint.
+inline constexpr char kCheckpointHelp[] =
+    "What JOB had trained at this step, or at \"best\" or \"latest\" (sftctl checkpoints JOB); it "
+    "may still run";
+
+// Why --checkpoint does not go with a job that serves.
+std::string ServesNoCheckpoint(const std::string& id);
 
 // The tables [job] and [compute] of a job file for one process that answers. `kind` is job.kind,
 // `data` is job.data (empty: none).

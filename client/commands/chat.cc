@@ -15,6 +15,7 @@
 #include "client/output/json.h"
 #include "client/output/text.h"
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
@@ -23,7 +24,8 @@ namespace {
 
 struct ChatOptions {
   std::string job, model, gpu_type, project, system, time_limit = "1h";
-  bool base = false;
+  std::vector<std::string> checkpoints;
+  bool base = false, delivered = false;
   std::optional<int> max_new_tokens, seed;
   std::optional<double> temperature, top_p;
 };
@@ -55,18 +57,20 @@ class InputLines {
   std::string read_;
 };
 
-// A conversation with a job that serves: one that is there, or one of its own.
+// A conversation with jobs that serve: one that is there, or some of its own.
 class Chat {
  public:
   Chat(Connection& connection, ChatOptions options)
       : connection_(connection), options_(std::move(options)) {}
 
   ExitCode Run() {
-    absl::Status status = FindJob();
-    if (status.ok()) status = AwaitStart();
+    absl::Status status = FindJobs();
+    for (size_t i = 0; i < serving_.size() && status.ok(); ++i) status = AwaitStart(serving_[i]);
     if (status.ok()) status = Talk();
     const bool interrupted = Interrupt::Raised();
-    if (own_) CancelOwn(connection_, id_, "the chat is over");
+    for (const Serving& each : serving_) {
+      if (each.own) CancelOwn(connection_, each.id, "the chat is over");
+    }
     if (interrupted) return kInterrupted;
     return status.ok() ? kSucceeded : Fail(connection_, status);
   }
@@ -74,19 +78,49 @@ class Chat {
  private:
   using Messages = std::vector<v1::ChatMessage>;
 
-  absl::Status FindJob() {
-    Answerer answerer{.model = options_.model};
-    if (!options_.job.empty()) {
-      v1::GetJobRequest request;
-      request.set_name(options_.job);
-      SFT_ASSIGN_OR_RETURN(const v1::Job job,
-                           connection_.Call(&v1::JobService::Stub::GetJob, request));
-      if (job.kind() == v1::Job::SERVE) {
-        id_ = ShortName(job.name());
-        return absl::OkStatus();
-      }
-      SFT_ASSIGN_OR_RETURN(answerer, AnswererOfJob(connection_, options_.job));
+  // A job that answers.
+  struct Serving {
+    std::string id;
+    bool own = false;  // made by this chat, and not over yet
+  };
+  // One of those who answer each question, with the conversation that it had.
+  struct Voice {
+    std::string label;
+    size_t serving = 0;
+    bool base = false;
+    Messages said = {};
+  };
+
+  absl::Status FindJobs() {
+    SFT_RETURN_IF_ERROR(FindTrained());
+    if (options_.base) voices_.push_back({.label = "base", .serving = 0, .base = true});
+    return absl::OkStatus();
+  }
+
+  absl::Status FindTrained() {
+    if (options_.job.empty()) return Start({.model = options_.model}, "trained");
+    v1::GetJobRequest request;
+    request.set_name(options_.job);
+    SFT_ASSIGN_OR_RETURN(const v1::Job job,
+                         connection_.Call(&v1::JobService::Stub::GetJob, request));
+    if (job.kind() == v1::Job::SERVE) {
+      const std::string id = ShortName(job.name());
+      if (!options_.checkpoints.empty()) return InvalidArgument(ServesNoCheckpoint(id));
+      serving_.push_back({id});
+      voices_.push_back({.label = "trained"});
+      return absl::OkStatus();
     }
+    for (const std::string& which : options_.checkpoints) {
+      SFT_ASSIGN_OR_RETURN(Answerer answerer, AnswererOfJob(connection_, options_.job, which));
+      SFT_RETURN_IF_ERROR(Start(std::move(answerer), which));
+    }
+    if (!options_.checkpoints.empty() && !options_.delivered) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(Answerer answerer, AnswererOfJob(connection_, options_.job));
+    return Start(std::move(answerer), "trained");
+  }
+
+  // A job of this chat's own.
+  absl::Status Start(Answerer answerer, const std::string& label) {
     if (options_.project.empty()) options_.project = answerer.project;
     if (!options_.gpu_type.empty()) answerer.gpu_type = options_.gpu_type;
     v1::SubmitJobRequest request;
@@ -97,32 +131,42 @@ class Chat {
         AnswererTables(answerer, "serve", "chat") +
         fmt::format("[scheduling]\ntime_limit = \"{}\"\n", options_.time_limit));
     SFT_ASSIGN_OR_RETURN(const v1::Job job, SubmitAnswerer(connection_, answerer, request));
-    id_ = ShortName(job.name());
-    own_ = true;
+    voices_.push_back({.label = LabelOf(job, label), .serving = serving_.size()});
+    serving_.push_back({ShortName(job.name()), /*own=*/true});
     return absl::OkStatus();
   }
 
-  absl::Status AwaitStart() {
+  // "step 40" where a checkpoint answers, whatever it was called.
+  static std::string LabelOf(const v1::Job& job, const std::string& label) {
+    const Json spec = ParseOrderedJson(job.resolved_json());
+    if (!spec.is_object() || !spec.contains("job")) return label;
+    const std::string adapter = spec["job"].value("adapter", std::string());
+    const size_t at = adapter.rfind('@');
+    return at == std::string::npos || adapter.starts_with('/') ? label
+                                                               : "step " + adapter.substr(at + 1);
+  }
+
+  absl::Status AwaitStart(Serving& serving) {
     bool running = false;
     FollowOptions follow;
     follow.enough = [&] { return running; };
     FollowHandlers handlers;
     handlers.on_job = [&](const v1::Job& job) {
       running = job.state() == v1::Job::RUNNING;
-      std::string line = fmt::format("{} {}", id_, StateName(job.state()));
+      std::string line = fmt::format("{} {}", serving.id, StateName(job.state()));
       if (!job.reason().empty()) line += ": " + job.reason();
       Say(line);
     };
     handlers.on_metric = [](const v1::Metric&) {};
-    SFT_ASSIGN_OR_RETURN(const v1::Job job, FollowJob(connection_, id_, follow, handlers));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, FollowJob(connection_, serving.id, follow, handlers));
     if (running) {
-      const std::string endpoint = EndpointOf(connection_, id_);
+      const std::string endpoint = EndpointOf(connection_, serving.id);
       if (!endpoint.empty()) Say("programs ask it at " + endpoint);
       return absl::OkStatus();
     }
-    own_ = false;  // it has ended by itself
+    serving.own = false;  // it has ended by itself
     PrintEnding(connection_, job);
-    return FailedPrecondition(fmt::format("{} is {}", id_, StateName(job.state())));
+    return FailedPrecondition(fmt::format("{} is {}", serving.id, StateName(job.state())));
   }
 
   absl::Status Talk() {
@@ -133,15 +177,14 @@ class Chat {
       const std::optional<std::string> line = input.Next();
       if (!line || line->empty()) return Ended();
       if (*line == "/new") {
-        said_.clear();
-        said_to_base_.clear();
+        for (Voice& voice : voices_) voice.said.clear();
         continue;
       }
-      absl::Status status = Ask(*line, /*base=*/false, said_);
-      if (status.ok() && options_.base) status = Ask(*line, /*base=*/true, said_to_base_);
+      absl::Status status;
+      for (size_t i = 0; i < voices_.size() && status.ok(); ++i) status = Ask(*line, voices_[i]);
       if (status.ok()) continue;
       if (Interrupt::Raised()) return status;
-      SFT_RETURN_IF_ERROR(GoesOn());
+      for (Serving& each : serving_) SFT_RETURN_IF_ERROR(GoesOn(each));
       ++unanswered_;
       connection_.console().err << "sftctl: " << Lines(std::string(sft::Message(status))) << "\n"
                                 << std::flush;
@@ -156,22 +199,22 @@ class Chat {
 
   // After a question that failed: an error where the job has ended, so that there is nobody to
   // ask. A server that is away may come back.
-  absl::Status GoesOn() {
+  absl::Status GoesOn(Serving& serving) {
     v1::GetJobRequest request;
-    request.set_name(id_);
+    request.set_name(serving.id);
     const absl::StatusOr<v1::Job> job = connection_.Call(&v1::JobService::Stub::GetJob, request);
     if (absl::IsNotFound(job.status())) return job.status();
     if (!job.ok() || !IsEnded(job->state())) return absl::OkStatus();
-    own_ = false;
+    serving.own = false;
     PrintEnding(connection_, *job);
-    return FailedPrecondition(fmt::format("{} is {}", id_, StateName(job->state())));
+    return FailedPrecondition(fmt::format("{} is {}", serving.id, StateName(job->state())));
   }
 
-  v1::GenerateRequest RequestFor(const Messages& said, bool base) const {
+  v1::GenerateRequest RequestFor(const Voice& voice) const {
     v1::GenerateRequest request;
-    request.set_name(id_);
-    request.set_base(base);
-    request.mutable_messages()->Assign(said.begin(), said.end());
+    request.set_name(serving_[voice.serving].id);
+    request.set_base(voice.base);
+    request.mutable_messages()->Assign(voice.said.begin(), voice.said.end());
     if (options_.max_new_tokens) request.set_max_new_tokens(*options_.max_new_tokens);
     if (options_.temperature) request.set_temperature(*options_.temperature);
     if (options_.top_p) request.set_top_p(*options_.top_p);
@@ -186,14 +229,15 @@ class Chat {
     return message;
   }
 
-  absl::Status Ask(const std::string& line, bool base, Messages& said) {
+  absl::Status Ask(const std::string& line, Voice& voice) {
+    Messages& said = voice.said;
     if (!IsUtf8(line)) return InvalidArgument("the question is not UTF-8");
     if (said.empty() && !options_.system.empty())
       said.push_back(Message("system", options_.system));
     said.push_back(Message("user", line));
     Console& console = connection_.console();
-    if (options_.base) console.out << (base ? "[base] " : "[trained] ") << std::flush;
-    const absl::StatusOr<std::string> answer = Stream(RequestFor(said, base));
+    if (voices_.size() > 1) console.out << "[" << OneLine(voice.label) << "] " << std::flush;
+    const absl::StatusOr<std::string> answer = Stream(RequestFor(voice));
     console.out << "\n" << std::flush;
     if (!answer.ok()) {
       said.pop_back();  // what was not answered was not said
@@ -223,10 +267,10 @@ class Chat {
 
   Connection& connection_;
   ChatOptions options_;
-  std::string id_, last_said_;
-  bool own_ = false;
+  std::string last_said_;
+  std::vector<Serving> serving_;
+  std::vector<Voice> voices_;  // in the order in which they answer
   int unanswered_ = 0;
-  Messages said_, said_to_base_;
 };
 
 }  // namespace
@@ -240,6 +284,12 @@ void AddChat(Command& app, Session&) {
       "JOB", options->job, "Job whose adapter or model answers, or a running one of kind serve");
   command->AddOption("--model", options->model, "Base model that answers, in place of JOB")
       ->Excludes(job);
+  command->AddOption("--checkpoint", options->checkpoints,
+                     std::string(kCheckpointHelp) +
+                         "; several answer side by side, each by a job "
+                         "of its own");
+  command->AddFlag("--delivered", options->delivered,
+                   "Beside --checkpoint: ask what JOB delivered, too");
   command->AddFlag("--base", options->base, "Ask the base without the adapter, too");
   command->AddOption("--system", options->system, "A system message before the conversation");
   command->AddOption("--max-new-tokens", options->max_new_tokens, "Longest answer, in tokens");
@@ -256,7 +306,8 @@ void AddChat(Command& app, Session&) {
       ->ShowDefault();
   AddProjectOption(command, options->project);
   command->Check([options] {
-    return options->job.empty() && options->model.empty() ? "needs a JOB, or --model MODEL" : "";
+    if (options->job.empty() && options->model.empty()) return "needs a JOB, or --model MODEL";
+    return options->job.empty() && !options->checkpoints.empty() ? "--checkpoint is of a JOB" : "";
   });
   command->Run([options](Connection& connection) { return Chat(connection, *options).Run(); });
 }

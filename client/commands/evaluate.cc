@@ -25,7 +25,7 @@ namespace sft::client {
 namespace {
 
 struct EvaluateOptions {
-  std::string job, model, data, pattern, gpu_type, project;
+  std::string job, model, checkpoint, data, pattern, gpu_type, project;
   std::optional<std::string> metrics;
   std::optional<int> max_new_tokens, max_examples;
   std::vector<std::string> set;
@@ -76,7 +76,8 @@ class Evaluation {
     if (options_.job.empty()) {
       answerer_.model = options_.model;
     } else {
-      SFT_ASSIGN_OR_RETURN(answerer_, AnswererOfJob(connection_, options_.job));
+      SFT_ASSIGN_OR_RETURN(answerer_,
+                           AnswererOfJob(connection_, options_.job, options_.checkpoint));
       if (answerer_.adapter.empty()) {
         connection_.console().err << fmt::format(
             "{} delivered a full model, which is graded alone; grade its base with --model\n",
@@ -168,6 +169,7 @@ void AddEvaluate(Command& app, Session& session) {
   command->AddOption("--metrics", options->metrics,
                      "What answers are graded by, separated by commas (default: "
                      "exact_match,f1,rouge_l)");
+  command->AddOption("--checkpoint", options->checkpoint, kCheckpointHelp);
   command->AddOption("--pattern", options->pattern, "Regular expression of the metric regex");
   command->AddOption("--max-examples", options->max_examples, "Only the first N rows")
       ->WholeNumber(1);
@@ -185,7 +187,10 @@ void AddEvaluate(Command& app, Session& session) {
   AddJsonFlag(command, session);
   command->Check([options] {
     if (options->job.empty() && options->model.empty()) return "needs a JOB, or --model MODEL";
-    return options->job.empty() && options->data.empty() ? "--model needs --data FILE" : "";
+    if (options->job.empty() && options->data.empty()) return "--model needs --data FILE";
+    return options->checkpoint.empty() || (!options->job.empty() && !options->data.empty())
+               ? ""
+               : "--checkpoint is of a JOB, on the rows of --data FILE";
   });
   command->Run([&session, options](Connection& connection) {
     return Evaluation(connection, *options, session.json).Run();

@@ -25,7 +25,7 @@ namespace sft::client {
 namespace {
 
 struct GenerateOptions {
-  std::string job, model, prompt, system, gpu_type, project;
+  std::string job, model, checkpoint, prompt, system, gpu_type, project;
   bool raw = false;
   int max_new_tokens = 256;
   std::optional<double> temperature, top_p;
@@ -72,6 +72,7 @@ class OnePrompt {
                          connection_.Call(&v1::JobService::Stub::GetJob, request));
     if (job.kind() != v1::Job::SERVE) return false;
     id_ = ShortName(job.name());
+    if (!options_.checkpoint.empty()) return InvalidArgument(ServesNoCheckpoint(id_));
     if (options_.num_beams) {
       return InvalidArgument(fmt::format(
           "{} gives its answers token by token, a search with beams at its end: leave out "
@@ -132,7 +133,8 @@ class OnePrompt {
     if (options_.job.empty()) {
       answerer_.model = options_.model;
     } else {
-      SFT_ASSIGN_OR_RETURN(answerer_, AnswererOfJob(connection_, options_.job));
+      SFT_ASSIGN_OR_RETURN(answerer_,
+                           AnswererOfJob(connection_, options_.job, options_.checkpoint));
     }
     if (options_.project.empty()) options_.project = answerer_.project;
     if (!options_.gpu_type.empty()) answerer_.gpu_type = options_.gpu_type;
@@ -210,6 +212,7 @@ class OnePrompt {
 // Why the flags do not fit together; empty where they do.
 const char* Problem(const GenerateOptions& options) {
   if (options.job.empty() && options.model.empty()) return "needs a JOB, or --model MODEL";
+  if (options.job.empty() && !options.checkpoint.empty()) return "--checkpoint is of a JOB";
   if (options.raw && !options.system.empty()) {
     return "--system is a message, and --raw asks without messages";
   }
@@ -231,6 +234,7 @@ void AddGenerate(Command& app, Session& session) {
   Option* job = command->AddOption("JOB", options->job, "Job whose adapter or model answers");
   command->AddOption("--model", options->model, "Base model that answers, in place of JOB")
       ->Excludes(job);
+  command->AddOption("--checkpoint", options->checkpoint, kCheckpointHelp);
   command->AddOption("--prompt", options->prompt, "What a user says")->Required();
   command->AddOption("--system", options->system, "A system message before it");
   command->AddFlag("--raw", options->raw,

@@ -63,8 +63,10 @@ void PrintJob(Connection& connection, const v1::Job& job) {
     line("attempt", fmt::format("{}{}", job.attempt(), nodes.empty() ? "" : " on " + nodes));
   }
   if (!job.resumed_from().empty()) {
-    line("resumed",
-         fmt::format("from step {} of {}", job.resumed_step(), ShortName(job.resumed_from())));
+    const bool trains = job.kind() == v1::Job::SFT;
+    line(trains ? "resumed" : "checkpoint",
+         fmt::format("{}step {} of {}", trains ? "from " : "", job.resumed_step(),
+                     ShortName(job.resumed_from())));
   }
   if (job.attempts_size() > 1) {
     for (const v1::Attempt& attempt : job.attempts()) line("", AttemptLine(attempt, job.kind()));

@@ -49,7 +49,9 @@ constexpr Field kJobTable[] = {
          "What a job that has succeeded delivered (its id), or a directory on the nodes (an "
          "absolute path): with kind = \"sft\" the adapter from which training starts, whose r is "
          "at most lora.r, with \"generate\", \"serve\" or \"evaluate\" the one that answers, with "
-         "\"export\" the one that is merged. Empty: fresh adapters, or the base model alone.",
+         "\"export\" the one that is merged. A job that answers also takes JOB@STEP, JOB@best or "
+         "JOB@latest: what JOB had trained at that checkpoint. Empty: fresh adapters, or the base "
+         "model alone.",
      .since = 2},
     {.key = "job.output_dir",
      .def = "",

@@ -94,6 +94,12 @@ bool RawTree::Scalar(Value value, int line, std::optional<std::string> plain) {
   return true;
 }
 
+bool RawTree::Other(std::string kind, int line) {
+  Node* const node = Put(Kind::kOther, line);
+  if (node != nullptr) node->other = std::move(kind);
+  return node != nullptr;
+}
+
 // A table {path: a.jsonl, weight: 0.5} of a list as the text that such items have.
 std::optional<std::string> RawTree::FileItem(const Node& node) {
   std::optional<std::string> path;
@@ -103,7 +109,8 @@ std::optional<std::string> RawTree::FileItem(const Node& node) {
     if (item.kind != Kind::kScalar) return std::nullopt;
     const bool number =
         std::holds_alternative<int64_t>(item.value) || std::holds_alternative<double>(item.value);
-    if (node.names[i].text == "path") {
+    const bool text = std::holds_alternative<std::string>(item.value) || item.plain;
+    if (node.names[i].text == "path" && text) {
       path = ScalarText(item.value, item.plain);
     } else if (number) {
       rest += fmt::format(" {}={}", node.names[i].text, ToText(item.value));
@@ -115,7 +122,7 @@ std::optional<std::string> RawTree::FileItem(const Node& node) {
   return path;
 }
 
-// As the reader of TOML has it: the JSON of a table of a list that has a type, such as
+// The JSON of a table of a list that has a type, such as
 // [[evaluate.grader]].
 std::optional<std::string> RawTree::TableItem(const Node& node) {
   const auto names = [&node](std::string_view name) {
@@ -123,11 +130,13 @@ std::optional<std::string> RawTree::TableItem(const Node& node) {
                        [&](const Name& each) { return each.text == name; });
   };
   if (names("path") || !names("type")) return FileItem(node);
-  return DumpJson(JsonOf(node));
+  const std::optional<nlohmann::json> json = JsonOf(node);
+  return json ? std::optional(DumpJson(*json)) : std::nullopt;
 }
 
-nlohmann::json RawTree::JsonOf(const Node& node) {
-  if (node.kind == Kind::kNull) return nullptr;
+std::optional<nlohmann::json> RawTree::JsonOf(const Node& node) {
+  if (node.kind == Kind::kOther) return std::nullopt;
+  if (node.kind == Kind::kNull) return nlohmann::json(nullptr);
   if (node.kind == Kind::kScalar) {
     return std::visit([](const auto& value) { return nlohmann::json(value); }, node.value);
   }
@@ -138,10 +147,14 @@ nlohmann::json RawTree::JsonOf(const Node& node) {
     if (node.kind == Kind::kList && item.plain) {
       // The lists of such tables hold texts.
       made.push_back(*item.plain);
-    } else if (node.kind == Kind::kList) {
-      made.push_back(JsonOf(item));
+      continue;
+    }
+    std::optional<nlohmann::json> inner = JsonOf(item);
+    if (!inner) return std::nullopt;
+    if (node.kind == Kind::kList) {
+      made.push_back(*std::move(inner));
     } else {
-      made[node.names[i].text] = JsonOf(node.items[i]);
+      made[node.names[i].text] = *std::move(inner);
     }
   }
   return made;
@@ -158,8 +171,9 @@ void RawTree::Take(const Node& list, RawEntry* entry) {
       text = TableItem(item);
     }
     if (!text.has_value()) {
-      entry->kind =
-          item.kind == Kind::kTable ? "a list of tables" : "a list of other things than strings";
+      const bool tables = std::all_of(list.items.begin(), list.items.end(),
+                                      [](const Node& each) { return each.kind == Kind::kTable; });
+      entry->kind = tables ? "a list of tables" : "a list of other things than strings";
       return;
     }
     items.push_back(*std::move(text));
@@ -176,6 +190,7 @@ void RawTree::Walk(const Node& table, const std::string& prefix, std::vector<Raw
     entry.is_table = node.kind == Kind::kTable;
     entry.is_null = node.kind == Kind::kNull;
     if (entry.is_null) entry.kind = "null";
+    if (node.kind == Kind::kOther) entry.kind = node.other;
     if (node.kind == Kind::kList) Take(node, &entry);
     if (node.kind == Kind::kScalar) {
       entry.value = node.value;

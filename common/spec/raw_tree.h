@@ -12,8 +12,8 @@
 
 namespace sft::spec {
 
-// Builds the entries of a YAML or JSON text from what its parser finds, one after the other, within
-// the limits that TOML has (common/base/toml_limits.h). Each call is false once the text is
+// Builds the entries of a job file from what its parser finds, one after the other, within the
+// limits of common/base/toml_limits.h. Each call is false once the text is
 // refused; error() then says why.
 class RawTree {
  public:
@@ -24,6 +24,8 @@ class RawTree {
   bool Key(std::string_view name, int line);
   bool Null(int line);
   bool Scalar(Value value, int line, std::optional<std::string> plain = std::nullopt);
+  // What is no value of any key, such as a date.
+  bool Other(std::string kind, int line);
   bool Refuse(int line, std::string message);
 
   const ReadError& error() const { return error_; }
@@ -31,7 +33,7 @@ class RawTree {
   std::vector<RawEntry> Entries() const;
 
  private:
-  enum class Kind { kNull, kScalar, kList, kTable };
+  enum class Kind { kNull, kScalar, kList, kTable, kOther };
   struct Name {
     std::string text;
     int line = 0;
@@ -42,6 +44,7 @@ class RawTree {
     Kind kind = Kind::kNull;
     Value value;
     std::optional<std::string> plain;
+    std::string other;        // kOther: what it is
     std::vector<Name> names;  // kTable: of its items
     std::vector<Node> items;
   };
@@ -53,7 +56,7 @@ class RawTree {
   Node* Put(Kind kind, int line);
   bool Open(Kind kind, int line);
   static std::optional<std::string> FileItem(const Node& node);
-  static nlohmann::json JsonOf(const Node& node);
+  static std::optional<nlohmann::json> JsonOf(const Node& node);
   static std::optional<std::string> TableItem(const Node& node);
   static void Take(const Node& list, RawEntry* entry);
   static void Walk(const Node& table, const std::string& prefix, std::vector<RawEntry>* out);

@@ -60,7 +60,9 @@ absl::Status BlameNode(Database& db, const AttemptRecord& attempt) {
 absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attempt) {
   FailedAttempt failed;
   failed.verdict = attempt.verdict;
-  failed.resume_step = attempt.resume_step;
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+  // One that answers with a checkpoint counts its answers from 0.
+  failed.resume_step = job.kind == v1::Job::SFT ? attempt.resume_step : 0;
   failed.furthest_step = attempt.progress.step;
   SFT_ASSIGN_OR_RETURN(failed.saved_step, store::NewestStepOf(db, attempt.uid));
   failed.lived_us = attempt.ended_us - attempt.created_us;

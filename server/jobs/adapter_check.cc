@@ -7,6 +7,7 @@
 #include "common/hub/model_name.h"
 #include "common/io/file.h"
 #include "server/core/convert.h"
+#include "server/jobs/checkpoint_pin.h"
 #include "server/jobs/job_checks.h"
 #include "server/state/names.h"
 #include "server/store/files.h"
@@ -72,6 +73,7 @@ absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolu
                           std::vector<JobFileRecord>& files) {
   const spec::JobSpec::Job& job = resolution.spec.job;
   if (job.adapter.empty() || IsFaulty(resolution, kAdapterKey)) return absl::OkStatus();
+  if (CheckpointOf(job.adapter)) return absl::OkStatus();  // no files of the job: Dispatch.resume
   const bool needs_rows = resolution.spec.exports() && job.data.empty();
   if (job.adapter.starts_with('/')) {
     if (needs_rows) {

@@ -11,7 +11,8 @@ namespace sft::server {
 
 // Finds the adapter that a job names (job.adapter) and adds its files to the job's: those that
 // another job of the project delivered, or a folder on the nodes. A job that has delivered none, or
-// one for another base model, is a problem of the resolution. An export that names no rows gets
+// one for another base model, is a problem of the resolution; a checkpoint
+// (PinCheckpoint) has no files here. An export that names no rows gets
 // those of the job that trained the adapter.
 absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolution& resolution,
                           std::vector<JobFileRecord>& files);

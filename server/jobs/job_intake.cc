@@ -9,20 +9,19 @@
 #include <set>
 
 #include "common/base/clock.h"
-#include "common/base/duration.h"
 #include "common/base/ids.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
-#include "common/io/sha256.h"
-#include "common/spec/job_protocol.h"
 #include "common/spec/mixture.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
 #include "server/jobs/adapter_check.h"
+#include "server/jobs/checkpoint_pin.h"
 #include "server/jobs/dataset_verdict.h"
 #include "server/jobs/job_checks.h"
 #include "server/jobs/model_pin.h"
+#include "server/jobs/new_job.h"
 #include "server/resume/resume.h"
 #include "server/resume/resume_values.h"
 #include "server/state/names.h"
@@ -54,35 +53,6 @@ void ToProto(const spec::Problem& problem, v1::Problem& proto) {
   proto.set_message(problem.message);
 }
 
-// Everything a request says, so that a repeat can be told from another job.
-std::string RequestHash(const v1::SubmitJobRequest& request) {
-  v1::SubmitJobRequest said = request;
-  said.clear_request_id();
-  return io::Sha256Hex(said.SerializeAsString());
-}
-
-int64_t Micros(const std::string& duration) {
-  const auto parsed = ParseDuration(duration);
-  return parsed ? parsed->count() * 1'000'000 : 0;
-}
-
-ScheduleRecord ScheduleOf(const spec::JobSpec& spec) {
-  const spec::JobSpec::Scheduling& scheduling = spec.scheduling;
-  ScheduleRecord schedule;
-  schedule.after = scheduling.after;
-  schedule.group = spec.job.group;
-  schedule.held = scheduling.hold;
-  schedule.time_limit_us = Micros(scheduling.time_limit);
-  schedule.warn_before_us = Micros(scheduling.warn_before);
-  schedule.exclusive = scheduling.exclusive;
-  schedule.preemptible = scheduling.preemptible;
-  const auto deadline = ParseUtc(scheduling.deadline);
-  if (deadline) schedule.deadline_us = UnixMicros(*deadline);
-  return schedule;
-}
-
-std::string ProjectOf(const std::string& named) { return named.empty() ? kDefaultProject : named; }
-
 absl::Status CheckProject(const std::string& named) {
   if (named.empty() || IsValidLabel(named)) return absl::OkStatus();
   return InvalidArgument(fmt::format("project \"{}\" is not a name", named));
@@ -108,43 +78,6 @@ int64_t SamplesOfEpoch(const spec::TrainPart& part, int64_t rows, double samples
   if (part.max_examples > 0) rows = std::min(rows, part.max_examples);
   const double samples = static_cast<double>(rows) * samples_of_row;
   return std::max<int64_t>(1, std::llround(samples * part.weight));
-}
-
-JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
-                  const std::string& principal) {
-  const spec::JobSpec& spec = resolution.spec;
-  JobRecord job;
-  job.id = RandomId("job");
-  job.kind = spec.serves()      ? v1::Job::SERVE
-             : spec.evaluates() ? v1::Job::EVALUATE
-             : spec.generates() ? v1::Job::GENERATE
-             : spec.exports()   ? v1::Job::EXPORT
-                                : v1::Job::SFT;
-  job.project = ProjectOf(request.project());
-  job.owner = principal;
-  job.display_name = spec.job.name;
-  job.variant = spec.compute.variant;
-  job.gpu_type = spec.compute.gpu_type;
-  job.gpus_per_node = spec.compute.gpus_per_node;
-  job.nodes = spec.compute.nodes;
-  job.model = spec.job.model;
-  job.source_text = request.source_text();
-  job.file_name = request.file_name();
-  job.spec = spec;
-  const spec::ProtocolNeed need = spec::NeedOf(spec);
-  job.protocol = need.protocol;
-  job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
-  job.priority = static_cast<int>(spec.scheduling.priority);
-  job.schedule = ScheduleOf(spec);
-  for (const spec::ResolvedValue& value : resolution.values) {
-    job.resolved_values.push_back({value.key, value.text, value.origin});
-  }
-  for (const spec::Problem& warning : resolution.warnings) {
-    job.warnings.push_back({warning.key, warning.line, warning.message});
-  }
-  job.request_id = request.request_id();
-  job.request_hash = RequestHash(request);
-  return job;
 }
 
 // What is said beside the job file is repeated for each key that it gives, and compared with all
@@ -223,6 +156,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   SFT_RETURN_IF_ERROR(TakeModelOfJob(store_, reader.project, resolution));
+  SFT_RETURN_IF_ERROR(PinCheckpoint(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   if (judges_ != nullptr) SFT_RETURN_IF_ERROR(judges_->Check(reader.project, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);

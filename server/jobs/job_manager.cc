@@ -37,6 +37,10 @@ absl::Status AddAttempts(Database& db, const JobRecord& job, v1::Job& proto) {
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
     v1::Attempt& added = *proto.add_attempts();
     added = ToProto(*attempt);
+    if (job.kind != v1::Job::SFT) {  // counts its answers, whatever checkpoint answers
+      added.set_first_step(0);
+      added.set_last_step(attempt->progress.step);
+    }
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
                          store::MembersOf(db, attempt->uid));
     for (const MemberRecord& member : members) added.add_nodes(member.status.node);

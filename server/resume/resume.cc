@@ -11,6 +11,7 @@
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "server/store/resumed_steps.h"
 
 namespace sft::server {
 namespace {
@@ -76,6 +77,10 @@ absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, con
 
 absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
                             int64_t step) {
+  if (job.kind != v1::Job::SFT) {
+    return FailedPrecondition(
+        fmt::format("job {} trains nothing, it has no checkpoints: submit it again", job.id));
+  }
   if (!IsTerminal(job.state)) {
     return FailedPrecondition(fmt::format("job {} is {}: only a job that has ended is resumed",
                                           job.id, ToString(job.state)));
@@ -200,11 +205,12 @@ absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std
                        store::CheckpointsOfJob(db, job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<BranchPart> branch, BranchOf(db, job, checkpoints));
   checkpoints = BranchFirst(std::move(checkpoints), branch);
-  SFT_ASSIGN_OR_RETURN(const std::vector<int64_t> in_use, StepsInUse(db, job));
+  SFT_ASSIGN_OR_RETURN(std::vector<int64_t> in_use, StepsInUse(db, job));
   std::vector<std::string> unused;
-  // All of it stays for a job that is about to go on from one of them.
-  SFT_ASSIGN_OR_RETURN(const bool resumed, store::IsResumedByLiveJob(db, job_id));
-  if (resumed) return unused;
+  SFT_ASSIGN_OR_RETURN(const auto resumed, store::StepsResumedByLiveJobs(db, job_id));
+  // All of it stays for a job that is about to go on from any of them.
+  if (std::find(resumed.begin(), resumed.end(), 0) != resumed.end()) return unused;
+  in_use.insert(in_use.end(), resumed.begin(), resumed.end());
   std::string live_uid;
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value() && !IsTerminal(attempt->state)) live_uid = attempt->uid;

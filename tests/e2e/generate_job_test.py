@@ -35,7 +35,7 @@ class GenerateJobTest(harness.ServiceCase):
                 out.write(json.dumps({"id": f"row {number}", "prompt": text}) + "\n")
         return path
 
-    def write_job(self, ranks=1, adapter="", generate="", tokens=NEW_TOKENS):
+    def write_job(self, ranks=1, adapter="", generate="", tokens=NEW_TOKENS, nodes=1):
         job = self.dir / f"generate-{ranks}.toml"
         job.write_text(f"""
 [job]
@@ -46,6 +46,8 @@ data = "prompts.jsonl"
 [compute]
 gpu_type = "H100"
 gpu_count = {ranks}
+nodes = {nodes}
+gpus_per_node = {ranks // nodes}
 [generate]
 max_new_tokens = {tokens}
 {generate or "temperature = 0.9"}
@@ -156,30 +158,50 @@ seed = 3
         self.assertIn("answers are there already", "".join(
             self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout for rank in (0, 1)))
 
+    def start_two_workers(self):
+        for node in ("node-a", "node-b"):
+            self.start_worker(node, gpus="H100:2", engine=True)
+
+    def test_ranks_of_two_nodes_killed_five_times_deliver_the_same_file(self):
+        self.write_prompts()
+        self.start_server()
+        self.start_two_workers()
+        long = f"temperature = 0.9\nmin_new_tokens = {LONG}\n"
+        whole = self.answers(self.submit_generate(ranks=1, tokens=LONG, generate=long))
+        job = self.submit_generate(ranks=4, nodes=2, tokens=LONG, generate=long + "batch = 1")
+        for kill, what in enumerate(("first rank", "node-b", "last rank", "server", "node-a")):
+            self.wait_for_step(job, step=(kill + 1) * ROWS // 10)
+            attempt = self.status(job)["attempt"]
+            if what.endswith("rank"):
+                ranks = sorted(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
+                os.kill(ranks[0 if what == "first rank" else -1], signal.SIGKILL)
+                harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] > attempt)
+            elif what == "server":
+                self.kill("server")
+                self.start_server()
+            else:
+                self.kill(what)
+                self.start_worker(what, gpus="H100:2", engine=True)
+        self.assertEqual(self.answers(job), whole)
+        status = self.status(job)
+        self.assertEqual(len(status["attempts"]), 3, status["attempts"])
+        self.assertEqual(sorted(status["nodes"]), ["node-a", "node-b"])
+        # No rank of the second attempt began anew.
+        for rank in range(4):
+            self.assertIn("answers are there already", self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout)
+        harness.wait_until("no answers on the nodes",
+                           lambda: not list(self.dir.glob("node-*/checkpoints/*/answers")))
+
+    @staticmethod
+    def argument(pid, name):
+        words = open(f"/proc/{pid}/cmdline", "rb").read().decode().split("\0")
+        return words[words.index(name) + 1]
+
     def test_an_adapter_that_a_job_delivered_answers(self):
         prompts = self.write_prompts(rows=5)
         self.start_server()
         self.start_worker(gpus="H100:1", engine=True)
-        train = self.dir / "train.toml"
-        train.write_text(f"""
-[job]
-model = "small"
-data = "rows.jsonl"
-[compute]
-gpu_type = "H100"
-gpu_count = 1
-[training]
-mode = "lora"
-[hyperparameters]
-max_steps = 3
-learning_rate = 0.1
-sequence_length = 32
-per_device_batch = 1
-""")
-        (self.dir / "rows.jsonl").write_text((json.dumps({"text": "hello there"}) + "\n") * 4)
-        result = self.sftctl("submit", train, "--json")
-        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
-        trained = json.loads(result.stdout)["job"]
+        trained = self.submit_training(steps=3)
         refused = self.sftctl("submit", self.write_job(adapter="job-nobody"))
         self.assertEqual(refused.returncode, USAGE)
         self.assertIn("job.adapter", refused.stderr)
@@ -200,6 +222,73 @@ per_device_batch = 1
         refused = self.sftctl("generate", trained, "--prompt", "hello")
         self.assertEqual(refused.returncode, USER_FAILURE, refused.stderr)
         self.assertIn("chat template", refused.stderr)
+
+    def submit_training(self, steps, extra=""):
+        train = self.dir / "train.toml"
+        train.write_text(f"""
+[job]
+model = "small"
+data = "rows.jsonl"
+[compute]
+gpu_type = "H100"
+gpu_count = 1
+[training]
+mode = "lora"
+[hyperparameters]
+max_steps = {steps}
+learning_rate = 0.1
+sequence_length = 32
+per_device_batch = 1
+{extra}
+""")
+        (self.dir / "rows.jsonl").write_text((json.dumps({"text": "hello there"}) + "\n") * 4)
+        result = self.sftctl("submit", train, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def checkpoints(self, job):
+        return json.loads(self.sftctl("checkpoints", job, "--json").stdout)
+
+    def test_a_checkpoint_answers_while_its_job_runs_and_after(self):
+        config = json.loads((self.model / "tokenizer_config.json").read_text())
+        config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        (self.model / "tokenizer_config.json").write_text(json.dumps(config))
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        job = self.submit_training(steps=10000000)
+        self.wait_for_step(job, step=5)
+        early = self.sftctl("chat", job, "--checkpoint", "latest")
+        self.assertEqual(early.returncode, USAGE, early.stderr)
+        self.assertIn("has no checkpoint yet", early.stderr)
+        self.assertEqual(self.sftctl("checkpoint", job).returncode, SUCCEEDED)
+        harness.wait_until("a checkpoint", lambda: self.checkpoints(job))
+        step = self.checkpoints(job)[0]["step"]
+        said = self.chat(job, "--checkpoint", "latest", "--base", lines=["hello"])
+        self.assertEqual(said.returncode, SUCCEEDED, said.stderr)
+        labels = [line[:line.index("]") + 1] for line in said.stdout.splitlines()]
+        self.assertEqual(labels, [f"[step {step}]", "[base]"])
+        answers = [line[line.index("]") + 2:] for line in said.stdout.splitlines()]
+        self.assertNotEqual(*answers)
+        self.assertEqual(self.status(job)["state"], "RUNNING")
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+        again = self.chat(job, "--checkpoint", step, lines=["hello"])
+        self.assertEqual(again.stdout, answers[0] + "\n", again.stderr)
+
+    def test_the_last_checkpoint_answers_as_what_was_delivered(self):
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        job = self.submit_training(steps=3, extra="[checkpoint]\nsave_strategy = \"steps\"\nsave_steps = 1")
+        self.assert_ends(job, SUCCEEDED)
+        self.assertEqual(self.checkpoints(job)[0]["step"], 3)
+        def one(*which):
+            result = self.sftctl("generate", job, *which, "--raw", "--prompt", "hello", "--max-new-tokens", 12, "--json")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            return json.loads(result.stdout)
+        delivered, last = one(), one("--checkpoint", "latest")
+        self.assertEqual(last["answer"], delivered["answer"])
+        self.assertNotEqual(one("--checkpoint", self.checkpoints(job)[-1]["step"])["answer"], delivered["answer"])
+        self.assertIn(f"step 3 of {job}", self.sftctl("status", last["job"]).stdout)
 
     def chat(self, *arguments, lines):
         return subprocess.run(

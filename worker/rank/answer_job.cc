@@ -14,6 +14,7 @@
 #include "worker/engine/train/base_weights.h"
 #include "worker/rank/evaluation_task.h"
 #include "worker/rank/group_variables.h"
+#include "worker/rank/meeting_place.h"
 #include "worker/rank/prompt_rows.h"
 #include "worker/rank/prompt_task.h"
 #include "worker/rank/stop_signal.h"
@@ -23,6 +24,7 @@ namespace {
 
 constexpr Nanos kTellInterval = std::chrono::seconds(1);
 constexpr Nanos kOthersInterval = std::chrono::milliseconds(100);
+constexpr Nanos kExchangeInterval = std::chrono::milliseconds(500);
 
 std::unique_ptr<RowTask> TaskOf(const Launch& launch) {
   if (launch.spec.evaluates()) return std::make_unique<EvaluationTask>(launch);
@@ -197,20 +199,68 @@ bool AnswerJob::AnswerShare(AnswerPart& part, const Device& device) {
       ThrowIfError(part.Sync());
       return false;
     }
-    more = task_->Step([&](const std::string& line) { ThrowIfError(part.Append(line)); });
+    more = task_->Step([&](const std::string& line) {
+      ThrowIfError(part.Append(line));
+      if (sender_) sender_->Add(line);
+    });
     Enter(channel::FlightPhase::kTraining);
+    Exchange();
     TellProgress(/*now=*/false);
   }
   return true;
 }
 
-bool AnswerJob::AwaitOthers() {
+bool AnswerJob::AwaitOthers(AnswerPart& part) {
   while (!io::Exists(out_)) {
     if (Stopped()) return false;
     TellProgress(/*now=*/false);
     context_.clock.Sleep(kOthersInterval);
+    const bool were = received_;
+    Exchange();
+    // What hangs on another node is seen there; beside this process, here.
+    if (!received_) Enter(channel::FlightPhase::kTraining);
+    // Parts of other nodes end here, without a process of their own that would join them.
+    if (receiver_ && received_ && !were) ThrowIfError(part.Finish().status());
   }
   return true;
+}
+
+bool AnswerJob::AwaitNodes(const std::function<bool()>& done) {
+  while (!done()) {
+    if (Stopped()) return false;
+    context_.clock.Sleep(kOthersInterval);
+  }
+  return true;
+}
+
+bool AnswerJob::MeetNodes(AnswerPart& part) {
+  const channel::RankLaunch& file = context_.launch.file;
+  if (file.local_ranks == file.world_size) return true;
+  meeting_.emplace(MeetingPlace(file, context_.rank, context_.launch.spec));
+  c10d::Store& store = *meeting_->store();
+  const std::string run = task_->Identity(share_.ranks);
+  if (context_.rank == 0) {
+    receiver_.emplace(store, out_, share_, file.local_ranks, run, file.attempt_uid);
+    received_ = false;
+    return AwaitNodes([&] { return receiver_->Meet(); });
+  }
+  if (file.first_rank == 0) return true;  // beside rank 0
+  sender_.emplace(store, out_, share_, run);
+  return AwaitNodes([&] { return sender_->Meet(part); });
+}
+
+void AnswerJob::Exchange() {
+  const MonoTime now = context_.clock.Mono();
+  if ((!sender_ && !receiver_) || now - exchanged_at_ < kExchangeInterval) return;
+  exchanged_at_ = now;
+  if (sender_) sender_->Send();
+  if (receiver_) received_ = receiver_->Receive();
+}
+
+bool AnswerJob::LeaveNodes() {
+  if (!sender_) return true;
+  sender_->Send();
+  return AwaitNodes([&] { return sender_->AllTaken(); });
 }
 
 void AnswerJob::Deliver() {
@@ -263,14 +313,18 @@ channel::ExitCode AnswerJob::Run() {
         "answers_of_another_run", "submit the job again: it begins with the first row");
   }
   ThrowIfError(part.status());
-  if (!AnswerShare(*part, device)) return channel::kExitStopped;
-  const absl::StatusOr<bool> joined = part->Finish();
-  ThrowIfError(joined.status());
+  if (!MeetNodes(*part)) return channel::kExitStopped;
+  const bool all_joined = sender_ && sender_->all_joined();
+  if (!all_joined && !AnswerShare(*part, device)) return channel::kExitStopped;
+  // The parts of another node than rank 0's are not joined there.
+  const bool joins = !sender_ || sender_->shared();
+  ThrowIfError(joins ? part->Finish().status() : part->Sync());
   fmt::print("all {} answers of rank {} are there\n", share_.size(), context_.rank);
   if (context_.rank == 0) {
-    if (!AwaitOthers()) return channel::kExitStopped;
+    if (!AwaitOthers(*part)) return channel::kExitStopped;
     Deliver();
   }
+  if (!LeaveNodes()) return channel::kExitStopped;
   Enter(channel::FlightPhase::kEnding);
   context_.events.Sync();
   return channel::kExitOk;

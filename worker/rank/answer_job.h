@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,8 @@
 #include "common/base/clock.h"
 #include "worker/channel/flight_record.h"
 #include "worker/channel/launch.h"
+#include "worker/engine/dist/rendezvous.h"
+#include "worker/rank/answer_exchange.h"
 #include "worker/rank/answer_part.h"
 #include "worker/rank/command_input.h"
 #include "worker/rank/device.h"
@@ -39,8 +42,9 @@ std::optional<channel::FlightRecorder> OpenFlightRecord(const channel::RankLaunc
 
 // One process of a job that answers prompts or held-out rows (RowTask). It answers its share of the
 // rows, in order, into <checkpoint dir>/answers, where a later attempt goes on, and shares nothing
-// else with the others: each ends when its rows are done. Rank 0 stays until all are, tells how
-// many there are, and delivers the joined file.
+// else with the others of its node: each ends when its rows are done. Those of other nodes send
+// their lines to rank 0 (answer_exchange.h). Rank 0 stays until all are there, tells how many there
+// are, and delivers the joined file.
 class AnswerJob {
  public:
   struct Context {
@@ -62,7 +66,14 @@ class AnswerJob {
   void TellReady(const Device& device);
   // False: it was told to stop.
   bool AnswerShare(AnswerPart& part, const Device& device);
-  bool AwaitOthers();
+  bool AwaitOthers(AnswerPart& part);
+  // Of a job on several nodes, on the ranks that take part: rank 0 and those of other nodes.
+  bool MeetNodes(AnswerPart& part);
+  // Sends or takes what is new. Now and then.
+  void Exchange();
+  // Waits until rank 0 has all that was sent.
+  bool LeaveNodes();
+  bool AwaitNodes(const std::function<bool()>& done);
   // Now and then, on rank 0.
   void TellProgress(bool now);
   void Deliver();
@@ -72,6 +83,11 @@ class AnswerJob {
   RowShare share_;
   std::string out_;
   AnswerCount count_;
+  std::optional<engine::Rendezvous> meeting_;
+  std::optional<AnswerReceiver> receiver_;  // one of the two, in a job on several nodes
+  std::optional<AnswerSender> sender_;
+  bool received_ = true;  // all answers of other nodes are here
+  MonoTime exchanged_at_{};
   std::optional<channel::FlightRecorder> flight_;
   // When answering began or was told of last, and what there was then.
   struct Told {

@@ -33,24 +33,6 @@ std::string PartPath(const std::string& out, int rank, int ranks) {
   return fmt::format("{}.parts/part-{:05}-of-{:05}.jsonl", out, rank, ranks);
 }
 
-// What differs between the notes of two runs: "seed is 4, was 3".
-std::string Difference(const std::string& was_text, const std::string& is_text) {
-  const nlohmann::ordered_json was = ParseOrderedJson(was_text), is = ParseOrderedJson(is_text);
-  std::string text;
-  if (!was.is_object() || !is.is_object()) return "its note cannot be read";
-  for (const auto& item : is.items()) {
-    if (was.contains(item.key()) && was[item.key()] == item.value()) continue;
-    // Hashes say nothing to people.
-    const bool hash = item.key() == "prompts" || item.key() == "model" || item.key() == "adapter";
-    text += text.empty() ? "" : ", ";
-    text += hash || !was.contains(item.key())
-                ? fmt::format("{} differs", item.key())
-                : fmt::format("{} is {}, was {}", item.key(), DumpJson(item.value()),
-                              DumpJson(was[item.key()]));
-  }
-  return text.empty() ? "it was made by another version" : text;
-}
-
 struct WholeLines {
   int64_t lines = 0, bytes = 0;
 };
@@ -69,6 +51,23 @@ absl::StatusOr<WholeLines> CountLines(const std::string& path) {
 }
 
 }  // namespace
+
+std::string AnswerPart::Difference(const std::string& was_text, const std::string& is_text) {
+  const nlohmann::ordered_json was = ParseOrderedJson(was_text), is = ParseOrderedJson(is_text);
+  std::string text;
+  if (!was.is_object() || !is.is_object()) return "its note cannot be read";
+  for (const auto& item : is.items()) {
+    if (was.contains(item.key()) && was[item.key()] == item.value()) continue;
+    // Hashes say nothing to people.
+    const bool hash = item.key() == "prompts" || item.key() == "model" || item.key() == "adapter";
+    text += text.empty() ? "" : ", ";
+    text += hash || !was.contains(item.key())
+                ? fmt::format("{} differs", item.key())
+                : fmt::format("{} is {}, was {}", item.key(), DumpJson(item.value()),
+                              DumpJson(was[item.key()]));
+  }
+  return text.empty() ? "it was made by another version" : text;
+}
 
 std::string AnswerPart::PathOf(int rank) const { return PartPath(out_, rank, share_.ranks); }
 
@@ -116,6 +115,22 @@ absl::Status AnswerPart::Append(std::string_view line) {
   SFT_RETURN_IF_ERROR(file_->Append(std::string(line) + "\n"));
   ++answered_;
   return answered_ % kRowsToSync == 0 ? file_->Sync() : absl::OkStatus();
+}
+
+absl::Status AnswerPart::ForEachLine(int64_t first,
+                                     const std::function<void(std::string_view)>& use) const {
+  if (!file_) return absl::OkStatus();
+  std::string rest;  // a line that has begun
+  int64_t number = 0;
+  return ForEachPiece(PathOf(share_.rank), [&](std::string_view piece) {
+    rest += piece;
+    size_t begin = 0;
+    for (size_t end; (end = rest.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      if (number++ >= first) use(std::string_view(rest).substr(begin, end - begin));
+    }
+    rest.erase(0, begin);
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<bool> AnswerPart::AllAnswered() const {

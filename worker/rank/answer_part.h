@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +36,17 @@ class AnswerPart {
 
   // Rows of this share that have their answers.
   int64_t answered() const { return answered_; }
+  // All parts are one file already.
+  bool joined() const { return !file_.has_value(); }
+
+  // The lines from number `first` on, without their newlines. None of one that is joined.
+  absl::Status ForEachLine(int64_t first,
+                           const std::function<void(std::string_view line)>& use) const;
+
+  // A file beside the parts of `out`, by which processes see whether they have the same folder.
+  static std::string MarkOf(const std::string& out) { return out + ".parts/place"; }
+  // What differs between two runs, for people: "seed is 4, was 3".
+  static std::string Difference(const std::string& was, const std::string& is);
 
   // The answer of the next row, without a newline. Durable every few rows.
   absl::Status Append(std::string_view line);

@@ -23,6 +23,7 @@
 #include "worker/rank/answer_job.h"
 #include "worker/rank/arguments.h"
 #include "worker/rank/build.h"
+#include "worker/rank/checkpoint_model.h"
 #include "worker/rank/export_job.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
@@ -76,7 +77,7 @@ int Report(const std::exception& error, std::optional<EventLog>& events,
 }
 
 int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
-  const auto launch = ReadLaunch(arguments.launch);
+  auto launch = ReadLaunch(arguments.launch);
   if (!launch.ok()) return Usage(launch.status());
   const bool prepare = arguments.command == Command::kPrepare;
   const channel::RankLaunch& file = launch->file;
@@ -98,6 +99,7 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     }
     ReportRunaways({.event_file = EventPath(*launch, process)}, clock);
     CatchStopSignals();
+    UseCheckpointModel(*launch);
     if (launch->spec.serves()) {
       return ServeJob({*launch, *events, commands, clock, start}).Run();
     }

@@ -20,6 +20,7 @@
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/rank/answer_job.h"
+#include "worker/rank/checkpoint_model.h"
 #include "worker/rank/evaluation_task.h"
 #include "worker/rank/export_job.h"
 #include "worker/rank/memory_limit.h"
@@ -221,8 +222,10 @@ void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
   }
 }
 
-void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
+void RunPrepare(Launch launch, EventLog& events, const Clock& clock) {
   const engine::SignalStack signal_stack;
+  WriteCheckpointModel(launch);  // nobody's rows: as large as the model is
+  UseCheckpointModel(launch);
   const MemoryLimit limit = MemoryLimitOf(launch.file);
   ApplyMemoryLimit(limit);
   try {

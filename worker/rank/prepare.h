@@ -15,7 +15,7 @@ namespace sft::rank {
 // memory limit of its own (memory_limit.h). Checks that the model can be used as the job
 // says (files whole, family supported, target modules match) and tokenises the data into the node's
 // cache, so that no rank waits in a collective while another tokenises. Throws engine errors.
-void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock);
+void RunPrepare(Launch launch, EventLog& events, const Clock& clock);
 
 // Tokenizers may have more tokens than the model has embeddings: fine, as long as no row of the
 // file `name` has them. Throws UserError that names the row.

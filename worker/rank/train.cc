@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,6 +29,7 @@
 #include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
 #include "worker/rank/group_variables.h"
+#include "worker/rank/meeting_place.h"
 #include "worker/rank/model_card.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
@@ -39,16 +39,6 @@
 
 namespace sft::rank {
 namespace {
-
-// A collective waits for the slowest rank, and rank 0 may be writing and checking a model of tens
-// of gigabytes. The end of a peer is noticed at once, whatever this is; a rank that hangs is
-// noticed by the worker, which looks from outside and names it. This one is for a rank without a
-// worker, so it is the longer of the two.
-std::chrono::milliseconds CollectiveTimeout(const spec::JobSpec& spec) {
-  constexpr std::chrono::seconds kLeast = std::chrono::minutes(30);
-  return std::max(kLeast, std::chrono::seconds(spec.compute.hang_timeout)) +
-         std::chrono::minutes(5);
-}
 
 // Why the run has to end, "" when it has not.
 std::string StopReason(CommandInput& commands) {
@@ -302,30 +292,6 @@ class EventObserver : public engine::TrainObserver {
   std::optional<MonoTime> last_progress_;
 };
 
-// "host:port", also "[::1]:port".
-engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
-  const channel::RankLaunch& file = context.launch.file;
-  engine::RendezvousOptions options{.rank = context.rank,
-                                    .world = file.world_size,
-                                    .prefix = fmt::format("{}/{}", file.attempt_uid, file.epoch),
-                                    .build = BuildText(),
-                                    .node = file.node,
-                                    .timeout = CollectiveTimeout(context.launch.spec)};
-  const std::string text = MeetingAddress(file, GetEnv);
-  if (text.empty()) return options;
-  const size_t colon = text.rfind(':');
-  const char* end = text.data() + text.size();
-  if (colon == std::string::npos || colon + 1 == text.size() ||
-      std::from_chars(text.data() + colon + 1, end, options.port).ptr != end || options.port == 0) {
-    throw engine::InternalError(fmt::format("the rendezvous \"{}\" is not host:port", text));
-  }
-  options.host = text.substr(0, colon);
-  if (options.host.starts_with('[') && options.host.ends_with(']')) {
-    options.host = options.host.substr(1, options.host.size() - 2);
-  }
-  return options;
-}
-
 // The rows of the files as one data set. `weighs`: by the weights of the job.
 std::shared_ptr<const engine::Dataset> OpenFiles(const engine::ChatTokenizer& tokenizer,
                                                  const Launch& launch,
@@ -429,7 +395,8 @@ channel::ExitCode TrainRun::RunToEnd() {
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
   if (flight_) flight_->SetPhase(channel::FlightPhase::kMeeting);
-  rendezvous_ = std::make_unique<engine::Rendezvous>(MeetingPlace(context_));
+  rendezvous_ = std::make_unique<engine::Rendezvous>(
+      MeetingPlace(context_.launch.file, context_.rank, context_.launch.spec));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
   if (flight_) {
     comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_);

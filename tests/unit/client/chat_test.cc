@@ -103,6 +103,30 @@ TEST_F(ChatTest, ItWaitsWhileAsManyQuestionsAreAnsweredAsCanBe) {
   EXPECT_EQ(Said(2), "user: a");
 }
 
+TEST_F(ChatTest, CheckpointsTheResultAndTheBaseAnswerSideBySide) {
+  server_.jobs["job-a"].set_state(v1::Job::RUNNING);
+  server_.answers = {{{"One"}}, {{"Two"}}, {{"Three"}}, {{"Four"}}};
+  const std::vector<v1::Job> running = {MakeJob("job-new", v1::Job::RUNNING)};
+  server_.watches = {{running}, {running}, {running}};
+  const Outcome run =
+      Chat("a\n", {"job-a", "--checkpoint", "best", "--checkpoint", "40", "--delivered", "--base"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, "[best] One\n[40] Two\n[trained] Three\n[base] Four\n");
+  ASSERT_EQ(server_.submitted.size(), 3u);
+  EXPECT_THAT(server_.submitted[0].source_text(), HasSubstr("adapter = \"job-a@best\""));
+  EXPECT_THAT(server_.submitted[1].source_text(), HasSubstr("adapter = \"job-a@40\""));
+  EXPECT_THAT(server_.submitted[2].source_text(), HasSubstr("adapter = \"job-a\""));
+  EXPECT_FALSE(server_.questions.at(0).base());
+  EXPECT_TRUE(server_.questions.at(3).base());
+}
+
+TEST_F(ChatTest, AJobThatServesTakesNoCheckpoint) {
+  const Outcome run = Chat("a\n", {"job-s", "--checkpoint", "best"});
+  EXPECT_EQ(run.code, kUsage) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("give --checkpoint the job that trains"));
+  EXPECT_TRUE(server_.submitted.empty());
+}
+
 TEST_F(ChatTest, ItsOwnJobIsOfTheProjectOfWhatAnswersAndIsEndedThroughARestartOfTheServer) {
   server_.answers = {{{"One"}}};
   server_.watches = {{{MakeJob("job-new", v1::Job::RUNNING)}}};

@@ -1,9 +1,12 @@
 #include "worker/engine/train/delivery.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,10 +20,15 @@
 #include "common/plan/whole_modules.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/tensor_hash.h"
 #include "worker/engine/model/adapters.h"
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
 #include "worker/engine/train/other_parts.h"
+#include "worker/engine/train/stamp.h"
+#include "worker/engine/train/training_state.h"
 
 namespace sft::engine {
 
@@ -28,17 +36,29 @@ namespace {
 
 using at::Tensor;
 
+// What was trained, wherever its weights are.
+struct Trained {
+  const ModelLayout& layout;
+  at::ScalarType compute_type;
+  // The whole master weight of a parameter, by its unit and its place in it.
+  std::function<Tensor(int unit, int param)> master;
+};
+
+// Of a model that is trained; `master` is a collective.
+Trained TrainedOf(const TrainingModel& model) {
+  return {model.layout(), model.compute_type(),
+          [&model](int unit, int param) { return model.store().Gather(unit, param); }};
+}
+
 // Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is
-// the gathered master weight in `type`, in host memory. A collective.
+// the master weight in `type`, in host memory.
 template <typename Visit>
-void ForEachTrained(const TrainingModel& model, at::ScalarType type, const Visit& visit) {
-  const ModelLayout& layout = model.layout();
+void ForEachTrained(const Trained& trained, at::ScalarType type, const Visit& visit) {
+  const ModelLayout& layout = trained.layout;
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
-      if (param.trainable) {
-        visit(param, model.store().Gather(unit, static_cast<int>(i)).to(type).cpu());
-      }
+      if (param.trainable) visit(param, trained.master(unit, static_cast<int>(i)).to(type).cpu());
     }
   }
 }
@@ -119,20 +139,19 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
   return config;
 }
 
-AdapterFiles AdapterFilesOf(const TrainingModel& model, const spec::JobSpec& spec,
+AdapterFiles AdapterFilesOf(const ModelLayout& layout, const spec::JobSpec& spec,
                             const DeliveryOptions& options) {
   AdapterFiles files;
   files.target = options.target;
   files.source = options.model_dir;
   files.chat_template = spec.data.chat_template;
-  files.base_prefix = model.layout().prefix;
-  if (model.layout().tied_head()) files.tied_table = model.layout().units[0].params[0].name;
+  files.base_prefix = layout.prefix;
+  if (layout.tied_head()) files.tied_table = layout.units[0].params[0].name;
   return files;
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
-std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
-  const ModelLayout& layout = model.layout();
+std::string AdapterFileHash(const ModelLayout& layout, const std::filesystem::path& dir) {
   const auto tensors = ReadAdapter(dir, layout.prefix).Values(layout.tied_head());
   TensorHasher hasher;
   for (const UnitInfo& unit : layout.units) {
@@ -146,10 +165,10 @@ std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::p
   return hasher.Finish();
 }
 
-std::string ModelFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
+std::string ModelFileHash(const ModelLayout& layout, const std::filesystem::path& dir) {
   const ModelFiles files = ModelFiles::Open(dir);
   TensorHasher hasher;
-  for (const UnitInfo& unit : model.layout().units) {
+  for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.trainable) continue;
       const Tensor stored = files.View(param.name);
@@ -159,14 +178,14 @@ std::string ModelFileHash(const TrainingModel& model, const std::filesystem::pat
   return hasher.Finish();
 }
 
-// Gathers, hashes and, on rank 0, writes; returns the hash of what was gathered.
-std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& spec,
+// Hashes and, with `writes`, writes; returns the hash of all weights.
+std::string WriteAdapterFrom(const Trained& trained, const spec::JobSpec& spec,
                              const DeliveryOptions& options, bool writes) {
   TensorHasher hasher;
   std::vector<LoraPair> pairs;
   std::vector<NamedTensor> others;
   std::map<std::string, size_t, std::less<>> place;
-  ForEachTrained(model, at::kFloat, [&](const ParamInfo& param, const Tensor& weight) {
+  ForEachTrained(trained, at::kFloat, [&](const ParamInfo& param, const Tensor& weight) {
     hasher.Add(weight);
     if (!writes) return;
     if (param.of_base()) {
@@ -182,46 +201,46 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
                                        : pair.magnitude) = weight;
   });
   if (writes) {
-    WriteAdapter(AdapterFilesOf(model, spec, options),
-                 AdapterConfigOf(model.layout(), spec, options.model_name), pairs, others);
+    WriteAdapter(AdapterFilesOf(trained.layout, spec, options),
+                 AdapterConfigOf(trained.layout, spec, options.model_name), pairs, others);
   }
   return hasher.Finish();
 }
 
 // The constants of a model, which full fine-tuning leaves as they are.
-void WriteConstants(const TrainingModel& model, const ModelFiles& base, ModelWriter& writer) {
-  for (const UnitInfo& unit : model.layout().units) {
+void WriteConstants(const Trained& trained, const ModelFiles& base, ModelWriter& writer) {
+  for (const UnitInfo& unit : trained.layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (param.role != ParamRole::kConstant) continue;
-      writer.Write(param.name, base.View(param.name).to(model.compute_type()));
+      writer.Write(param.name, base.View(param.name).to(trained.compute_type));
     }
   }
 }
 
-std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec,
+std::string WriteModelFrom(const Trained& trained, const spec::JobSpec& spec,
                            const DeliveryOptions& options, bool writes) {
   std::unique_ptr<ModelWriter> writer;
   std::optional<ModelFiles> base;  // the parts that are not trained come from it
   std::vector<StoredTensor> others;
   if (writes) {
     base = ModelFiles::Open(options.model_dir);
-    others = OtherParts(*base, model.layout());
+    others = OtherParts(*base, trained.layout);
     ModelWriterOptions writer_options;
     writer_options.target = options.target;
     writer_options.source = options.model_dir;
     writer_options.chat_template = spec.data.chat_template;
     writer = std::make_unique<ModelWriter>(
         std::move(writer_options),
-        TensorsToWrite(model.layout(), *base, others, model.compute_type()));
+        TensorsToWrite(trained.layout, *base, others, trained.compute_type));
   }
   TensorHasher hasher;
-  ForEachTrained(model, model.compute_type(), [&](const ParamInfo& param, const Tensor& weight) {
+  ForEachTrained(trained, trained.compute_type, [&](const ParamInfo& param, const Tensor& weight) {
     hasher.Add(weight);
     if (writer) writer->Write(param.name, param.transposed ? weight.t().contiguous() : weight);
   });
   if (writer) {
     for (const StoredTensor& part : others) writer->Write(part.name, ReadPart(part, *base));
-    WriteConstants(model, *base, *writer);
+    WriteConstants(trained, *base, *writer);
     writer->Commit();
   }
   return hasher.Finish();
@@ -243,12 +262,13 @@ DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
   const bool full = spec.full_finetune();
   DeliveryResult result;
   ConsistencyReport& report = result.consistency;
-  report.weights_sha256 = full ? WriteModelFrom(model, spec, options, writes)
-                               : WriteAdapterFrom(model, spec, options, writes);
+  const Trained trained = TrainedOf(model);
+  report.weights_sha256 = full ? WriteModelFrom(trained, spec, options, writes)
+                               : WriteAdapterFrom(trained, spec, options, writes);
   std::string delivered(io::kSha256Digits, '0');
   if (writes) {
-    delivered =
-        full ? ModelFileHash(model, options.target) : AdapterFileHash(model, options.target);
+    delivered = full ? ModelFileHash(trained.layout, options.target)
+                     : AdapterFileHash(trained.layout, options.target);
     result.artifact = {full ? "model" : "adapter", options.target.string(),
                        DirectoryBytes(options.target)};
   }
@@ -257,6 +277,37 @@ DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
   const bool gathered = EqualOnAllRanks(comm, report.weights_sha256);
   report.consistent = replicas && gathered && report.delivered_sha256 == report.weights_sha256;
   return result;
+}
+
+CheckpointDelivery DeliverCheckpoint(const std::filesystem::path& checkpoint,
+                                     const DeliveryOptions& options,
+                                     const std::string& chat_template) {
+  const at::NoGradGuard no_grad;
+  const Manifest manifest = ReadManifest(checkpoint);
+  for (const CheckpointFile& file : manifest.files) VerifyFile(checkpoint, file);
+  CheckModelOf(manifest.stamp, options.model_dir);
+  spec::JobSpec spec = TrainedSpec(manifest.stamp);
+  spec.data.chat_template = chat_template;
+  ModelLayout layout = MakeLayout(ReadConfig(options.model_dir));
+  PrepareLayout(layout, spec);
+  SavedState saved(checkpoint, manifest, at::kCPU);
+  const Trained trained{layout, StampedComputeType(manifest.stamp), [&](int unit, int param) {
+                          const ParamInfo& info =
+                              layout.units[unit].params[static_cast<size_t>(param)];
+                          Tensor weight = at::empty(info.shape, at::kFloat);
+                          saved.Read("master", info.name, 0, weight.view({-1}));
+                          return weight;
+                        }};
+  const bool full = spec.full_finetune();
+  const std::string weights = full ? WriteModelFrom(trained, spec, options, /*writes=*/true)
+                                   : WriteAdapterFrom(trained, spec, options, /*writes=*/true);
+  const std::string written =
+      full ? ModelFileHash(layout, options.target) : AdapterFileHash(layout, options.target);
+  if (weights != written) {
+    throw InfrastructureError(fmt::format("{} does not hold the weights that were written to it",
+                                          options.target.string()));
+  }
+  return {.full_model = full, .step = manifest.step};
 }
 
 }  // namespace sft::engine

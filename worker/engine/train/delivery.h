@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -29,5 +30,19 @@ struct DeliveryResult {
 // `consistent` = false, without throwing, that the comparison failed.
 DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
                        const DeliveryOptions& options, Communicator& comm);
+
+// What DeliverCheckpoint wrote.
+struct CheckpointDelivery {
+  bool full_model = false;  // written was a full model; else an adapter
+  int64_t step = 0;         // of the checkpoint
+};
+
+// Writes what a training had made at a checkpoint as Deliver writes its result, on one process and
+// without that training: the checkpoint says what was trained and how (its stamp), the base is
+// `options.model_dir`. Verifies all files first. `chat_template` as data.chat_template. Throws
+// UserError "checkpoint_mismatch" for another base, and as ReadManifest and VerifyFile.
+CheckpointDelivery DeliverCheckpoint(const std::filesystem::path& checkpoint,
+                                     const DeliveryOptions& options,
+                                     const std::string& chat_template);
 
 }  // namespace sft::engine

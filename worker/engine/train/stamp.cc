@@ -69,6 +69,7 @@ constexpr const char* kLoraKeys[] = {"lora.r",
                                      "lora.target_modules",
                                      "lora.loraplus_lr_ratio",
                                      "lora.modules_to_save",
+                                     "lora.ensure_weight_tying",
                                      "lora.use_dora"};
 
 // Keys in which a job must agree with its checkpoint in any case: another shape, or another model
@@ -131,11 +132,30 @@ std::string FileHash(const std::filesystem::path& path) {
   return hash->sha256;
 }
 
+nlohmann::json::json_pointer PointerTo(std::string_view key) {
+  std::string pointer = "/" + std::string(key);
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  return nlohmann::json::json_pointer(pointer);
+}
+
+constexpr std::string_view kAsStored = "as stored", kDoubleQuant = " with double quantisation";
+
 std::string BaseOf(const spec::JobSpec& spec) {
-  if (!spec.qlora()) return "as stored";
+  if (!spec.qlora()) return std::string(kAsStored);
   if (spec.quantization.bits == 8) return "int8";
   return fmt::format("{}{}", spec.quantization.type,
-                     spec.quantization.double_quant ? " with double quantisation" : "");
+                     spec.quantization.double_quant ? kDoubleQuant : "");
+}
+
+// The other way round: as what the base was held.
+void SetBase(const Stamp& stamp, spec::JobSpec& spec) {
+  const auto found = stamp.find("base.weights");
+  spec.training.use_qlora = found != stamp.end() && found->second != kAsStored;
+  if (!spec.training.use_qlora) return;
+  const std::string& base = found->second;
+  spec.quantization.bits = base == "int8" ? 8 : 4;
+  spec.quantization.double_quant = base.ends_with(kDoubleQuant);
+  if (spec.quantization.bits == 4) spec.quantization.type = base.substr(0, base.find(' '));
 }
 
 }  // namespace
@@ -145,9 +165,7 @@ Stamp MakeStamp(const StampSource& source) {
   const nlohmann::json job = spec::ToJson(spec);
   Stamp stamp;
   const auto take = [&](const char* key) {
-    std::string pointer = std::string("/") + key;
-    std::replace(pointer.begin(), pointer.end(), '.', '/');
-    const nlohmann::json& value = job.at(nlohmann::json::json_pointer(pointer));
+    const nlohmann::json& value = job.at(PointerTo(key));
     stamp[key] = value.is_string() ? value.get<std::string>() : DumpJson(value);
   };
   for (const char* key : kJobKeys) take(key);
@@ -166,6 +184,43 @@ Stamp MakeStamp(const StampSource& source) {
   stamp["data.validation_rows"] = source.validation != nullptr ? RowsHash(*source.validation) : "";
   stamp["data.template"] = source.tokenizer;
   return stamp;
+}
+
+spec::JobSpec TrainedSpec(const Stamp& stamp) {
+  nlohmann::json job = spec::ToJson(spec::JobSpec());
+  const auto set = [&](const char* key) {
+    const auto found = stamp.find(key);
+    if (found == stamp.end()) return;
+    nlohmann::json& value = job.at(PointerTo(key));
+    value = value.is_string() ? nlohmann::json(found->second) : ParseJson(found->second);
+  };
+  set("training.mode");
+  for (const char* key : kLoraKeys) set(key);
+  auto spec = spec::FromJson(job);
+  if (spec.ok() && stamp.contains("training.mode")) {
+    SetBase(stamp, *spec);
+    return *std::move(spec);
+  }
+  throw InfrastructureError(
+      fmt::format("the checkpoint's stamp does not say what was trained{}",
+                  spec.ok() ? "" : fmt::format(": {}", Message(spec.status()))),
+      "checkpoint_damaged", "Take another checkpoint, and report this one.");
+}
+
+at::ScalarType StampedComputeType(const Stamp& stamp) {
+  const auto found = stamp.find("engine.compute_type");
+  return found != stamp.end() && found->second == "fp32" ? at::kFloat : at::kBFloat16;
+}
+
+void CheckModelOf(const Stamp& stamp, const std::filesystem::path& model_dir) {
+  const Stamp now = {{"model.configuration", FileHash(model_dir / "config.json")},
+                     {"model.weights", WeightsHash(model_dir)}};
+  std::vector<std::string> texts;
+  for (StampDifference& each : Compare(stamp, now)) texts.push_back(std::move(each.text));
+  if (texts.empty()) return;
+  throw UserError(fmt::format("{} is not the base of the checkpoint: {}", model_dir.string(),
+                              fmt::join(texts, "; ")),
+                  "checkpoint_mismatch", "Give the model that the checkpoint was trained on.");
 }
 
 std::vector<StampDifference> Compare(const Stamp& saved, const Stamp& now) {

@@ -28,6 +28,15 @@ struct StampSource {
 // and, of the model, its configuration, the headers of its weights and three pages of each tensor.
 Stamp MakeStamp(const StampSource& source);
 
+// What a stamp says of the trained weights' form: [training] mode and [lora]; the rest is default.
+// Throws InfrastructureError "checkpoint_damaged" for values that no job has.
+spec::JobSpec TrainedSpec(const Stamp& stamp);
+// The type in which a full model of that training is written.
+at::ScalarType StampedComputeType(const Stamp& stamp);
+// Throws UserError "checkpoint_mismatch" where the base in `model_dir` is not the one that was
+// trained on.
+void CheckModelOf(const Stamp& stamp, const std::filesystem::path& model_dir);
+
 // A way in which a job differs from the one that a checkpoint is of.
 struct StampDifference {
   std::string text;         // "lora.r is 8, the checkpoint has 16"

@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "common/io/file.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
 #include "tests/unit/worker/engine/train/run_trainer.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/train/delivery.h"
 
 // A run that goes on from a checkpoint against one that was never interrupted: the same bits on the
 // same ranks, the same curve on others.
@@ -142,6 +145,52 @@ TEST_P(ResumeTest, OtherRanksAndShardingsGoOnWithTheSameCurve) {
         EXPECT_NEAR(losses[i], expected[i + 3], tolerance * expected[i + 3]) << i + 4;
       }
     }
+  }
+}
+
+// The checkpoint of the last step and the result are of the same weights: so are their files.
+TEST_P(ResumeTest, ACheckpointIsDeliveredWithoutItsRanksAsTheyWouldDeliverIt) {
+  for (const Layout& layout : {kLayouts[0], kLayouts[3], kLayouts[4]}) {
+    SCOPED_TRACE(layout.name);
+    TrainerOptions options = Options(layout);
+    options.spec.lora.rank_pattern = {"q_proj=2"};
+    options.spec.lora.bias = spec::Bias::kLoraOnly;
+    SaveInto(Saved().parent_path(), options);
+    Run(options);
+    const std::filesystem::path made = dir_ / "made";
+    const CheckpointDelivery delivery =
+        DeliverCheckpoint(Saved().parent_path() / "step-6",
+                          {.target = made, .model_dir = dir_ / "model", .model_name = "tiny"}, "");
+    EXPECT_EQ(delivery.full_model, GetParam() == Base::kFull);
+    EXPECT_EQ(delivery.step, 6);
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(options.output_dir)) {
+      const std::string name = entry.path().filename();
+      EXPECT_EQ(io::ReadFile(made / name).value(), io::ReadFile(entry.path()).value()) << name;
+      ++files;
+    }
+    EXPECT_GE(files, 2);
+    const CheckpointDelivery earlier =
+        DeliverCheckpoint(Saved(), {.target = made, .model_dir = dir_ / "model"}, "");
+    EXPECT_EQ(earlier.step, kSaved);
+    const char* weights = delivery.full_model ? "model.safetensors" : "adapter_model.safetensors";
+    EXPECT_NE(io::ReadFile(made / weights).value(),
+              io::ReadFile(options.output_dir / weights).value());
+  }
+}
+
+TEST_P(ResumeTest, ACheckpointIsNotDeliveredOnAnotherBase) {
+  TrainerOptions options = Options(kOne);
+  SaveInto(Saved().parent_path(), options);
+  Run(options);
+  WriteTinyModel(dir_ / "other", TinyConfig() + " ");
+  try {
+    DeliverCheckpoint(Saved(), {.target = dir_ / "made", .model_dir = dir_ / "other"}, "");
+    FAIL() << "taken";
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.code(), "checkpoint_mismatch");
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("the model's config.json is other than the checkpoint's"));
   }
 }
 

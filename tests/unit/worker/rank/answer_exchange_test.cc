@@ -1,0 +1,149 @@
+#include "worker/rank/answer_exchange.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "common/io/file.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::rank {
+namespace {
+
+constexpr int kRanks = 4;  // two on each of two nodes
+constexpr int64_t kRows = 10;
+constexpr char kRun[] = "{\"seed\":3}";
+
+// Both nodes of an attempt, stepped by hand.
+class AnswerExchangeTest : public testing::Test {
+ protected:
+  AnswerExchangeTest() { dir_ = *io::MakeTempDir("exchange"); }
+  ~AnswerExchangeTest() override { EXPECT_TRUE(io::RemoveAll(dir_).ok()); }
+
+  std::string Out(int node) const { return fmt::format("{}/{}/answers.jsonl", dir_, node); }
+  static RowShare Share(int rank) { return {rank, kRanks, kRows}; }
+  static std::string Line(int64_t row) { return fmt::format("{{\"row\":{}}}", row); }
+  static std::string AllLines() {
+    std::string lines;
+    for (int64_t row = 0; row < kRows; ++row) lines += Line(row) + "\n";
+    return lines;
+  }
+  static AnswerPart Open(const std::string& out, int rank, const std::string& run = kRun) {
+    auto part = AnswerPart::Open(out, Share(rank), run);
+    EXPECT_TRUE(part.ok()) << part.status();
+    return *std::move(part);
+  }
+  static void Append(AnswerPart& part, int rank, int64_t most) {
+    const RowShare share = Share(rank);
+    for (; most > 0 && part.answered() < share.size(); --most) {
+      EXPECT_TRUE(part.Append(Line(share.begin() + part.answered())).ok());
+    }
+  }
+  // Leaves so many lines of a rank's part in a node's folder.
+  void Leave(int node, int rank, int64_t lines) const {
+    AnswerPart part = Open(Out(node), rank);
+    Append(part, rank, lines);
+  }
+
+  // One attempt: ranks 2 and 3 are elsewhere. Rank 0's node has answered all of its own rows. Each
+  // of the others answers until `most` lines are there. Returns whether rank 0 could join.
+  bool Attempt(int64_t most, int first = 0, int second = 1, const std::string& theirs = kRun) {
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    answered_ = 0;
+    AnswerPart own = Open(Out(first), 0);
+    AnswerReceiver receiver(*store, Out(first), Share(0), 2, kRun,
+                            fmt::format("attempt-{}", ++attempts_));
+    std::vector<AnswerPart> parts;
+    std::vector<std::unique_ptr<AnswerSender>> senders;
+    for (int rank = 2; rank < kRanks; ++rank) {
+      parts.push_back(Open(Out(second), rank, theirs));
+      senders.push_back(std::make_unique<AnswerSender>(*store, Out(second), Share(rank), theirs));
+      EXPECT_FALSE(receiver.Meet());
+      EXPECT_EQ(senders.back()->Meet(parts.back()), first == second);
+    }
+    EXPECT_TRUE(receiver.Meet());
+    for (int rank = 2; rank < kRanks; ++rank) {
+      AnswerPart& part = parts[rank - 2];
+      AnswerSender& sender = *senders[rank - 2];
+      EXPECT_TRUE(sender.Meet(part));
+      shared_ = sender.shared();
+      if (sender.all_joined()) continue;
+      while (part.answered() < std::min(most, Share(rank).size())) {
+        const std::string line = Line(Share(rank).begin() + part.answered());
+        EXPECT_TRUE(part.Append(line).ok());
+        sender.Add(line);
+        ++answered_;
+      }
+      sender.Send();
+    }
+    const bool all = receiver.Receive();
+    for (const auto& sender : senders) EXPECT_TRUE(sender->AllTaken());
+    if (!all) return false;
+    Append(own, 0, kRows);
+    Leave(first, 1, kRows);
+    return *own.Finish();
+  }
+
+  std::string dir_;
+  int attempts_ = 0;
+  int64_t answered_ = 0;  // by ranks 2 and 3 in the last attempt
+  bool shared_ = false;
+};
+
+TEST_F(AnswerExchangeTest, PartsOfAnotherNodeAreJoinedInOrder) {
+  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+  EXPECT_FALSE(shared_);
+}
+
+TEST_F(AnswerExchangeTest, AnAttemptGoesOnBehindWhatTheLastOneSent) {
+  EXPECT_FALSE(Attempt(1));
+  EXPECT_EQ(answered_, 2);
+  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_EQ(answered_, Share(2).size() + Share(3).size() - 2);
+  EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, WhoHasMoreOfAPartGivesItToTheOther) {
+  Leave(1, 2, 2);  // rank 0's node knows nothing of it: it was not sent
+  Leave(0, 3, 1);  // and of this the other node: its disk is new
+  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_EQ(answered_, Share(2).size() + Share(3).size() - 3);
+  EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, NothingIsAnsweredAgainWhereAllIsJoined) {
+  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_EQ(answered_, 0);
+  EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, NothingIsSentWithinASharedFolder) {
+  EXPECT_TRUE(Attempt(kRows, 0, 0));
+  EXPECT_TRUE(shared_);
+  EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, ANodeWithAnotherModelIsRefused) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  AnswerPart own = Open(Out(0), 0);
+  AnswerReceiver receiver(*store, Out(0), Share(0), 2, kRun, "attempt");
+  const std::string other = "{\"seed\":4}";
+  AnswerPart part = Open(Out(1), 2, other);
+  AnswerSender sender(*store, Out(1), Share(2), other);
+  try {
+    sender.Meet(part);
+    FAIL() << "taken";
+  } catch (const engine::UserError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("seed is 4, was 3"));
+  }
+}
+
+}  // namespace
+}  // namespace sft::rank
