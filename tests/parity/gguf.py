@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -46,6 +47,8 @@ FAMILIES = {
     "llama_biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_scaling": {
         "rope_type": "linear", "factor": 4.0}}, "smollm"),
     "mistral": ("MistralConfig", {"sliding_window": None}, "gpt-2"),
+    # The part that reads text of a multimodal one.
+    "mistral3": ("MistralConfig", {"sliding_window": None, "head_dim": 32}, "gpt-2"),
     "qwen2": ("Qwen2Config", {"rope_theta": 1000000.0}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_theta": 1000000.0}, "qwen2"),
     "mistral_pieces": ("MistralConfig", {"sliding_window": None}, "pieces"),
@@ -54,6 +57,12 @@ FAMILIES = {
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 5, "rope_theta": 5000000.0, "no_rope_layer_interval": 4,
                                   "pad_token_id": None}, "llama-bpe"),
     "olmo2": ("Olmo2Config", {"rope_theta": 500000.0, "pad_token_id": None}, "dbrx"),
+    # Longer than the window and than the positions that its rope was made for.
+    "olmo3": ("Olmo3Config", {
+        "num_hidden_layers": 5, "pad_token_id": None, "sliding_window": 64, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0, "attention_factor": 1.3,
+                               "original_max_position_embeddings": 128, "beta_fast": 32.0, "beta_slow": 1.0}}}, "dbrx"),
     "phi3": ("Phi3Config", {"pad_token_id": None, "sliding_window": None}, "pieces"),
     # Longer than the frequencies were made for: others count then.
     "phi4_mini": ("Phi3Config", {
@@ -149,6 +158,19 @@ def tiny_model(name, folder):
     return folder
 
 
+def wrapped(model, folder):
+    """The same weights as Mistral 3 keeps those of its decoder."""
+    shutil.copytree(model, folder)
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": config,
+        "vision_config": {"model_type": "pixtral"}}))
+    weights = safetensors.torch.load_file(model / "model.safetensors")
+    safetensors.torch.save_file({f"language_model.{name}": value for name, value in weights.items()},
+                                folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def run(*command, **options):
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=LIMIT_S,
                             check=False, **options)
@@ -225,8 +247,9 @@ def main():
         with tempfile.TemporaryDirectory(prefix="sft-gguf-") as temporary:
             folder = pathlib.Path(temporary)
             model = args.model.resolve() if name == "model" else tiny_model(name, folder / "model")
+            exported = wrapped(model, folder / "whole") if name == "mistral3" else model
             for kind in ("bf16", "q8_0") if name == "model" else ("f32", "q8_0"):
-                made = export(program, model, kind, folder / kind)
+                made = export(program, exported, kind, folder / kind)
                 failed |= compare(name, model, made / f"model-{kind}.gguf", kind, 1000 if name == "model" else 600)
     sys.exit(1 if failed else 0)
 

@@ -118,6 +118,7 @@ absl::Status AttemptIo::Do(const IoStep& step) {
                      Message(*memory_.shipped));
       }
       if (shared_.wish().kept) break;
+      DropSentAnswers();
       shared_.With([](AttemptData& data) { data.record.done = true; });
       (void)shared_.Save();
       break;
@@ -193,14 +194,25 @@ absl::Status AttemptIo::Deliver() {
       [this] { return shared_.wish().leaves(); }, context_.rank_user));
   shared_.With([](AttemptData& data) { data.record.committed = true; });
   (void)shared_.Save();
-  if (artifact.kind == "answers" || artifact.kind == "evaluation") {
-    const RankRights rights(context_.rank_user);
-    const std::string dir = AnswersDir(context_.job_id, context_.services.setup);
-    if (const absl::Status removed = io::RemoveAll(dir); !removed.ok()) {
-      spdlog::warn("attempt {}: {} stays: {}", context_.uid, dir, Message(removed));
-    }
-  }
+  if (artifact.kind == "answers" || artifact.kind == "evaluation") RemoveAnswers();
   return absl::OkStatus();
+}
+
+void AttemptIo::RemoveAnswers() {
+  const RankRights rights(context_.rank_user);
+  const std::string dir = AnswersDir(context_.job_id, context_.services.setup);
+  if (const absl::Status removed = io::RemoveAll(dir); !removed.ok()) {
+    spdlog::warn("attempt {}: {} stays: {}", context_.uid, dir, Message(removed));
+  }
+}
+
+void AttemptIo::DropSentAnswers() {
+  const bool answered = context_.job.ok() && context_.job->generates() && !context_.job->serves();
+  const bool sent = shared_.With([](AttemptData& data) {
+    return data.record.dispatch.first_rank() != 0 && data.record.verdict.code() == "succeeded";
+  });
+  // In a shared folder they are rank 0's, too.
+  if (answered && sent && !context_.services.setup.has_shared) RemoveAnswers();
 }
 
 void AttemptIo::TellFailure(IoTask task) {

@@ -35,6 +35,10 @@ class AttemptIo {
   absl::Status FindTorch();
   absl::Status Ship(bool final);
   absl::Status Deliver();
+  // Answers that this node's ranks wrote: those that are delivered, and those that rank 0's node
+  // has.
+  void RemoveAnswers();
+  void DropSentAnswers();
   // Says what failed and is tried again, and when.
   void TellFailure(IoTask task);
   void ForgetFailure();

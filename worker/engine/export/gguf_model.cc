@@ -188,15 +188,21 @@ class GgufModel {
           rope_.factor > 1 ? std::sqrt(1 + std::log(rope_.factor) / std::log(original)) : 1.0;
       SetFloat(keys, "rope.scaling.attn_factor", rope_.attention_factor.value_or(usual));
     }
-    if (rope_.type != plan::RopeType::kLinear) return;
-    keys.Set(fmt::format("{}.rope.scaling.type", architecture_), "linear");
+    const bool yarn = rope_.type == plan::RopeType::kYarn;
+    if (!yarn && rope_.type != plan::RopeType::kLinear) return;
+    keys.Set(fmt::format("{}.rope.scaling.type", architecture_), yarn ? "yarn" : "linear");
     SetFloat(keys, "rope.scaling.factor", rope_.factor);
+    if (!yarn) return;
+    SetInt(keys, "rope.scaling.original_context_length", rope_.original_max_positions);
+    // llama.cpp multiplies by what is usual itself.
+    const double usual = 1 + 0.1 * std::log(std::max(1.0, rope_.factor));
+    SetFloat(keys, "rope.scaling.attn_factor", rope_.attention_factor.value_or(usual) / usual);
   }
 
   // What only some families have.
   void AddOwn(GgufKeys& keys) const {
     if (config_.family == "phi3") SetInt(keys, "attention.sliding_window", 0);
-    if (config_.family == "gemma3_text") {
+    if (family_.windows) {
       SetInt(keys, "attention.sliding_window", config_.layer_options[0].window);
     }
     if (config_.family != "granite") return;

@@ -239,5 +239,38 @@ TEST(GgufFamilyTest, WhatLlamaCppHasFixedIsRefusedWhereAModelDiffers) {
               HasSubstr("another base than 10000"));
 }
 
+TEST(GgufFamilyTest, YarnAndWindowsOfOlmo3AreTakenAsLlamaCppHasThem) {
+  const auto refused = [](const std::function<void(ModelConfig&)>& change) -> std::string {
+    ModelConfig config = ParseConfig(R"({"architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+        "max_position_embeddings": 512, "sliding_window": 64, "pad_token_id": null,
+        "tie_word_embeddings": false, "rope_parameters": {
+          "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+          "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0,
+                             "original_max_position_embeddings": 64}}})",
+                                     "olmo");
+    change(config);
+    try {
+      CheckGgufFamily(config);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_EQ(refused([](ModelConfig&) {}), "taken");
+  EXPECT_THAT(refused([](ModelConfig& c) { c.layer_options[3].window = 64; }),
+              HasSubstr("but each 4th, and layer 3 of this model has one"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.layer_options[2].window = 32; }),
+              HasSubstr("several sizes"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.ropes[c.layer_options[0].rope].theta = 10000; }),
+              HasSubstr("has another base"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.ropes[c.layer_options[3].rope].beta_fast = 16; }),
+              HasSubstr("other settings than factor"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.tied_head = true; }), HasSubstr("a head of its own"));
+  EXPECT_THAT(refused([](ModelConfig& c) { c.family = "ministral3"; }),
+              HasSubstr("the build of llama.cpp that files are compared with does not know it"));
+}
+
 }  // namespace
 }  // namespace sft::engine
