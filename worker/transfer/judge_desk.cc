@@ -19,7 +19,7 @@ namespace sft::worker {
 namespace {
 
 constexpr int kLookMs = 200, kBacklog = 128;
-constexpr size_t kMaxLineBytes = size_t{4} << 20;
+constexpr size_t kMaxQuestionBytes = size_t{4} << 20;
 constexpr int kQuestionMs = 10'000;  // a question comes at once
 
 absl::StatusOr<io::UniqueFd> ListenOn(const std::string& path,
@@ -44,7 +44,7 @@ absl::StatusOr<io::UniqueFd> ListenOn(const std::string& path,
 // What the rank sent up to its newline; empty where that does not come.
 std::string ReadLine(int fd, const std::atomic<bool>& stop) {
   std::string read;
-  for (int waited = 0; !stop && waited < kQuestionMs && read.size() < kMaxLineBytes;) {
+  for (int waited = 0; !stop && waited < kQuestionMs && read.size() < kMaxQuestionBytes;) {
     pollfd entry{fd, POLLIN, 0};
     if (poll(&entry, 1, kLookMs) <= 0) {
       waited += kLookMs;
