@@ -284,12 +284,14 @@ void AddChat(Command& app, Session&) {
       "JOB", options->job, "Job whose adapter or model answers, or a running one of kind serve");
   command->AddOption("--model", options->model, "Base model that answers, in place of JOB")
       ->Excludes(job);
-  command->AddOption("--checkpoint", options->checkpoints,
-                     std::string(kCheckpointHelp) +
-                         "; several answer side by side, each by a job "
-                         "of its own");
-  command->AddFlag("--delivered", options->delivered,
-                   "Beside --checkpoint: ask what JOB delivered, too");
+  Option* checkpoint = command->AddOption("--checkpoint", options->checkpoints,
+                                          std::string(kCheckpointHelp) +
+                                              "; several answer side by side, each by a job "
+                                              "of its own");
+  command
+      ->AddFlag("--delivered", options->delivered,
+                "Beside --checkpoint: ask what JOB delivered, too")
+      ->Needs(checkpoint);
   command->AddFlag("--base", options->base, "Ask the base without the adapter, too");
   command->AddOption("--system", options->system, "A system message before the conversation");
   command->AddOption("--max-new-tokens", options->max_new_tokens, "Longest answer, in tokens");

@@ -55,11 +55,12 @@ inline constexpr int64_t kNormElements = int64_t{1} << 23;
 // Execution plan of a rank: how it runs its share of a job where the job file does not decide.
 // MakePlan (plan.h) makes it once; the predictions of memory and time, the trainer, the decoder and
 // the weight sources read it. Apart from the batch, every plan of a job gives the same bits but for
-// the order in which tokens add up, and in FP8 the tokens that share a weight gradient's scales. A
-// plain value.
+// the order in which tokens add up, in FP8 the tokens that share a weight gradient's scales, and in
+// tiles of tokens the masks of dropout. A plain value.
 struct ExecutionPlan {
   int64_t rows = 1;           // of a micro-batch
   int64_t micro_batches = 1;  // of a step
+  int64_t most_tokens = 0;    // of a micro-batch; 0: not known
 
   // The first `deep_layers` blocks recompute `deep`, the others `shallow`: a block's memory is free
   // again when its backward is done, and the last block's backward is done first.

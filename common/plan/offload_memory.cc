@@ -92,6 +92,8 @@ int64_t HostBytesOfRank(int64_t available_bytes, int64_t ranks) {
   return std::max<int64_t>(1, available_bytes / std::max<int64_t>(ranks, 1) - kProcessBytes);
 }
 
+int64_t FreeHostBytes(int64_t bytes_of_rank) { return bytes_of_rank + kProcessBytes; }
+
 absl::Status CheckHostMemory(const PlanInput& input, const Problem& problem) {
   const int64_t needed = HostBytes(problem);
   if (input.host_bytes == 0 || needed <= input.host_bytes) return absl::OkStatus();

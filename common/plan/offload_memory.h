@@ -9,6 +9,9 @@ namespace sft::plan {
 // masters and states: its share, less what a rank's process needs for itself.
 int64_t HostBytesOfRank(int64_t available_bytes, int64_t ranks);
 
+// The other way round: what has to be free for each rank.
+int64_t FreeHostBytes(int64_t bytes_of_rank);
+
 // ResourceExhausted where offload_optimizer or offload_param needs more host memory than
 // input.host_bytes; the message names the key, the bytes and changes of the job that fit. OK where
 // host_bytes is not known.

@@ -58,8 +58,9 @@ std::vector<int64_t> RowOptions(const Problem& p) {
 // product where its sum is in the type that it is sent in, and where it is of FP8 rows.
 int64_t SmallerTile(const Problem& p, const ExecutionPlan& run) {
   const bool one_product = p.job.full_finetune() && (p.shards_weights() || p.job.fp8());
-  if (run.deep < Recompute::kMlp || one_product) return 0;
-  const int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
+  if (run.deep < Recompute::kMlp || one_product || p.shape.layer_input > 0) return 0;
+  int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
+  while (rows >= kLeastMlpRows && rows >= MicroBatchTokens(p, run)) rows /= 2;
   return rows >= kLeastMlpRows ? rows : 0;
 }
 
@@ -84,7 +85,8 @@ bool Squeeze(const Problem& p, ExecutionPlan* run) {
 int64_t MostOnHost(const Problem& p, const ExecutionPlan& run, int64_t host_bytes) {
   const bool all = run.deep == run.shallow;
   ExecutionPlan most = run;
-  most.kept_on_host = std::min(all ? p.shape.layers : run.deep_layers, p.shape.layers - 1);
+  most.kept_on_host =
+      std::min(all ? p.shape.layers : run.deep_layers, run.InputFrom(p.shape.layers - 1));
   int64_t bytes = HostBytes(p);
   for (int64_t layer = 0; layer < most.kept_on_host; ++layer) {
     bytes += HostKept(p, most, layer);
@@ -109,7 +111,8 @@ class Search {
       : problem_(problem),
         gpu_(input.gpu),
         limit_(input.memory_bytes),
-        host_limit_(HostLimit(input)) {}
+        host_limit_(HostLimit(input)),
+        keeps_on_host_(input.keeps_on_host) {}
 
   // Adds the candidates that fit with this many rows.
   void Add(int64_t rows) {
@@ -123,6 +126,7 @@ class Search {
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
           ExecutionPlan run{.rows = rows,
                             .micro_batches = RankRows(problem_.job) / rows,
+                            .most_tokens = rows * problem_.row_tokens,
                             .deep = static_cast<Recompute>(deep),
                             .shallow = static_cast<Recompute>(shallow),
                             .deep_layers = count,
@@ -130,7 +134,7 @@ class Search {
                             .optimizer_on_host = problem_.offloads(),
                             .blocks_on_host = problem_.streams()};
           Try(run);
-          if (run.deep == Recompute::kNothing) continue;
+          if (run.deep == Recompute::kNothing || !keeps_on_host_) continue;
           run.kept_on_host = MostOnHost(problem_, run, host_limit_);
           if (run.kept_on_host > 0) Try(run);
           if (run.shallow == Recompute::kAll) AddFewInputs(run);
@@ -154,7 +158,7 @@ class Search {
   }
 
  private:
-  // Adds plans that keep the inputs of few blocks, where the host's memory does not hold all.
+  // Adds plans that keep the inputs of few blocks.
   void AddFewInputs(ExecutionPlan run) {
     for (run.input_every = 2; run.input_every <= kMostInputEvery; run.input_every *= 2) {
       run.kept_on_host = MostOnHost(problem_, run, host_limit_);
@@ -185,7 +189,8 @@ class Search {
       if (Fits(wide)) run = wide;
     }
     if (problem_.may_keep_copies()) run.kept = MostKept(run);
-    run.carried = MostCarried(problem_, run);
+    // A block that runs again passes through a slot, and finds itself there in its backward.
+    run.carried = run.input_every > 1 ? 0 : MostCarried(problem_, run);
     const Candidate plain = CandidateOf(run);
     fitting_.push_back(plain);
     AddRecorded(plain);
@@ -223,6 +228,7 @@ class Search {
   const Problem& problem_;
   const GpuRates& gpu_;
   int64_t limit_, host_limit_;
+  bool keeps_on_host_;
   std::vector<Candidate> fitting_;
 };
 
@@ -288,7 +294,7 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
 // Changes of the job that fit, each by itself, for the error message.
 std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   std::vector<std::string> remedies;
-  if (const int64_t tokens = LongestRow(input, p); tokens > 0) {
+  if (const int64_t tokens = LongestRow(input, p) / (p.job.pairs() ? 2 : 1); tokens > 0) {
     remedies.push_back(fmt::format("sequence_length = {}", tokens));
   }
   const auto try_job = [&](spec::JobSpec job, std::string words) {
@@ -341,8 +347,9 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   const ExecutionPlan roomy = Smallest(p, kUnbounded);
   if (const PeakMemory memory = PredictMemory(p, roomy);
       least > memory.reserved() && memory.reserved() <= input.memory_bytes) {
-    remedies.push_back(fmt::format("{} of host memory free for each rank",
-                                   BytesText(memory.host + memory.host_activations)));
+    remedies.push_back(
+        fmt::format("{} of host memory free for each rank",
+                    BytesText(FreeHostBytes(memory.host + memory.host_activations))));
   }
   if (remedies.empty()) return "GPUs with more memory";
   std::string text;
@@ -421,17 +428,23 @@ spec::JobSpec WithPrecision(const PlanInput& input) {
       {Optimizer::kAdamW, MasterWeights::kFp32},     {Optimizer::kAdamWBf16, MasterWeights::kFp32},
       {Optimizer::kAdamW, MasterWeights::kBf16},     {Optimizer::kAdamWBf16, MasterWeights::kBf16},
       {Optimizer::kAdamW8bit, MasterWeights::kFp32}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
-  std::optional<spec::JobSpec> first;
+  std::vector<PlanInput> candidates;
   for (const auto& [optimizer, master] : most_precise_first) {
     if (asked.optimizer != Optimizer::kAuto && asked.optimizer != optimizer) continue;
     if (asked.master_weights != MasterWeights::kAuto && asked.master_weights != master) continue;
     PlanInput candidate = input;
     candidate.job.hyperparameters.optimizer = optimizer;
     if (master == MasterWeights::kBf16) candidate.job.hyperparameters.master_weights = master;
-    if (!first) first = candidate.job;
-    if (MakePlan(candidate).ok()) return candidate.job;
+    candidates.push_back(candidate);
   }
-  return *first;
+  // Where the host's memory is not known, it is not to decide first.
+  for (const bool keeps_on_host : {input.host_bytes > 0, true}) {
+    for (PlanInput& candidate : candidates) {
+      candidate.keeps_on_host = keeps_on_host;
+      if (MakePlan(candidate).ok()) return candidate.job;
+    }
+  }
+  return candidates.front().job;
 }
 
 std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers) {
@@ -460,8 +473,10 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   }
   if (c.input_every > 1) text += fmt::format(", one layer in {} keeps its input", c.input_every);
   if (c.kept_on_host > 0) {
-    text += fmt::format(", activations of {} layer{} in {} of host memory", c.kept_on_host,
-                        c.kept_on_host == 1 ? "" : "s", BytesText(plan.memory.host_activations));
+    int64_t count = 0;
+    for (int64_t layer = 0; layer < layers; ++layer) count += c.BlockOf(layer, layers).on_host;
+    text += fmt::format(", activations of {} layer{} in {} of host memory", count,
+                        count == 1 ? "" : "s", BytesText(plan.memory.host_activations));
   }
   if (job.fp8_copies()) text += fmt::format(", FP8 copies of {} layers kept", c.kept);
   if (c.embedding_on_host) text += ", embedding in host memory";

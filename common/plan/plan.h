@@ -27,6 +27,8 @@ struct PlanInput {
   int64_t row_tokens = 0;
   // The most that a rank may take of its node's memory; 0: not known, and not checked.
   int64_t host_bytes = 0;
+  // Blocks may keep rows in host memory.
+  bool keeps_on_host = true;
 };
 
 // The part of a GPU's `free_bytes` that a rank's allocator may take: less the memory of libraries

@@ -201,7 +201,12 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   time.adapters = sum([](const BlockCost& b) { return b.adapters; }) / rates.adapters;
   // Forward and backward alike. Only quantised blocks, and blocks from the host, have kept and
   // carried copies.
-  const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried);
+  // Blocks that run again take theirs once more.
+  int64_t again = 0;
+  for (int64_t layer = 0; layer < p.shape.layers - run.kept; ++layer) {
+    again += run.RunsAgain(layer, p.shape.layers) ? 1 : 0;
+  }
+  const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried - again);
   const double block_forward = (products + attention) / layers;
   time.weights = sources * WeightSeconds(p, gpu, run.prefetch, block_forward);
   // Those that are not kept, in each micro-batch.

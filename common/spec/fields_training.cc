@@ -26,7 +26,9 @@ constexpr Field kTrainingTable[] = {
             "GPUs that support it (Hopper), and not exact. \"fp8_bf16_wgrad\", of full "
             "fine-tuning alone, keeps the products of weight gradients in bf16: slower, nearer to "
             "bf16.",
-     .choices = "bf16|fp8|fp8_bf16_wgrad"},
+     .choices = "bf16|fp8|fp8_bf16_wgrad",
+     .newer_choices = "fp8_bf16_wgrad",
+     .newer_since = 2},
     {.key = "training.deterministic",
      .type = Type::kBool,
      .def = "true",

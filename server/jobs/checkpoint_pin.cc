@@ -12,6 +12,7 @@
 #include "server/state/names.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "sft/v1/job.pb.h"
 
 namespace sft::server {
 namespace {
@@ -103,7 +104,9 @@ std::optional<CheckpointName> CheckpointOf(const std::string& adapter) {
 absl::Status PinCheckpoint(Store& store, const std::string& project, spec::Resolution& resolution) {
   const std::string named = resolution.spec.job.adapter;
   const size_t at = named.rfind('@');
-  if (at == std::string::npos || named.starts_with('/') || IsFaulty(resolution, kAdapterKey)) {
+  // Without a project nobody has said whose jobs may be read: a submit says it.
+  if (at == std::string::npos || named.starts_with('/') || project.empty() ||
+      IsFaulty(resolution, kAdapterKey)) {
     return absl::OkStatus();
   }
   const std::string which = named.substr(at + 1);

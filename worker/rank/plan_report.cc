@@ -38,7 +38,8 @@ channel::PlanEvent MakePlanEvent(int rank, const plan::Plan& plan, const std::st
   for (const plan::MemoryItem& item : plan::Items(plan.memory)) {
     event.categories.push_back({item.category, item.bytes});
   }
-  if (plan.memory.host > 0) event.categories.push_back({"in host memory", plan.memory.host});
+  const int64_t on_host = plan.memory.host + plan.memory.host_activations;
+  if (on_host > 0) event.categories.push_back({"in host memory", on_host});
   event.resident_bytes = {plan.memory.between_steps(), measured.resident_bytes};
   event.allocated_bytes = {plan.memory.allocated(), measured.allocated_bytes};
   event.reserved_bytes = {plan.memory.reserved(), measured.reserved_bytes};

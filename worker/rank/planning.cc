@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "common/base/status.h"
@@ -57,9 +62,31 @@ int64_t FreeBytes(const Device& device) {
          device.cuda->devices->Memory(index).reserved;
 }
 
-// Host memory for what each rank keeps there: the least of any node.
+// GPUs of this node, those of other jobs among them, as far as this process sees their files.
+int64_t GpusOfNode() {
+  int64_t count = 0;
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = file.path().filename();
+    constexpr std::string_view kPrefix = "nvidia";
+    count += name.size() > kPrefix.size() && name.starts_with(kPrefix) &&
+             std::all_of(name.begin() + kPrefix.size(), name.end(),
+                         [](unsigned char c) { return std::isdigit(c) != 0; });
+  }
+  return count;
+}
+
+// Host memory for what each rank keeps there: the least of any node. What the job says is to be
+// there may take all that is free; what the plan may do without takes a GPU's share of it, since
+// another job may start beside it.
 int64_t HostBytes(const Launch& launch, engine::Communicator& comm) {
-  const int64_t own = plan::HostBytesOfRank(Unwrap(io::AvailableMemory()), launch.file.local_ranks);
+  const auto& p = launch.spec.parallelism;
+  const bool asked = p.offload_optimizer || p.offload_param;
+  const auto available = io::AvailableMemory();
+  if (asked && !available.ok()) Unwrap(available);
+  const int64_t parts =
+      asked ? launch.file.local_ranks : std::max<int64_t>(launch.file.local_ranks, GpusOfNode());
+  const int64_t own = available.ok() ? plan::HostBytesOfRank(*available, parts) : 1;
   const std::vector<int64_t> all = engine::AllGatherInt64(comm, own);
   return *std::min_element(all.begin(), all.end());
 }

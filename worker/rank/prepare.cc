@@ -224,11 +224,11 @@ void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
 
 void RunPrepare(Launch launch, EventLog& events, const Clock& clock) {
   const engine::SignalStack signal_stack;
-  WriteCheckpointModel(launch);  // nobody's rows: as large as the model is
-  UseCheckpointModel(launch);
   const MemoryLimit limit = MemoryLimitOf(launch.file);
-  ApplyMemoryLimit(limit);
   try {
+    WriteCheckpointModel(launch);  // nobody's rows: as large as the model is
+    UseCheckpointModel(launch);
+    ApplyMemoryLimit(limit);
     if (launch.spec.evaluates()) return PrepareEvaluation(launch, limit, events, clock);
     if (launch.spec.generates()) return PrepareAnswers(launch, events);
     if (launch.spec.exports()) return PrepareExport(launch, limit, events, clock);

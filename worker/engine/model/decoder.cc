@@ -56,7 +56,7 @@ Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSou
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
   }
   if (options.run.kept_on_host > 0) {
-    on_host_ = std::make_unique<HostActivations>(device, blocks_.size());
+    on_host_ = std::make_unique<HostActivations>(device, blocks_.size(), options.run.most_tokens);
   }
 }
 
@@ -157,6 +157,8 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
 
 Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const DropoutKey* dropout,
                               std::vector<DecoderBlock::Saved>* saved) {
+  // Below it nothing has a backward.
+  const auto lowest = static_cast<size_t>(options_.run.InputFrom(LowestBlock() - 1));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
@@ -165,10 +167,15 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
     if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
     const Pass pass{acquired.weights(), options_.lora, dropout};
     const plan::BlockPlan plan = PlanOf(layer);
-    x = blocks_[layer].Forward(x, context, pass, plan, saved ? &(*saved)[layer] : nullptr);
-    if (saved == nullptr) continue;
+    const bool keeps = saved != nullptr && layer >= lowest;
+    x = blocks_[layer].Forward(x, context, pass, plan, keeps ? &(*saved)[layer] : nullptr);
+    if (!keeps) continue;
     if (!plan.keeps_input) (*saved)[layer].input = Tensor();
-    if (plan.on_host) on_host_->Put(layer, (*saved)[layer]);
+    if (plan.on_host) {
+      on_host_->Put(layer, (*saved)[layer]);
+    } else if (on_host_ != nullptr) {
+      on_host_->Await();  // the last ones' rows need not stay
+    }
   }
   if (on_host_ != nullptr) on_host_->Await();
   return x;

@@ -36,14 +36,15 @@ int64_t SpanOf(const Tensor& tensor) {
 
 }  // namespace
 
-HostActivations::HostActivations(at::Device device, size_t layers)
-    : device_(device), lane_(device, /*slots=*/1), places_(layers) {}
+HostActivations::HostActivations(at::Device device, size_t layers, int64_t most_tokens)
+    : device_(device), most_tokens_(most_tokens), lane_(device, /*slots=*/1), places_(layers) {}
 
 void HostActivations::Put(size_t layer, DecoderBlock::Saved& saved) {
   Await();
   // It stands in the spare columns of what leaves.
   saved.attention.o_xa = ApartFrom(saved.attention.out, saved.attention.o_xa);
   lane_.Follow();
+  const int64_t tokens = saved.input.size(0);
   const auto tensors = RowsOf(saved);
   for (size_t i = 0; i < tensors.size(); ++i) {
     Place& place = places_[layer][i];
@@ -55,8 +56,11 @@ void HostActivations::Put(size_t layer, DecoderBlock::Saved& saved) {
     place.type = rows.scalar_type();
     const int64_t bytes = place.span * static_cast<int64_t>(rows.element_size());
     if (!place.bytes.defined() || place.bytes.numel() < bytes) {
+      lane_.WaitOnHost(0);     // nothing reads or writes it any more
       place.bytes = Tensor();  // before there is another
-      place.bytes = PinnedBuffer(RoundUp(bytes, kGranule), at::kByte, device_);
+      const int64_t of_token = CeilDiv(bytes, tokens);
+      const int64_t room = of_token * std::max(tokens, most_tokens_);
+      place.bytes = PinnedBuffer(RoundUp(room, kGranule), at::kByte, device_);
     }
     lane_.Start(0, OnHost(place), rows.as_strided({place.span}, {1}));
     leaving_.push_back(std::exchange(rows, Tensor()));

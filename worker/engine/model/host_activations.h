@@ -16,7 +16,8 @@ namespace sft::engine {
 // is pinned, and kept for the next micro-batch. Used by one thread.
 class HostActivations {
  public:
-  HostActivations(at::Device device, size_t layers);
+  // Room is made at once for micro-batches of `most_tokens`; 0: they grow.
+  HostActivations(at::Device device, size_t layers, int64_t most_tokens);
 
   static constexpr int kTensors = 8;  // rows of a block
 
@@ -43,6 +44,7 @@ class HostActivations {
   static at::Tensor OnHost(const Place& place);
 
   at::Device device_;
+  int64_t most_tokens_;
   HostLane lane_;
   std::vector<std::array<Place, kTensors>> places_;  // by layer
   std::vector<at::Tensor> leaving_;                  // held until their copies are done
