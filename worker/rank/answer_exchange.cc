@@ -153,6 +153,21 @@ bool AnswerReceiver::Receive() {
   return all;
 }
 
+bool AnswerReceiver::AllLeft() {
+  for (int rank = 1; rank < own_.ranks; ++rank) {
+    if (!Look(store_, KeyOf("bye", rank))) return false;
+  }
+  return true;
+}
+
+void SayGoodbye(c10d::Store& store, int rank) {
+  try {
+    store.set(KeyOf("bye", rank), {1});
+  } catch (const std::exception&) {
+    // Rank 0 waits for it no longer than a while.
+  }
+}
+
 void AnswerSender::TakeGiven(AnswerPart& part) {
   while (part.answered() < *have_) {
     const auto lines = Take(store_, KeyOf("give", share_.rank, taken_));
