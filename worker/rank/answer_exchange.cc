@@ -139,11 +139,17 @@ bool AnswerReceiver::Receive() {
   bool all = true;
   for (auto& [rank, other] : others_) {
     if (!other.part || other.part->joined()) continue;
+    const int64_t rows = RowShare{rank, own_.ranks, own_.rows}.size();
+    // Looked at before the last of its lines are taken: they came before it.
+    const bool left = other.part->answered() < rows && Look(store_, KeyOf("bye", rank));
     while (const auto lines = Take(store_, KeyOf("send", rank, other.next))) {
       ++other.next;
       AppendLines(*lines, *other.part);
     }
-    const int64_t rows = RowShare{rank, own_.ranks, own_.rows}.size();
+    if (left && other.part->answered() < rows) {
+      throw engine::InfrastructureError(fmt::format(
+          "rank {} has ended, and of its {} answers {} came", rank, rows, other.part->answered()));
+    }
     if (other.part->answered() > rows) {
       throw engine::InternalError(fmt::format("rank {} sent {} answers to its {} rows", rank,
                                               other.part->answered(), rows));

@@ -22,7 +22,7 @@
 //   hello/<r>    what rank r has of its part: a number of lines, or "shared"
 //   have/<r>     what rank 0 has of it: a number of lines, or "all" where all parts are joined
 //   give/<r>/<n> lines that rank r lacks      send/<r>/<n> lines that rank 0 lacks
-//   bye/<r>      rank r reads the store no more. Its server is rank 0's process, which stays so long
+//   bye/<r>      rank r reads the store no more: its server, rank 0's process, stays until then
 //
 // Functions throw engine errors; none of them waits. Not thread-safe.
 
@@ -38,7 +38,8 @@ class AnswerReceiver {
 
   // Answers those that have said what they have. True once all others have.
   bool Meet();
-  // Takes what has come. True when all of it is here.
+  // Takes what has come. True when all of it is here. Throws InfrastructureError where a rank has
+  // left and some of its answers have not come.
   bool Receive();
   // True once all other ranks have said goodbye: this process may end.
   bool AllLeft();

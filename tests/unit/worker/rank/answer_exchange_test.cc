@@ -152,6 +152,32 @@ TEST_F(AnswerExchangeTest, NothingIsAnsweredAgainWhereAllIsJoined) {
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
 
+TEST_F(AnswerExchangeTest, ANodeThatJoinedAllSendsItsPartsToTheNextRankZero) {
+  EXPECT_TRUE(Attempt(kRows, 0, 1));
+  EXPECT_TRUE(Attempt(kRows, 1, 0)) << "the nodes change places";
+  EXPECT_EQ(answered_, 0);
+  EXPECT_EQ(io::ReadFile(Out(1)).value(), AllLines());
+  EXPECT_TRUE(Attempt(kRows, 2, 0)) << "a node that has nothing";
+  EXPECT_EQ(answered_, 0);
+  EXPECT_EQ(io::ReadFile(Out(2)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, ARankThatLeavesWithAnswersMissingIsNotWaitedFor) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  AnswerPart own = Open(Out(0), 0);
+  AnswerReceiver receiver(*store, Out(0), Share(0), 3, kRun, "attempt");
+  AnswerPart part = Open(Out(1), 3);
+  AnswerSender sender(*store, Out(1), Share(3), kRun);
+  EXPECT_FALSE(sender.Meet(part));
+  EXPECT_TRUE(receiver.Meet());
+  EXPECT_TRUE(sender.Meet(part));
+  sender.Add(Line(Share(3).begin()));
+  sender.Send();
+  EXPECT_FALSE(receiver.Receive());
+  SayGoodbye(*store, 3);
+  EXPECT_THROW(receiver.Receive(), engine::InfrastructureError);
+}
+
 TEST_F(AnswerExchangeTest, NothingIsSentWithinASharedFolder) {
   EXPECT_TRUE(Attempt(kRows, 0, 0));
   EXPECT_TRUE(shared_);
