@@ -23,8 +23,8 @@ constexpr const char *kShared = "shared", *kAll = "all";
   std::string what = error.what();
   what.resize(std::min(what.find('\n'), what.size()));  // LibTorch goes on with a backtrace
   throw engine::InfrastructureError(
-      fmt::format("the other nodes' ranks cannot be reached any more: {}", what), "peer_lost",
-      "Look for a rank that ended first: its log says why.");
+      fmt::format("the other nodes' ranks cannot be reached any more: {}", what),
+      "collective_failed", "Look for a rank that ended first: its log says why.");
 }
 
 void Put(c10d::Store& store, const std::string& key, const std::string& value) {

@@ -208,6 +208,7 @@ TEST_F(AnswerExchangeTest, RankZeroIsThereUntilTheOthersReadItsStoreNoMore) {
     FAIL() << "the store answers";
   } catch (const engine::InfrastructureError& error) {
     EXPECT_THAT(error.what(), testing::EndsWith("Connection reset by peer"));
+    EXPECT_EQ(error.code(), "collective_failed") << "another node is to blame, if any";
   }
 }
 
