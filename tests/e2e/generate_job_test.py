@@ -186,8 +186,8 @@ seed = 3
         status = self.status(job)
         self.assertEqual(len(status["attempts"]), 3, status["attempts"])
         self.assertEqual(sorted(status["nodes"]), ["node-a", "node-b"])
-        # No rank of the second attempt began anew.
-        for rank in range(4):
+        # Whichever node comes first in the second attempt, both had answers of these ranks.
+        for rank in (2, 3):
             self.assertIn("answers are there already", self.sftctl("logs", job, "--rank", rank, "--attempt", 2).stdout)
         harness.wait_until("no answers on the nodes",
                            lambda: not list(self.dir.glob("node-*/checkpoints/*/answers")))

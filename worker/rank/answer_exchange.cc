@@ -23,8 +23,8 @@ constexpr const char *kShared = "shared", *kAll = "all";
   std::string what = error.what();
   what.resize(std::min(what.find('\n'), what.size()));  // LibTorch goes on with a backtrace
   throw engine::InfrastructureError(
-      fmt::format("the other nodes' ranks cannot be reached any more: {}", what), "peer_lost",
-      "Look for a rank that ended first: its log says why.");
+      fmt::format("the other nodes' ranks cannot be reached any more: {}", what),
+      "collective_failed", "Look for a rank that ended first: its log says why.");
 }
 
 void Put(c10d::Store& store, const std::string& key, const std::string& value) {
@@ -139,11 +139,17 @@ bool AnswerReceiver::Receive() {
   bool all = true;
   for (auto& [rank, other] : others_) {
     if (!other.part || other.part->joined()) continue;
+    const int64_t rows = RowShare{rank, own_.ranks, own_.rows}.size();
+    // Looked at before the last of its lines are taken: they came before it.
+    const bool left = other.part->answered() < rows && Look(store_, KeyOf("bye", rank));
     while (const auto lines = Take(store_, KeyOf("send", rank, other.next))) {
       ++other.next;
       AppendLines(*lines, *other.part);
     }
-    const int64_t rows = RowShare{rank, own_.ranks, own_.rows}.size();
+    if (left && other.part->answered() < rows) {
+      throw engine::InfrastructureError(fmt::format(
+          "rank {} has ended, and of its {} answers {} came", rank, rows, other.part->answered()));
+    }
     if (other.part->answered() > rows) {
       throw engine::InternalError(fmt::format("rank {} sent {} answers to its {} rows", rank,
                                               other.part->answered(), rows));
@@ -151,6 +157,21 @@ bool AnswerReceiver::Receive() {
     all = all && other.part->answered() == rows;
   }
   return all;
+}
+
+bool AnswerReceiver::AllLeft() {
+  for (int rank = 1; rank < own_.ranks; ++rank) {
+    if (!Look(store_, KeyOf("bye", rank))) return false;
+  }
+  return true;
+}
+
+void SayGoodbye(c10d::Store& store, int rank) {
+  try {
+    store.set(KeyOf("bye", rank), {1});
+  } catch (const std::exception&) {
+    // Rank 0 waits for it no longer than a while.
+  }
 }
 
 void AnswerSender::TakeGiven(AnswerPart& part) {

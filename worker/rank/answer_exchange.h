@@ -22,6 +22,7 @@
 //   hello/<r>    what rank r has of its part: a number of lines, or "shared"
 //   have/<r>     what rank 0 has of it: a number of lines, or "all" where all parts are joined
 //   give/<r>/<n> lines that rank r lacks      send/<r>/<n> lines that rank 0 lacks
+//   bye/<r>      rank r reads the store no more: its server, rank 0's process, stays until then
 //
 // Functions throw engine errors; none of them waits. Not thread-safe.
 
@@ -37,8 +38,11 @@ class AnswerReceiver {
 
   // Answers those that have said what they have. True once all others have.
   bool Meet();
-  // Takes what has come. True when all of it is here.
+  // Takes what has come. True when all of it is here. Throws InfrastructureError where a rank has
+  // left and some of its answers have not come.
   bool Receive();
+  // True once all other ranks have said goodbye: this process may end.
+  bool AllLeft();
 
  private:
   void Welcome(int rank, const std::string& hello);
@@ -56,6 +60,10 @@ class AnswerReceiver {
   std::map<int, Other> others_;
 };
 
+// The last that any rank but 0 does with the store. Never throws: with it the rank has done its
+// work, and a rank 0 that no longer listens has done its own.
+void SayGoodbye(c10d::Store& store, int rank);
+
 // The end of a rank on another node.
 class AnswerSender {
  public:
@@ -72,7 +80,7 @@ class AnswerSender {
   // The next line; Send passes those on that were added since, at the latest when they are many.
   void Add(std::string_view line);
   void Send();
-  // True once rank 0 has taken all that was sent: this process may end.
+  // True once rank 0 has taken all that was sent: this process may say goodbye.
   bool AllTaken();
 
  private:

@@ -25,6 +25,7 @@ namespace {
 constexpr Nanos kTellInterval = std::chrono::seconds(1);
 constexpr Nanos kOthersInterval = std::chrono::milliseconds(100);
 constexpr Nanos kExchangeInterval = std::chrono::milliseconds(500);
+constexpr Nanos kLeavePatience = std::chrono::seconds(10);
 
 std::unique_ptr<RowTask> TaskOf(const Launch& launch) {
   if (launch.spec.evaluates()) return std::make_unique<EvaluationTask>(launch);
@@ -244,7 +245,10 @@ bool AnswerJob::MeetNodes(AnswerPart& part) {
     received_ = false;
     return AwaitNodes([&] { return receiver_->Meet(); });
   }
-  if (file.first_rank == 0) return true;  // beside rank 0
+  if (file.first_rank == 0) {  // beside rank 0
+    SayGoodbye(store, context_.rank);
+    return true;
+  }
   sender_.emplace(store, out_, share_, run);
   return AwaitNodes([&] { return sender_->Meet(part); });
 }
@@ -258,9 +262,17 @@ void AnswerJob::Exchange() {
 }
 
 bool AnswerJob::LeaveNodes() {
+  if (receiver_) {
+    // All is delivered: whoever is slower than that, or told to stop, changes nothing.
+    const MonoTime until = context_.clock.Mono() + kLeavePatience;
+    AwaitNodes([&] { return receiver_->AllLeft() || context_.clock.Mono() >= until; });
+    return true;
+  }
   if (!sender_) return true;
   sender_->Send();
-  return AwaitNodes([&] { return sender_->AllTaken(); });
+  if (!AwaitNodes([&] { return sender_->AllTaken(); })) return false;
+  SayGoodbye(*meeting_->store(), context_.rank);
+  return true;
 }
 
 void AnswerJob::Deliver() {

@@ -71,7 +71,7 @@ class AnswerJob {
   bool MeetNodes(AnswerPart& part);
   // Sends or takes what is new. Now and then.
   void Exchange();
-  // Waits until rank 0 has all that was sent.
+  // Waits until rank 0 has all that was sent; on rank 0, until the others read its store no more.
   bool LeaveNodes();
   bool AwaitNodes(const std::function<bool()>& done);
   // Now and then, on rank 0.

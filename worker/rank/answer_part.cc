@@ -119,14 +119,16 @@ absl::Status AnswerPart::Append(std::string_view line) {
 
 absl::Status AnswerPart::ForEachLine(int64_t first,
                                      const std::function<void(std::string_view)>& use) const {
-  if (!file_) return absl::OkStatus();
   std::string rest;  // a line that has begun
-  int64_t number = 0;
-  return ForEachPiece(PathOf(share_.rank), [&](std::string_view piece) {
+  int64_t number = joined() ? -share_.begin() : 0;
+  return ForEachPiece(joined() ? out_ : PathOf(share_.rank), [&](std::string_view piece) {
     rest += piece;
     size_t begin = 0;
     for (size_t end; (end = rest.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      if (number++ >= first) use(std::string_view(rest).substr(begin, end - begin));
+      if (number >= first && number < share_.size()) {
+        use(std::string_view(rest).substr(begin, end - begin));
+      }
+      ++number;
     }
     rest.erase(0, begin);
     return absl::OkStatus();

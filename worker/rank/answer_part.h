@@ -39,7 +39,7 @@ class AnswerPart {
   // All parts are one file already.
   bool joined() const { return !file_.has_value(); }
 
-  // The lines from number `first` on, without their newlines. None of one that is joined.
+  // The part's lines from number `first` on, without their newlines, also after it was joined.
   absl::Status ForEachLine(int64_t first,
                            const std::function<void(std::string_view line)>& use) const;
 

@@ -204,6 +204,10 @@ TEST(GangTest, ANodeWithACauseIsBlamedBeforeOneThatOnlyLostItsPeers) {
   gang.verdict = *DecideGang(gang).verdict;
   EXPECT_EQ(gang.verdict.code, "collective_failed");
   EXPECT_TRUE(DecideGang(gang).empty());
+  gang.members[1].verdict = BadData();
+  gang.members[1].verdict.code = "host_oom";
+  EXPECT_EQ(DecideGang(gang).verdict->code, "host_oom");
+  EXPECT_EQ(DecideGang(gang).verdict->node, "b");
   gang.verdict.code = gang.members[0].verdict.code = "rank_stopped";
   gang.members[1].verdict = BadData();
   gang.members[1].verdict.code = "rank_killed";

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
@@ -18,6 +19,30 @@ namespace {
 constexpr int kRanks = 4;  // two on each of two nodes
 constexpr int64_t kRows = 10;
 constexpr char kRun[] = "{\"seed\":3}";
+
+// A store whose server ends with rank 0's process.
+class MortalStore : public c10d::HashStore {
+ public:
+  void End() { ended_ = true; }
+  void set(const std::string& key, const std::vector<uint8_t>& data) override {
+    Reach();
+    c10d::HashStore::set(key, data);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    Reach();
+    return c10d::HashStore::get(key);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    Reach();
+    return c10d::HashStore::check(keys);
+  }
+
+ private:
+  void Reach() const {
+    if (ended_) throw std::runtime_error("Connection reset by peer\nframe #0");
+  }
+  bool ended_ = false;
+};
 
 // Both nodes of an attempt, stepped by hand.
 class AnswerExchangeTest : public testing::Test {
@@ -84,6 +109,9 @@ class AnswerExchangeTest : public testing::Test {
     const bool all = receiver.Receive();
     for (const auto& sender : senders) EXPECT_TRUE(sender->AllTaken());
     if (!all) return false;
+    EXPECT_FALSE(receiver.AllLeft());
+    for (int rank = 1; rank < kRanks; ++rank) SayGoodbye(*store, rank);
+    EXPECT_TRUE(receiver.AllLeft());
     Append(own, 0, kRows);
     Leave(first, 1, kRows);
     return *own.Finish();
@@ -124,10 +152,64 @@ TEST_F(AnswerExchangeTest, NothingIsAnsweredAgainWhereAllIsJoined) {
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
 
+TEST_F(AnswerExchangeTest, ANodeThatJoinedAllSendsItsPartsToTheNextRankZero) {
+  EXPECT_TRUE(Attempt(kRows, 0, 1));
+  EXPECT_TRUE(Attempt(kRows, 1, 0)) << "the nodes change places";
+  EXPECT_EQ(answered_, 0);
+  EXPECT_EQ(io::ReadFile(Out(1)).value(), AllLines());
+  EXPECT_TRUE(Attempt(kRows, 2, 0)) << "a node that has nothing";
+  EXPECT_EQ(answered_, 0);
+  EXPECT_EQ(io::ReadFile(Out(2)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, ARankThatLeavesWithAnswersMissingIsNotWaitedFor) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  AnswerPart own = Open(Out(0), 0);
+  AnswerReceiver receiver(*store, Out(0), Share(0), 3, kRun, "attempt");
+  AnswerPart part = Open(Out(1), 3);
+  AnswerSender sender(*store, Out(1), Share(3), kRun);
+  EXPECT_FALSE(sender.Meet(part));
+  EXPECT_TRUE(receiver.Meet());
+  EXPECT_TRUE(sender.Meet(part));
+  sender.Add(Line(Share(3).begin()));
+  sender.Send();
+  EXPECT_FALSE(receiver.Receive());
+  SayGoodbye(*store, 3);
+  EXPECT_THROW(receiver.Receive(), engine::InfrastructureError);
+}
+
 TEST_F(AnswerExchangeTest, NothingIsSentWithinASharedFolder) {
   EXPECT_TRUE(Attempt(kRows, 0, 0));
   EXPECT_TRUE(shared_);
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
+}
+
+TEST_F(AnswerExchangeTest, RankZeroIsThereUntilTheOthersReadItsStoreNoMore) {
+  auto store = c10::make_intrusive<MortalStore>();
+  AnswerPart own = Open(Out(0), 0);
+  AnswerReceiver receiver(*store, Out(0), {0, 2, kRows}, 1, kRun, "attempt");
+  auto part = AnswerPart::Open(Out(1), {1, 2, kRows}, kRun);
+  ASSERT_TRUE(part.ok());
+  AnswerSender sender(*store, Out(1), {1, 2, kRows}, kRun);
+  EXPECT_FALSE(sender.Meet(*part));
+  EXPECT_TRUE(receiver.Meet());
+  EXPECT_TRUE(sender.Meet(*part));
+  for (int64_t row = 5; row < kRows; ++row) sender.Add(Line(row));
+  sender.Send();
+  EXPECT_TRUE(receiver.Receive());
+  EXPECT_FALSE(receiver.AllLeft()) << "it does not know yet that all was taken";
+  EXPECT_TRUE(sender.AllTaken());
+  SayGoodbye(*store, 1);
+  EXPECT_TRUE(receiver.AllLeft());
+  store->End();
+  SayGoodbye(*store, 1);  // to one that had no more patience
+  try {
+    sender.AllTaken();
+    FAIL() << "the store answers";
+  } catch (const engine::InfrastructureError& error) {
+    EXPECT_THAT(error.what(), testing::EndsWith("Connection reset by peer"));
+    EXPECT_EQ(error.code(), "collective_failed") << "another node is to blame, if any";
+  }
 }
 
 TEST_F(AnswerExchangeTest, ANodeWithAnotherModelIsRefused) {
