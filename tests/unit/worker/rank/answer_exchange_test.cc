@@ -17,7 +17,7 @@ namespace sft::rank {
 namespace {
 
 constexpr int kRanks = 4;  // two on each of two nodes
-constexpr int64_t kRows = 10;
+constexpr int64_t kAllRows = 10;
 constexpr char kRun[] = "{\"seed\":3}";
 
 // A store whose server ends with rank 0's process.
@@ -51,11 +51,11 @@ class AnswerExchangeTest : public testing::Test {
   ~AnswerExchangeTest() override { EXPECT_TRUE(io::RemoveAll(dir_).ok()); }
 
   std::string Out(int node) const { return fmt::format("{}/{}/answers.jsonl", dir_, node); }
-  static RowShare Share(int rank) { return {rank, kRanks, kRows}; }
+  static RowShare Share(int rank) { return {rank, kRanks, kAllRows}; }
   static std::string Line(int64_t row) { return fmt::format("{{\"row\":{}}}", row); }
   static std::string AllLines() {
     std::string lines;
-    for (int64_t row = 0; row < kRows; ++row) lines += Line(row) + "\n";
+    for (int64_t row = 0; row < kAllRows; ++row) lines += Line(row) + "\n";
     return lines;
   }
   static AnswerPart Open(const std::string& out, int rank, const std::string& run = kRun) {
@@ -112,8 +112,8 @@ class AnswerExchangeTest : public testing::Test {
     EXPECT_FALSE(receiver.AllLeft());
     for (int rank = 1; rank < kRanks; ++rank) SayGoodbye(*store, rank);
     EXPECT_TRUE(receiver.AllLeft());
-    Append(own, 0, kRows);
-    Leave(first, 1, kRows);
+    Append(own, 0, kAllRows);
+    Leave(first, 1, kAllRows);
     return *own.Finish();
   }
 
@@ -124,7 +124,7 @@ class AnswerExchangeTest : public testing::Test {
 };
 
 TEST_F(AnswerExchangeTest, PartsOfAnotherNodeAreJoinedInOrder) {
-  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_TRUE(Attempt(kAllRows));
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
   EXPECT_FALSE(shared_);
 }
@@ -132,7 +132,7 @@ TEST_F(AnswerExchangeTest, PartsOfAnotherNodeAreJoinedInOrder) {
 TEST_F(AnswerExchangeTest, AnAttemptGoesOnBehindWhatTheLastOneSent) {
   EXPECT_FALSE(Attempt(1));
   EXPECT_EQ(answered_, 2);
-  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_TRUE(Attempt(kAllRows));
   EXPECT_EQ(answered_, Share(2).size() + Share(3).size() - 2);
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
@@ -140,24 +140,24 @@ TEST_F(AnswerExchangeTest, AnAttemptGoesOnBehindWhatTheLastOneSent) {
 TEST_F(AnswerExchangeTest, WhoHasMoreOfAPartGivesItToTheOther) {
   Leave(1, 2, 2);  // rank 0's node knows nothing of it: it was not sent
   Leave(0, 3, 1);  // and of this the other node: its disk is new
-  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_TRUE(Attempt(kAllRows));
   EXPECT_EQ(answered_, Share(2).size() + Share(3).size() - 3);
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
 
 TEST_F(AnswerExchangeTest, NothingIsAnsweredAgainWhereAllIsJoined) {
-  EXPECT_TRUE(Attempt(kRows));
-  EXPECT_TRUE(Attempt(kRows));
+  EXPECT_TRUE(Attempt(kAllRows));
+  EXPECT_TRUE(Attempt(kAllRows));
   EXPECT_EQ(answered_, 0);
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
 
 TEST_F(AnswerExchangeTest, ANodeThatJoinedAllSendsItsPartsToTheNextRankZero) {
-  EXPECT_TRUE(Attempt(kRows, 0, 1));
-  EXPECT_TRUE(Attempt(kRows, 1, 0)) << "the nodes change places";
+  EXPECT_TRUE(Attempt(kAllRows, 0, 1));
+  EXPECT_TRUE(Attempt(kAllRows, 1, 0)) << "the nodes change places";
   EXPECT_EQ(answered_, 0);
   EXPECT_EQ(io::ReadFile(Out(1)).value(), AllLines());
-  EXPECT_TRUE(Attempt(kRows, 2, 0)) << "a node that has nothing";
+  EXPECT_TRUE(Attempt(kAllRows, 2, 0)) << "a node that has nothing";
   EXPECT_EQ(answered_, 0);
   EXPECT_EQ(io::ReadFile(Out(2)).value(), AllLines());
 }
@@ -179,7 +179,7 @@ TEST_F(AnswerExchangeTest, ARankThatLeavesWithAnswersMissingIsNotWaitedFor) {
 }
 
 TEST_F(AnswerExchangeTest, NothingIsSentWithinASharedFolder) {
-  EXPECT_TRUE(Attempt(kRows, 0, 0));
+  EXPECT_TRUE(Attempt(kAllRows, 0, 0));
   EXPECT_TRUE(shared_);
   EXPECT_EQ(io::ReadFile(Out(0)).value(), AllLines());
 }
@@ -187,14 +187,14 @@ TEST_F(AnswerExchangeTest, NothingIsSentWithinASharedFolder) {
 TEST_F(AnswerExchangeTest, RankZeroIsThereUntilTheOthersReadItsStoreNoMore) {
   auto store = c10::make_intrusive<MortalStore>();
   AnswerPart own = Open(Out(0), 0);
-  AnswerReceiver receiver(*store, Out(0), {0, 2, kRows}, 1, kRun, "attempt");
-  auto part = AnswerPart::Open(Out(1), {1, 2, kRows}, kRun);
+  AnswerReceiver receiver(*store, Out(0), {0, 2, kAllRows}, 1, kRun, "attempt");
+  auto part = AnswerPart::Open(Out(1), {1, 2, kAllRows}, kRun);
   ASSERT_TRUE(part.ok());
-  AnswerSender sender(*store, Out(1), {1, 2, kRows}, kRun);
+  AnswerSender sender(*store, Out(1), {1, 2, kAllRows}, kRun);
   EXPECT_FALSE(sender.Meet(*part));
   EXPECT_TRUE(receiver.Meet());
   EXPECT_TRUE(sender.Meet(*part));
-  for (int64_t row = 5; row < kRows; ++row) sender.Add(Line(row));
+  for (int64_t row = 5; row < kAllRows; ++row) sender.Add(Line(row));
   sender.Send();
   EXPECT_TRUE(receiver.Receive());
   EXPECT_FALSE(receiver.AllLeft()) << "it does not know yet that all was taken";
