@@ -47,9 +47,11 @@ std::string Body(const JudgeCall& call) {
 
 // An API may repeat the key that it refuses.
 std::string WithoutKey(std::string text, const std::string& key) {
+  constexpr std::string_view kHidden = "***";
   if (key.empty()) return text;
-  for (size_t at = text.find(key); at != text.npos; at = text.find(key)) {
-    text.replace(at, key.size(), "***");
+  // Behind what was put in: a key of stars would be found in it again.
+  for (size_t at = text.find(key); at != text.npos; at = text.find(key, at + kHidden.size())) {
+    text.replace(at, key.size(), kHidden);
   }
   return text;
 }

@@ -22,12 +22,12 @@ constexpr char kAnswer[] = R"({"choices": [{"message": {"content": "Score: 7"}}]
 class JudgeCallTest : public testing::Test {
  protected:
   // What an API that answers so makes of a call.
-  v1::AskJudgeResponse Call(hub::FakeHttp::Answer answer) {
+  v1::AskJudgeResponse Call(hub::FakeHttp::Answer answer, const std::string& key = kKey) {
     http_ = std::make_shared<hub::FakeHttp>(std::move(answer));
     return MakeJudgeCall(http_,
                          {.url = "https://a.example/v1",
                           .model = "large",
-                          .key = kKey,
+                          .key = key,
                           .prompt = "how \"good\"?",
                           .max_tokens = 9},
                          Clock::Real(), stop_)
@@ -77,6 +77,15 @@ TEST_F(JudgeCallTest, WhatTheApiSaysWrongIsToldWithoutTheKey) {
     EXPECT_FALSE(rubbish.again());
   }
   EXPECT_THAT(Call(200, std::string(2 << 20, 'a')).error(), HasSubstr("more than 1048576 bytes"));
+}
+
+TEST_F(JudgeCallTest, AKeyThatIsPartOfWhatHidesItIsHidden) {
+  for (const char* key : {"*", "***", "********"}) {
+    const auto repeat = [&](const hub::HttpRequest&) {
+      return hub::FakeHttp::Make(401, std::string("wrong key ") + key, {});
+    };
+    EXPECT_THAT(Call(repeat, key).error(), HasSubstr("wrong key ***")) << key;
+  }
 }
 
 TEST_F(JudgeCallTest, AnApiThatIsAwayOrSlowIsSaidToBe) {
@@ -203,7 +212,7 @@ TEST_F(JudgesTest, AJobNamesAUrlThatTheOperatorAllowsAndASecretThatIsThere) {
 
 TEST_F(JudgesTest, SecretsAreTheirProjectsAndNobodyElseReadsTheirFiles) {
   ASSERT_TRUE(secrets_.Set("default", "openai", kKey).ok());
-  ASSERT_TRUE(secrets_.Set("default", "azure", "other").ok());
+  ASSERT_TRUE(secrets_.Set("default", "azure", "another-key").ok());
   EXPECT_THAT(secrets_.Names("default").value(), ElementsAre("azure", "openai"));
   EXPECT_EQ(secrets_.Get("default", "openai").value(), kKey);
   EXPECT_TRUE(absl::IsNotFound(secrets_.Get("vision", "openai").status()));
@@ -213,11 +222,13 @@ TEST_F(JudgesTest, SecretsAreTheirProjectsAndNobodyElseReadsTheirFiles) {
   ASSERT_TRUE(secrets_.Set("default", "openai", "").ok());
   EXPECT_THAT(secrets_.Names("default").value(), ElementsAre("azure"));
   for (const char* name : {"", "../x", "A", "a/b", "."}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(secrets_.Set("default", name, "x"))) << name;
+    EXPECT_TRUE(absl::IsInvalidArgument(secrets_.Set("default", name, kKey))) << name;
   }
   const absl::Status spaces = secrets_.Set("default", "openai", "two words");
   EXPECT_THAT(std::string(Message(spaces)), HasSubstr("is no key"));
   EXPECT_THAT(std::string(Message(spaces)), Not(HasSubstr("two words")));
+  const absl::Status few = secrets_.Set("default", "openai", "sk-4567");
+  EXPECT_EQ(Message(few), "what was given for openai has 7 characters: a key has at least 8");
 }
 
 TEST_F(JudgesTest, AJobThatServesIsAskedAndItsCallsAreCounted) {
