@@ -74,16 +74,19 @@ bool HubModels::HasToken(const std::string& project) const {
   return !options_.token_dir.empty() && io::Exists(options_.token_dir + "/" + project);
 }
 
-absl::Status HubModels::SetToken(const std::string& project, const std::string& token) {
-  const std::string path = options_.token_dir + "/" + project;
+absl::Status HubModels::CheckToken(const std::string& token) const {
   if (options_.token_dir.empty()) return FailedPrecondition("this server keeps no hub tokens");
-  if (token.empty()) return io::RemoveAll(path);
   const bool plain =
       std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 127; });
-  if (!plain || token.size() > kMaxHubToken) {
-    return InvalidArgument(
-        "what was given is no token of a model hub: it has no spaces and is short");
-  }
+  if (plain && token.size() <= kMaxHubToken) return absl::OkStatus();
+  return InvalidArgument(
+      "what was given is no token of a model hub: it has no spaces and is short");
+}
+
+absl::Status HubModels::SetToken(const std::string& project, const std::string& token) {
+  SFT_RETURN_IF_ERROR(CheckToken(token));
+  const std::string path = options_.token_dir + "/" + project;
+  if (token.empty()) return io::RemoveAll(path);
   SFT_RETURN_IF_ERROR(io::MakeDirs(options_.token_dir));
   return io::WriteFileAtomic(path, token, io::kPrivateMode);
 }

@@ -43,8 +43,9 @@ class HubModels {
   // database, and so in no backup.
   absl::StatusOr<std::string> TokenOf(const std::string& project) const;
   bool HasToken(const std::string& project) const;
-  // An empty token removes it. INVALID_ARGUMENT for what cannot be one; the message does not hold
-  // it.
+  // An empty token removes it. INVALID_ARGUMENT for what cannot be one, also from CheckToken, which
+  // sets nothing; the message does not hold it.
+  absl::Status CheckToken(const std::string& token) const;
   absl::Status SetToken(const std::string& project, const std::string& token);
 
  private:

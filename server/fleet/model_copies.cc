@@ -47,6 +47,18 @@ absl::StatusOr<std::vector<ModelRecord>> ModelCopies::Copies(
 absl::Status ModelCopies::SendFrom(const ModelRecord& copy,
                                    const v1::FetchModelFileRequest& request, const Take& take,
                                    const FileRelay::Gone& gone) {
+  {
+    const MutexLock lock(mutex_);
+    int& sending = of_node_[copy.node];
+    if (sending >= kMostOfNode) {
+      return ResourceExhausted(fmt::format("node {} sends {} files of models", copy.node, sending));
+    }
+    ++sending;
+  }
+  const absl::Cleanup ended = [&] {
+    const MutexLock lock(mutex_);
+    if (--of_node_[copy.node] == 0) of_node_.erase(copy.node);
+  };
   const auto transfer = relay_.Start(copy.node, copy.path + "/" + request.path(), request.offset(),
                                      /*jobs=*/{});
   if (absl::IsUnavailable(transfer.status())) return NoCopy(request);
@@ -81,13 +93,17 @@ absl::Status ModelCopies::Send(const v1::FetchModelFileRequest& request, const T
     const MutexLock lock(mutex_);
     --under_way_;
   };
-  absl::Status status;
+  absl::Status busy;
   for (const ModelRecord& copy : copies) {
-    status = SendFrom(copy, request, take, gone);
+    const absl::Status status = SendFrom(copy, request, take, gone);
     // Another node may have it, where nothing came of this one.
-    if (!absl::IsNotFound(status)) return status;
+    if (absl::IsResourceExhausted(status)) {
+      busy = status;
+    } else if (!absl::IsNotFound(status)) {
+      return status;
+    }
   }
-  return status;
+  return busy.ok() ? NoCopy(request) : busy;
 }
 
 }  // namespace sft::server

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <string>
 
 #include "common/base/mutex.h"
 #include "server/fleet/file_relay.h"
@@ -16,12 +18,16 @@ class ModelCopies {
  public:
   // Files on their way at once, so that users' downloads keep room among the relay's.
   static constexpr int kMostAtOnce = 8;
+  // And of one node: as many as its worker sends at once (FileSender::kModelThreads). One more
+  // would wait there until its receiver gives up.
+  static constexpr int kMostOfNode = 4;
 
   // All are borrowed.
   ModelCopies(Store& store, WorkerRegistry& registry, FileRelay& relay)
       : store_(store), registry_(registry), relay_(relay) {}
 
   // As WorkerService.FetchModelFile. `take` returns false when the reader is gone.
+  // RESOURCE_EXHAUSTED: those that have it send as much as they may.
   using Take = std::function<bool(const v1::FetchModelFileResponse& part)>;
   absl::Status Send(const v1::FetchModelFileRequest& request, const Take& take,
                     const FileRelay::Gone& gone);
@@ -29,7 +35,8 @@ class ModelCopies {
  private:
   // The copies of other nodes that are connected now.
   absl::StatusOr<std::vector<ModelRecord>> Copies(const v1::FetchModelFileRequest& request);
-  // From one node. NOT_FOUND before the first byte: it could not begin.
+  // From one node. Before the first byte NOT_FOUND: it could not begin, RESOURCE_EXHAUSTED: it
+  // sends others as many as it may.
   absl::Status SendFrom(const ModelRecord& copy, const v1::FetchModelFileRequest& request,
                         const Take& take, const FileRelay::Gone& gone);
 
@@ -38,6 +45,7 @@ class ModelCopies {
   FileRelay& relay_;
   Mutex mutex_;
   int under_way_ SFT_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> of_node_ SFT_GUARDED_BY(mutex_);  // by sender, of those that send
 };
 
 }  // namespace sft::server

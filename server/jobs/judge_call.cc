@@ -5,6 +5,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "common/base/json.h"
@@ -47,9 +48,11 @@ std::string Body(const JudgeCall& call) {
 
 // An API may repeat the key that it refuses.
 std::string WithoutKey(std::string text, const std::string& key) {
+  constexpr std::string_view kHidden = "***";
   if (key.empty()) return text;
-  for (size_t at = text.find(key); at != text.npos; at = text.find(key)) {
-    text.replace(at, key.size(), "***");
+  // Behind what was put in: a key of stars would be found in it again.
+  for (size_t at = text.find(key); at != text.npos; at = text.find(key, at + kHidden.size())) {
+    text.replace(at, key.size(), kHidden);
   }
   return text;
 }
@@ -125,22 +128,29 @@ Response Send(hub::HttpClient& http, const JudgeCall& call, const Shared& shared
 }  // namespace
 
 absl::StatusOr<Response> MakeJudgeCall(std::shared_ptr<hub::HttpClient> http, const JudgeCall& call,
-                                       Clock& clock, const std::atomic<bool>& stop) {
+                                       Clock& clock, const std::atomic<bool>& stop,
+                                       const FileRelay::Gone& gone) {
   const auto shared = std::make_shared<Shared>();
-  std::thread([shared, http = std::move(http), call] {
-    obs::NameThread("judge-call");
-    Response response = Send(*http, call, *shared);
-    const MutexLock lock(shared->mutex);
-    shared->response = std::move(response);
-    shared->done.NotifyAll();
-  }).detach();
+  try {
+    std::thread([shared, http = std::move(http), call = call]() mutable {
+      obs::NameThread("judge-call");
+      Response response = Send(*http, call, *shared);
+      call.place.reset();  // before whoever waits asks for the next one
+      const MutexLock lock(shared->mutex);
+      shared->response = std::move(response);
+      shared->done.NotifyAll();
+    }).detach();
+  } catch (const std::system_error& error) {
+    return ResourceExhausted(fmt::format("no thread for a call of a judge: {}", error.what()));
+  }
   const MonoTime end = clock.Mono() + call.timeout;
   const MutexLock lock(shared->mutex);
   while (!shared->response.has_value()) {
-    const bool over = clock.Mono() >= end;
-    if (over || stop) {
+    const bool over = clock.Mono() >= end, left = gone != nullptr && gone();
+    if (over || stop || left) {
       shared->left = true;
       if (stop) return Unavailable("the server is stopping");
+      if (left) return absl::CancelledError("the rank that asked has gone");
       return Failed(fmt::format("no answer within {} s", call.timeout.count()), /*again=*/true);
     }
     shared->done.WaitFor(shared->mutex, kLook);

@@ -112,48 +112,56 @@ absl::StatusOr<spec::Grader> Judges::Find(const std::string& job_id, const std::
 }
 
 absl::StatusOr<Response> Judges::Ask(const std::string& job_id, const std::string& project,
-                                     const v1::AskJudgeRequest& request) {
+                                     const v1::AskJudgeRequest& request, const Gone& gone) {
   SFT_ASSIGN_OR_RETURN(const spec::Grader grader, Find(job_id, request.grader()));
-  {
-    const MutexLock lock(mutex_);
-    if (stopped_) return Unavailable("the server is stopping");
-    int& of_job = under_way_[job_id];
-    if (all_under_way_ >= kMostAtOnce || of_job >= kMostOfJob) {
-      return ResourceExhausted("as many questions to judges are under way as there may be");
-    }
-    ++of_job;
-    ++all_under_way_;
+  SFT_ASSIGN_OR_RETURN(std::shared_ptr<const void> place, TakePlace(job_id));
+  int64_t calls = 0;
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(calls, store::JudgeCalls(db, job_id, grader.name));
+    if (calls >= grader.max_calls) return absl::OkStatus();
+    return store::AddJudgeCalls(db, job_id, grader.name, 1);
+  }));
+  if (calls >= grader.max_calls) {
+    Response over;
+    over.set_error(fmt::format("its {} calls (max_calls) are used up", grader.max_calls));
+    return over;
   }
-  const auto ask = [&]() -> absl::StatusOr<Response> {
-    int64_t calls = 0;
-    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(calls, store::JudgeCalls(db, job_id, grader.name));
-      if (calls >= grader.max_calls) return absl::OkStatus();
-      return store::AddJudgeCalls(db, job_id, grader.name, 1);
-    }));
-    if (calls >= grader.max_calls) {
-      Response over;
-      over.set_error(fmt::format("its {} calls (max_calls) are used up", grader.max_calls));
-      return over;
-    }
-    absl::StatusOr<Response> response = grader.url.empty()
-                                            ? AskJob(project, grader, request.prompt())
-                                            : AskUrl(project, grader, request.prompt());
-    if (absl::IsUnavailable(response.status())) {  // nobody was asked
-      SFT_RETURN_IF_ERROR(store_.Write(
-          [&](Database& db) { return store::AddJudgeCalls(db, job_id, grader.name, -1); }));
-    }
-    return response;
-  };
-  absl::StatusOr<Response> response = ask();
-  const MutexLock lock(mutex_);
-  --all_under_way_;
-  if (--under_way_[job_id] == 0) under_way_.erase(job_id);
+  absl::StatusOr<Response> response =
+      grader.url.empty() ? AskJob(project, grader, request.prompt(), gone)
+                         : AskUrl(project, grader, request.prompt(), gone, std::move(place));
+  if (!response.ok()) {  // nobody was asked, or nobody waits for the answer
+    SFT_RETURN_IF_ERROR(store_.Write(
+        [&](Database& db) { return store::AddJudgeCalls(db, job_id, grader.name, -1); }));
+  }
   return response;
 }
 
+absl::StatusOr<std::shared_ptr<const void>> Judges::TakePlace(const std::string& job_id) {
+  const MutexLock lock(places_->mutex);
+  if (stopped_) return Unavailable("the server is stopping");
+  const auto found = places_->by_job.find(job_id);
+  if (places_->all >= kMostAtOnce ||
+      (found != places_->by_job.end() && found->second >= kMostOfJob)) {
+    return ResourceExhausted("as many questions to judges are under way as there may be");
+  }
+  const auto place = std::make_shared<Place>();
+  place->job_id = job_id;
+  ++places_->by_job[job_id];
+  ++places_->all;
+  place->places = places_;
+  return std::shared_ptr<const void>(place);
+}
+
+Judges::Place::~Place() {
+  if (places == nullptr) return;  // it was not taken
+  const MutexLock lock(places->mutex);
+  --places->all;
+  const auto of_job = places->by_job.find(job_id);
+  if (--of_job->second == 0) places->by_job.erase(of_job);
+}
+
 absl::StatusOr<Response> Judges::AskJob(const std::string& project, const spec::Grader& grader,
-                                        const std::string& prompt) {
+                                        const std::string& prompt, const Gone& gone) {
   SFT_RETURN_IF_ERROR(CheckOne(project, grader));
   v1::GenerateRequest question;
   question.set_name(grader.job);
@@ -163,7 +171,8 @@ absl::StatusOr<Response> Judges::AskJob(const std::string& project, const spec::
   question.set_max_new_tokens(grader.max_tokens);
   question.set_temperature(0);
   const MonoTime end = clock_.Mono() + std::chrono::seconds(grader.timeout_seconds);
-  const auto over = [&] { return stopped_ || clock_.Mono() >= end; };
+  const auto left = [&] { return gone != nullptr && gone(); };
+  const auto over = [&] { return stopped_ || clock_.Mono() >= end || left(); };
   Response response;
   const absl::Status status = serving_.Ask(
       question,
@@ -181,7 +190,7 @@ absl::StatusOr<Response> Judges::AskJob(const std::string& project, const spec::
     return response;
   }
   if (stopped_) return Unavailable("the server is stopping");
-  if (!absl::IsCancelled(status)) return status;
+  if (!absl::IsCancelled(status) || left()) return status;
   response.Clear();
   response.set_error(fmt::format("no answer within {} s", grader.timeout_seconds));
   response.set_again(true);
@@ -201,7 +210,8 @@ absl::StatusOr<std::shared_ptr<hub::HttpClient>> Judges::ClientFor(int timeout_s
 }
 
 absl::StatusOr<Response> Judges::AskUrl(const std::string& project, const spec::Grader& grader,
-                                        const std::string& prompt) {
+                                        const std::string& prompt, const Gone& gone,
+                                        std::shared_ptr<const void> place) {
   // The operator may have taken it back since the job was submitted.
   SFT_RETURN_IF_ERROR(CheckOne(project, grader));
   JudgeCall call{.url = grader.url,
@@ -209,12 +219,13 @@ absl::StatusOr<Response> Judges::AskUrl(const std::string& project, const spec::
                  .key = "",
                  .prompt = prompt,
                  .max_tokens = grader.max_tokens,
-                 .timeout = std::chrono::seconds(grader.timeout_seconds)};
+                 .timeout = std::chrono::seconds(grader.timeout_seconds),
+                 .place = std::move(place)};
   if (!grader.secret.empty()) {
     SFT_ASSIGN_OR_RETURN(call.key, secrets_.Get(project, grader.secret));
   }
   SFT_ASSIGN_OR_RETURN(std::shared_ptr<hub::HttpClient> http, ClientFor(grader.timeout_seconds));
-  return MakeJudgeCall(std::move(http), call, clock_, stopped_);
+  return MakeJudgeCall(std::move(http), call, clock_, stopped_, gone);
 }
 
 }  // namespace sft::server

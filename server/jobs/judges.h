@@ -11,6 +11,7 @@
 #include "common/hub/http.h"
 #include "common/spec/grader.h"
 #include "common/spec/resolve.h"
+#include "server/fleet/file_relay.h"
 #include "server/jobs/secrets.h"
 #include "server/jobs/serving.h"
 #include "server/store/store.h"
@@ -44,23 +45,40 @@ class Judges {
   // secret or a job that is not there. An empty project is not known yet.
   absl::Status Check(const std::string& project, spec::Resolution& resolution);
 
-  // As WorkerService.AskJudge, of a job of this id and project. Waits for the judge; UNAVAILABLE
-  // while its job is not running, or after Stop.
+  using Gone = FileRelay::Gone;
+  // As WorkerService.AskJudge, of a job of this id and project. Waits for the judge, until `gone`
+  // (null: never) says that nobody wants its answer: CANCELLED. UNAVAILABLE while its job is not
+  // running, or after Stop; RESOURCE_EXHAUSTED while as many calls are under way as may be. A call
+  // counts for max_calls where it ends OK, with a reply or the judge's error.
   absl::StatusOr<v1::AskJudgeResponse> Ask(const std::string& job_id, const std::string& project,
-                                           const v1::AskJudgeRequest& request);
+                                           const v1::AskJudgeRequest& request,
+                                           const Gone& gone = nullptr);
   // Calls under way end soon, and no others begin.
   void Stop() { stopped_ = true; }
 
  private:
+  // Calls under way. A call that nobody waits for any more keeps its place, and may outlive this.
+  struct Places {
+    Mutex mutex;
+    std::map<std::string, int> by_job SFT_GUARDED_BY(mutex);  // of those that have some
+    int all SFT_GUARDED_BY(mutex) = 0;
+  };
+  struct Place {
+    std::shared_ptr<Places> places;
+    std::string job_id;
+    ~Place();
+  };
+  // A place that is free again when the last one has let go of what is returned.
+  absl::StatusOr<std::shared_ptr<const void>> TakePlace(const std::string& job_id);
   bool Allowed(const std::string& url) const;
   absl::Status CheckOne(const std::string& project, const spec::Grader& grader);
   absl::StatusOr<spec::Grader> Find(const std::string& job_id, const std::string& name);
   absl::StatusOr<v1::AskJudgeResponse> AskJob(const std::string& project,
-                                              const spec::Grader& grader,
-                                              const std::string& prompt);
+                                              const spec::Grader& grader, const std::string& prompt,
+                                              const Gone& gone);
   absl::StatusOr<v1::AskJudgeResponse> AskUrl(const std::string& project,
-                                              const spec::Grader& grader,
-                                              const std::string& prompt);
+                                              const spec::Grader& grader, const std::string& prompt,
+                                              const Gone& gone, std::shared_ptr<const void> place);
   absl::StatusOr<std::shared_ptr<hub::HttpClient>> ClientFor(int timeout_seconds);
 
   const Options options_;
@@ -69,9 +87,8 @@ class Judges {
   const Secrets& secrets_;
   Clock& clock_;
   std::atomic<bool> stopped_ = false;
+  const std::shared_ptr<Places> places_ = std::make_shared<Places>();
   Mutex mutex_;
-  std::map<std::string, int> under_way_ SFT_GUARDED_BY(mutex_);  // by job
-  int all_under_way_ SFT_GUARDED_BY(mutex_) = 0;
   // By the seconds that they wait.
   std::map<int, std::shared_ptr<hub::HttpClient>> clients_ SFT_GUARDED_BY(mutex_);
 };

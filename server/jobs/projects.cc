@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -103,16 +104,33 @@ absl::StatusOr<v1::ListProjectsResponse> Projects::List() {
   return response;
 }
 
-absl::Status Projects::SetSecrets(const v1::SetProjectRequest& request) {
+absl::Status Projects::CheckFiles(const v1::SetProjectRequest& request) const {
+  if (request.has_hub_token()) {
+    if (hub_ == nullptr) return FailedPrecondition("this server keeps no hub tokens");
+    SFT_RETURN_IF_ERROR(hub_->CheckToken(request.hub_token()));
+  }
   if (request.secrets().empty()) return absl::OkStatus();
   if (secrets_ == nullptr) return FailedPrecondition("this server keeps no secrets");
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> kept, secrets_->Names(request.name()));
+  std::set<std::string> names(kept.begin(), kept.end());
   for (const v1::ProjectSecret& secret : request.secrets()) {
     SFT_RETURN_IF_ERROR(Secrets::Check(secret.name(), secret.value()));
+    if (secret.value().empty()) {
+      names.erase(secret.name());
+    } else if (names.insert(secret.name()).second && names.size() > Secrets::kMostOfProject) {
+      return ResourceExhausted(fmt::format("project {} would have more than {} secrets",
+                                           request.name(), Secrets::kMostOfProject));
+    }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Projects::WriteFiles(const v1::SetProjectRequest& request) {
   for (const v1::ProjectSecret& secret : request.secrets()) {
     SFT_RETURN_IF_ERROR(secrets_->Set(request.name(), secret.name(), secret.value()));
   }
-  return absl::OkStatus();
+  return request.has_hub_token() ? hub_->SetToken(request.name(), request.hub_token())
+                                 : absl::OkStatus();
 }
 
 absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
@@ -120,18 +138,16 @@ absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
   if (!IsValidLabel(request.name())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.name()));
   }
+  SFT_RETURN_IF_ERROR(CheckFiles(request));
   ProjectLimits limits;
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
         SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
-        SFT_RETURN_IF_ERROR(store::PutLimits(db, limits));
-        SFT_RETURN_IF_ERROR(SetSecrets(request));
-        if (!request.has_hub_token()) return absl::OkStatus();
-        if (hub_ == nullptr) return FailedPrecondition("this server keeps no hub tokens");
-        return hub_->SetToken(request.name(), request.hub_token());
+        return store::PutLimits(db, limits);
       },
       actor.audit));
+  SFT_RETURN_IF_ERROR(WriteFiles(request));
   SFT_ASSIGN_OR_RETURN(const v1::ListProjectsResponse all, List());
   for (const v1::Project& project : all.projects()) {
     if (project.name() == request.name()) return project;

@@ -16,11 +16,14 @@ class Projects {
       : store_(store), clock_(clock), hub_(hub), secrets_(secrets) {}
 
   absl::StatusOr<v1::ListProjectsResponse> List();
+  // Nothing is changed where anything of the request is refused. Secrets and token are files,
+  // written when the limits are committed; an error then leaves those before it in place.
   absl::StatusOr<v1::Project> Set(const v1::SetProjectRequest& request, const Actor& actor);
 
  private:
-  // Of a request; all of them are sound before the first is kept.
-  absl::Status SetSecrets(const v1::SetProjectRequest& request);
+  // Whether the secrets and the token of a request can be kept.
+  absl::Status CheckFiles(const v1::SetProjectRequest& request) const;
+  absl::Status WriteFiles(const v1::SetProjectRequest& request);
 
   Store& store_;
   Clock& clock_;

@@ -51,6 +51,11 @@ absl::Status Secrets::Check(std::string_view name, std::string_view value) {
     return InvalidArgument(fmt::format(
         "a secret's name is of a-z, 0-9 and _, of at most {} characters", kLongestName));
   }
+  if (!value.empty() && value.size() < kFewestBytes) {
+    return InvalidArgument(
+        fmt::format("what was given for {} has {} characters: a key has at least {}", name,
+                    value.size(), kFewestBytes));
+  }
   const bool plain = std::ranges::all_of(value, [](char c) { return c > ' ' && c < 127; });
   if (plain && value.size() <= kMostBytes) return absl::OkStatus();
   return InvalidArgument(fmt::format(

@@ -108,7 +108,7 @@ absl::StatusOr<v1::AskJudgeResponse> WorkerService::AskJudge(CallContext& call,
       SFT_ASSIGN_OR_RETURN(job, FindJobOfPart(db, each));
       return absl::OkStatus();
     }));
-    return judges_.Ask(job.id, job.project, each);
+    return judges_.Ask(job.id, job.project, each, [&] { return call.Gone(); });
   });
 }
 

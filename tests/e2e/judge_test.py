@@ -3,6 +3,7 @@
 of the same project is one. A judge that is away, busy or talks rubbish ends no evaluation, and its key is nowhere."""
 
 import json
+import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +65,16 @@ class JudgeTest(harness.ServiceCase):
         config = json.loads((self.model / "tokenizer_config.json").read_text())
         config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
         (self.model / "tokenizer_config.json").write_text(json.dumps(config))
+
+    def make_tokens_numbers(self):
+        """Every token of the tiny model that a judge's prompt does not need is a number."""
+        path = self.model / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        needed = set("Question: q0? Answer: Right answer: r0 Grade it.0123456789")
+        kept = {token: number for token, number in tokenizer["model"]["vocab"].items() if number < 4 or token in needed}
+        numbers = {f"{number:03}": number for number in range(128) if number not in kept.values()}
+        tokenizer["model"]["vocab"] = kept | numbers
+        path.write_text(json.dumps(tokenizer))
 
     def start_judge(self, reply):
         judge = FakeJudge(reply)
@@ -178,15 +189,20 @@ high = 10
         self.assertIn("--judge-url https://judge.example/v1", refused.stderr)
 
     def test_a_job_that_serves_is_a_judge(self):
+        self.make_tokens_numbers()
         self.start_both()
         serving = self.submit_serving()
-        # What the tiny model says is no sentence: any letter of it is the score.
-        grader = f'job = "{serving}"\nmax_tokens = 4\nscore_pattern = "()"\n'
+        # What the tiny model says is no sentence: the last digit of it is the score.
+        grader = f'job = "{serving}"\nmax_tokens = 4\nscore_pattern = "([0-9])"\n'
         report, quality = self.report(grader)
-        self.assertEqual((quality["rows"], quality["ungraded"]), (0, 6))
-        self.assertIn("quality's reply holds no score", quality["first_ungraded"])
-        said = [sample["base"]["said"]["quality"] for sample in report["samples"]]
-        self.assertTrue(all(said), said)
+        sides = [sample["base"] for sample in report["samples"]]
+        digits = [re.findall("[0-9]", side.get("said", {}).get("quality", "")) for side in sides]
+        scores = [10 * int(found[-1]) if found else None for found in digits]
+        self.assertEqual([side["scores"].get("quality") for side in sides], scores)
+        given = [score for score in scores if score is not None]
+        self.assertTrue(given, sides)
+        self.assertEqual((quality["rows"], quality["ungraded"]), (len(given), 6 - len(given)))
+        self.assertAlmostEqual(quality["base"], sum(given) / len(given), delta=0.01)
         refused = self.submit('job = "job-bcdfghjkmn"\nscore_member = "score"\n')
         self.assertEqual(refused.returncode, USAGE)
         self.assertIn("job-bcdfghjkmn", refused.stderr)

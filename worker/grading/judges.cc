@@ -21,6 +21,8 @@ namespace sft::grading {
 namespace {
 
 constexpr double kFirstWait = 1, kLongestWait = 30;
+// Until a place is asked for again: others' questions end all the time.
+constexpr double kBusyWait = 1;
 // A judge that wants more is not waited for.
 constexpr double kLongestAsked = 300;
 constexpr int kLookMs = 200;
@@ -86,6 +88,7 @@ JudgeReply ParseJudgeReply(std::string_view line) {
     reply.error = json["error"].get<std::string>();
     reply.again = flag("again");
     reply.away = flag("away");
+    reply.busy = flag("busy");
     if (json.contains("after") && json["after"].is_number()) {
       reply.after_seconds = json["after"].get<double>();
     }
@@ -128,6 +131,11 @@ JudgeReply Judge::Reply(const std::string& prompt, const std::atomic<bool>& stop
   for (int calls = 0;;) {
     JudgeReply reply = ask_(grader_, prompt);
     const MonoTime now = clock_.Mono();
+    if (reply.busy) {
+      away_since = now;
+      if (!Wait(kBusyWait, stop)) return reply;
+      continue;
+    }
     if (reply.away) {
       if (now - away_since > kAway) return reply;
     } else {
@@ -184,14 +192,21 @@ Judge::Ask AskWorkerOn(const std::string& socket_path, const std::atomic<bool>& 
   return [socket_path, &stop](const spec::Grader& grader, const std::string& prompt) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    if (socket_path.empty() || socket_path.size() >= sizeof(address.sun_path)) {
+    if (socket_path.empty()) {
       return JudgeReply{.error = "this node's worker asks no judges: it is of an earlier release"};
+    }
+    if (socket_path.size() >= sizeof(address.sun_path)) {
+      return JudgeReply{
+          .error = fmt::format("this node's worker can take no questions to judges: the path of "
+                               "its socket has {} characters, {} at most: give it a shorter "
+                               "--data-dir",
+                               socket_path.size(), sizeof(address.sun_path) - 1)};
     }
     memcpy(address.sun_path, socket_path.data(), socket_path.size());
     const io::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd.valid() ||
         connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-      return Away("the node's worker is away");
+      return Away("the node's worker is away, or its log says why it takes no questions to judges");
     }
     std::string line = DumpJson(nlohmann::json{{"grader", grader.name}, {"prompt", prompt}}) + "\n";
     for (std::string_view rest = line; !rest.empty();) {

@@ -16,14 +16,15 @@
 //
 // A question is a line {"grader": name, "prompt": text}, one for each connection; the answer is a
 // line {"text": reply}, or {"error": why, "again": may another call succeed, "away": the judge was
-// not asked, because the server or the worker could not be reached or is busy, "after": seconds}.
+// not asked, "busy": because as many questions as may be are under way, not because the server or
+// the worker could not be reached, "after": seconds}.
 
 namespace sft::grading {
 
 // What the worker says of one question.
 struct JudgeReply {
   std::string text, error;
-  bool again = false, away = false;
+  bool again = false, away = false, busy = false;
   double after_seconds = 0;
 };
 JudgeReply ParseJudgeReply(std::string_view line);
@@ -38,7 +39,8 @@ class Judge {
   using Ask = std::function<JudgeReply(const spec::Grader& grader, const std::string& prompt)>;
   // Questions in a row without a reply after which no more are asked.
   static constexpr int kGiveUpAfter = 20;
-  // How long a question waits for a worker or a server that is away.
+  // How long a question waits for a worker or a server that is away; for one that is busy it waits
+  // as long as it takes.
   static constexpr Nanos kAway = std::chrono::minutes(10);
 
   Judge(spec::Grader grader, Ask ask, Clock& clock)

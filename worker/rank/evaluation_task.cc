@@ -23,7 +23,8 @@ using LineJson = nlohmann::ordered_json;
 
 constexpr const char* kSides[] = {"base", "tuned"};
 constexpr int kMostPrograms = 8;  // that run at once
-constexpr int kJudgesAsked = 8;   // questions to judges under way
+// Questions to judges under way of all ranks: as many as the server takes of a job.
+constexpr int kJudgesAsked = 16;
 constexpr std::chrono::milliseconds kGraderPatience{200};
 
 grade::Grader MakeGrader(const spec::JobSpec::Evaluate& evaluate) {
@@ -118,7 +119,7 @@ EvaluationTask::EvaluationTask(const Launch& launch)
                .folder = launch.file.attempt_dir + "/grading",
                .judge_socket = launch.file.judge_socket,
                .threads = std::min(launch.file.threads_per_rank, kMostPrograms),
-               .judge_threads = kJudgesAsked} {
+               .judge_threads = std::max(1, kJudgesAsked / launch.file.world_size)} {
   CheckOptions(options_);
   const engine::PrepareOptions rows = HeldOutRows(launch);
   file_ = rows.Name();

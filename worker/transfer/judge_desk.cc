@@ -21,6 +21,7 @@ namespace {
 constexpr int kLookMs = 200, kBacklog = 128;
 constexpr size_t kMaxQuestionBytes = size_t{4} << 20;
 constexpr int kQuestionMs = 10'000;  // a question comes at once
+constexpr int kTakeMs = 10'000;      // and a rank takes its answer at once
 
 absl::StatusOr<io::UniqueFd> ListenOn(const std::string& path,
                                       const std::optional<RankUser>& rank_user) {
@@ -59,14 +60,30 @@ std::string ReadLine(int fd, const std::atomic<bool>& stop) {
   return "";
 }
 
+// Gives up where the rank takes nothing for kTakeMs.
+void SendAnswer(int fd, std::string_view line, const std::atomic<bool>& stop) {
+  for (int waited = 0; !line.empty() && !stop && waited < kTakeMs;) {
+    const ssize_t sent = send(fd, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      line.remove_prefix(static_cast<size_t>(sent));
+      waited = 0;
+      continue;
+    }
+    if (sent == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return;
+    pollfd entry{fd, POLLOUT, 0};
+    if (poll(&entry, 1, kLookMs) <= 0) waited += kLookMs;
+  }
+}
+
 std::string LineOf(const absl::StatusOr<v1::AskJudgeResponse>& response) {
   nlohmann::json line;
   if (!response.ok()) {
     const absl::Status& status = response.status();
     // The server is away or has too much to do: that is no answer of the judge.
-    const bool away = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                      absl::IsResourceExhausted(status) || absl::IsAborted(status);
-    line = {{"error", std::string(Message(status))}, {"away", away}};
+    const bool busy = absl::IsResourceExhausted(status);
+    const bool away = busy || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                      absl::IsAborted(status);
+    line = {{"error", std::string(Message(status))}, {"away", away}, {"busy", busy}};
   } else if (!response->error().empty()) {
     line = {{"error", response->error()},
             {"again", response->again()},
@@ -156,12 +173,7 @@ void JudgeDesk::Answer(int fd) {
     pollfd entry{fd, POLLRDHUP, 0};
     return stop_ || (poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP)) != 0);
   };
-  const std::string line = LineOf(server_.AskJudge(request, gone));
-  for (std::string_view rest = line; !rest.empty();) {
-    const ssize_t sent = send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
-    if (sent <= 0) return;
-    rest.remove_prefix(static_cast<size_t>(sent));
-  }
+  SendAnswer(fd, LineOf(server_.AskJudge(request, gone)), stop_);
 }
 
 }  // namespace sft::worker

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
+#include <utility>
+
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
@@ -109,6 +112,50 @@ TEST_F(ModelCopiesTest, ANodeThatCannotSendIsPassedOver) {
   EXPECT_EQ(from_, "c");
   registry_->Disconnect("c", c.get());
   EXPECT_TRUE(absl::IsNotFound(Send(Request())));
+}
+
+TEST_F(ModelCopiesTest, ANodeSendsNoMoreThanItsWorkerDoes) {
+  JoinWithModel("a", {"weights"});
+  Place("b", "org/m@" + kCommit);
+  // Each is asked for while those before it are on their way.
+  int sending = 0;
+  absl::Status last;
+  const std::function<void()> next = [&] {
+    last = copies_.Send(
+        Request(),
+        [&, begun = false](const v1::FetchModelFileResponse&) mutable {
+          if (!std::exchange(begun, true)) {
+            ++sending;
+            next();
+          }
+          return true;
+        },
+        nullptr);
+    if (absl::IsResourceExhausted(last)) {
+      EXPECT_EQ(sending, ModelCopies::kMostOfNode);
+      EXPECT_EQ(Message(last), "node a sends 4 files of models");
+    } else {
+      EXPECT_TRUE(last.ok()) << last;
+    }
+  };
+  next();
+  EXPECT_EQ(sending, ModelCopies::kMostOfNode);
+  // Another that has it sends the fifth.
+  JoinWithModel("c", {"weights"});
+  sending = 0;
+  std::vector<std::string> nodes;
+  const std::function<void()> from_both = [&] {
+    (void)copies_.Send(
+        Request(),
+        [&](const v1::FetchModelFileResponse& part) {
+          if (!part.from_node().empty()) nodes.push_back(part.from_node());
+          if (!part.from_node().empty() && nodes.size() < 5) from_both();
+          return true;
+        },
+        nullptr);
+  };
+  from_both();
+  EXPECT_EQ(nodes, (std::vector<std::string>{"a", "a", "a", "a", "c"}));
 }
 
 TEST_F(ModelCopiesTest, WhatIsNoFileOfAModelIsRefused) {

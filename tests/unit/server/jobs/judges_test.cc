@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <thread>
+
 #include "common/spec/resolve.h"
 #include "server/jobs/judge_call.h"
+#include "server/jobs/projects.h"
 #include "server/store/judge_calls.h"
 #include "tests/unit/common/hub/fake_http.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
@@ -22,12 +25,12 @@ constexpr char kAnswer[] = R"({"choices": [{"message": {"content": "Score: 7"}}]
 class JudgeCallTest : public testing::Test {
  protected:
   // What an API that answers so makes of a call.
-  v1::AskJudgeResponse Call(hub::FakeHttp::Answer answer) {
+  v1::AskJudgeResponse Call(hub::FakeHttp::Answer answer, const std::string& key = kKey) {
     http_ = std::make_shared<hub::FakeHttp>(std::move(answer));
     return MakeJudgeCall(http_,
                          {.url = "https://a.example/v1",
                           .model = "large",
-                          .key = kKey,
+                          .key = key,
                           .prompt = "how \"good\"?",
                           .max_tokens = 9},
                          Clock::Real(), stop_)
@@ -79,6 +82,15 @@ TEST_F(JudgeCallTest, WhatTheApiSaysWrongIsToldWithoutTheKey) {
   EXPECT_THAT(Call(200, std::string(2 << 20, 'a')).error(), HasSubstr("more than 1048576 bytes"));
 }
 
+TEST_F(JudgeCallTest, AKeyThatIsPartOfWhatHidesItIsHidden) {
+  for (const char* key : {"*", "***", "********"}) {
+    const auto repeat = [&](const hub::HttpRequest&) {
+      return hub::FakeHttp::Make(401, std::string("wrong key ") + key, {});
+    };
+    EXPECT_THAT(Call(repeat, key).error(), HasSubstr("wrong key ***")) << key;
+  }
+}
+
 TEST_F(JudgeCallTest, AnApiThatIsAwayOrSlowIsSaidToBe) {
   const v1::AskJudgeResponse away =
       Call([](const hub::HttpRequest&) { return Unavailable("connection refused"); });
@@ -96,11 +108,31 @@ TEST_F(JudgeCallTest, AnApiThatIsAwayOrSlowIsSaidToBe) {
   const auto slow = MakeJudgeCall(http, {.timeout = std::chrono::seconds(1)}, Clock::Real(), stop_);
   EXPECT_EQ(slow->error(), "no answer within 1 s");
   EXPECT_TRUE(slow->again());
+  const auto gone = MakeJudgeCall(http, {}, Clock::Real(), stop_, [] { return true; });
+  EXPECT_TRUE(absl::IsCancelled(gone.status())) << gone.status();
   stop_ = true;
-  free = true;
   const auto stopped = MakeJudgeCall(http, {}, Clock::Real(), stop_);
-  EXPECT_TRUE(stopped.ok() || absl::IsUnavailable(stopped.status()));
+  EXPECT_TRUE(absl::IsUnavailable(stopped.status())) << stopped.status();
+  free = true;
   while (http.use_count() > 1) Clock::Real().Sleep(std::chrono::milliseconds(10));
+}
+
+TEST_F(JudgeCallTest, ACallHoldsItsPlaceUntilItHasEnded) {
+  std::atomic<bool> free = false;
+  const auto http = std::make_shared<hub::FakeHttp>([&free](const hub::HttpRequest&) {
+    while (!free) Clock::Real().Sleep(std::chrono::milliseconds(10));
+    return Unavailable("");
+  });
+  auto place = std::make_shared<int>();
+  const std::weak_ptr<int> held = place;
+  const auto left =
+      MakeJudgeCall(http, {.place = std::move(place)}, Clock::Real(), stop_, [] { return true; });
+  EXPECT_TRUE(absl::IsCancelled(left.status()));
+  EXPECT_FALSE(held.expired()) << "its thread is still there";
+  free = true;
+  while (!held.expired() || http.use_count() > 1) {
+    Clock::Real().Sleep(std::chrono::milliseconds(10));
+  }
 }
 
 class JudgesTest : public FleetTest {
@@ -155,11 +187,11 @@ class JudgesTest : public FleetTest {
     Tick();
     Report("a", worker_, Uid("job-1"), v1::AttemptStatus::RUNNING);
   }
-  absl::StatusOr<v1::AskJudgeResponse> Ask() {
+  absl::StatusOr<v1::AskJudgeResponse> Ask(const Judges::Gone& gone = nullptr) {
     v1::AskJudgeRequest request;
     request.set_grader("good");
     request.set_prompt("how good?");
-    return judges_.Ask("job-2", "default", request);
+    return judges_.Ask("job-2", "default", request, gone);
   }
   int64_t Calls() {
     int64_t calls = 0;
@@ -203,7 +235,7 @@ TEST_F(JudgesTest, AJobNamesAUrlThatTheOperatorAllowsAndASecretThatIsThere) {
 
 TEST_F(JudgesTest, SecretsAreTheirProjectsAndNobodyElseReadsTheirFiles) {
   ASSERT_TRUE(secrets_.Set("default", "openai", kKey).ok());
-  ASSERT_TRUE(secrets_.Set("default", "azure", "other").ok());
+  ASSERT_TRUE(secrets_.Set("default", "azure", "another-key").ok());
   EXPECT_THAT(secrets_.Names("default").value(), ElementsAre("azure", "openai"));
   EXPECT_EQ(secrets_.Get("default", "openai").value(), kKey);
   EXPECT_TRUE(absl::IsNotFound(secrets_.Get("vision", "openai").status()));
@@ -213,11 +245,41 @@ TEST_F(JudgesTest, SecretsAreTheirProjectsAndNobodyElseReadsTheirFiles) {
   ASSERT_TRUE(secrets_.Set("default", "openai", "").ok());
   EXPECT_THAT(secrets_.Names("default").value(), ElementsAre("azure"));
   for (const char* name : {"", "../x", "A", "a/b", "."}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(secrets_.Set("default", name, "x"))) << name;
+    EXPECT_TRUE(absl::IsInvalidArgument(secrets_.Set("default", name, kKey))) << name;
   }
   const absl::Status spaces = secrets_.Set("default", "openai", "two words");
   EXPECT_THAT(std::string(Message(spaces)), HasSubstr("is no key"));
   EXPECT_THAT(std::string(Message(spaces)), Not(HasSubstr("two words")));
+  const absl::Status few = secrets_.Set("default", "openai", "sk-4567");
+  EXPECT_EQ(Message(few), "what was given for openai has 7 characters: a key has at least 8");
+}
+
+TEST_F(JudgesTest, AProjectsSecretsAreKeptOnceAllOfARequestIsAccepted) {
+  Projects projects(*store_, clock_, nullptr, &secrets_);
+  v1::SetProjectRequest request;
+  request.set_name("default");
+  request.set_max_gpus(-1);
+  v1::ProjectSecret& secret = *request.add_secrets();
+  secret.set_name("openai");
+  secret.set_value(kKey);
+  EXPECT_TRUE(absl::IsInvalidArgument(projects.Set(request, {}).status()));
+  EXPECT_TRUE(secrets_.Names("default")->empty());
+  request.set_max_gpus(3);
+  secret.set_value("short");
+  EXPECT_TRUE(absl::IsInvalidArgument(projects.Set(request, {}).status()));
+  request.clear_max_gpus();
+  secret.set_value(kKey);
+  const auto set = projects.Set(request, {});
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(set->max_gpus(), 0) << "the request that was refused changed nothing";
+  EXPECT_THAT(set->secrets(), ElementsAre("openai"));
+  for (size_t i = 0; i < Secrets::kMostOfProject; ++i) {
+    v1::ProjectSecret& more = *request.add_secrets();
+    more.set_name("more" + std::to_string(i));
+    more.set_value(kKey);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(projects.Set(request, {}).status()));
+  EXPECT_THAT(secrets_.Names("default").value(), ElementsAre("openai"));
 }
 
 TEST_F(JudgesTest, AJobThatServesIsAskedAndItsCallsAreCounted) {
@@ -245,6 +307,27 @@ TEST_F(JudgesTest, AJobThatDoesNotServeYetIsAwayAndItsCallsDoNotCount) {
   EXPECT_EQ(Calls(), 0);
   judges_.Stop();
   EXPECT_TRUE(absl::IsUnavailable(Ask().status()));
+}
+
+TEST_F(JudgesTest, AQuestionWhoseRankHasGoneLeavesItsPlaceAndDoesNotCount) {
+  Running(R"("job": "job-1", "max_calls": 100)", {});
+  std::atomic<int> asked = 0;
+  worker_->on_ask = [&](const v1::Ask&) { ++asked; };
+  std::atomic<bool> gone = false;
+  const auto ask = [&] {
+    const auto answer = Ask([&] { return gone.load(); });
+    EXPECT_TRUE(absl::IsCancelled(answer.status())) << answer.status();
+  };
+  std::vector<std::thread> ranks;
+  for (int i = 0; i < Judges::kMostOfJob; ++i) ranks.emplace_back(ask);
+  while (asked < Judges::kMostOfJob) Clock::Real().Sleep(std::chrono::milliseconds(10));
+  EXPECT_EQ(Calls(), Judges::kMostOfJob);
+  const auto busy = Ask();
+  EXPECT_TRUE(absl::IsResourceExhausted(busy.status())) << busy.status();
+  gone = true;
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(Calls(), 0);
+  ask();
 }
 
 }  // namespace

@@ -111,6 +111,19 @@ TEST(JudgesTest, AWorkerOrServerThatIsAwayIsWaitedForAndCountsAsNoCall) {
   EXPECT_GE(asked.clock.Mono() - begin, Judge::kAway);
 }
 
+TEST(JudgesTest, AServerThatIsBusyIsWaitedForAsLongAsItTakes) {
+  spec::Grader grader = ByPattern();
+  grader.retries = 0;
+  std::vector<JudgeReply> replies(1000, {.error = "no place", .away = true, .busy = true});
+  replies.push_back({.text = "Score: 1"});
+  Asked asked(replies);
+  Judge judge(grader, asked.Ask(), asked.clock);
+  const MonoTime begin = asked.clock.Mono();
+  EXPECT_EQ(*judge.Grade({.answer = "a"}, asked.stop).score, 10);
+  EXPECT_GT(asked.clock.Mono() - begin, Judge::kAway);
+  EXPECT_LT(asked.clock.Mono() - begin, std::chrono::seconds(1100)) << "a second each";
+}
+
 TEST(JudgesTest, AJudgeThatIsDownIsNotAskedForEver) {
   spec::Grader grader = ByPattern();
   grader.retries = 0;
@@ -144,6 +157,8 @@ TEST(JudgesTest, WhatTheWorkerSaysIsMaterial) {
   EXPECT_EQ(wrong.error, "busy");
   EXPECT_TRUE(wrong.again);
   EXPECT_FALSE(wrong.away);
+  EXPECT_FALSE(wrong.busy);
+  EXPECT_TRUE(ParseJudgeReply("{\"error\": \"no place\", \"busy\": true}").busy);
   EXPECT_EQ(wrong.after_seconds, 2.5);
   for (const char* line : {"", "[]", "{}", "{\"text\": 1}", "{\"error\": 1}", "x"}) {
     EXPECT_TRUE(ParseJudgeReply(line).away) << line;
@@ -189,6 +204,9 @@ TEST(JudgesTest, AQuestionGoesToTheWorkersSocket) {
   worker.Join();
   EXPECT_EQ(worker.question, "{\"grader\":\"good\",\"prompt\":\"how \\\"good\\\"?\"}");
   EXPECT_FALSE(AskWorkerOn("", stop)(ByPattern(), "").away) << "waiting changes nothing";
+  const JudgeReply cut = AskWorkerOn("/" + std::string(200, 'a'), stop)(ByPattern(), "");
+  EXPECT_FALSE(cut.away);
+  EXPECT_THAT(cut.error, HasSubstr("has 201 characters, 107 at most"));
   (void)io::RemoveAll(dir);
 }
 

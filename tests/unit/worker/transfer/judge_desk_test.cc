@@ -70,13 +70,35 @@ TEST_F(JudgeDeskTest, AQuestionGoesToTheServerAsThatOfItsAttempt) {
             "{\"after\":2.0,\"again\":true,\"error\":\"HTTP status 429\"}");
   answer = Unavailable("no connection");
   EXPECT_EQ(Ask("{\"grader\":\"good\",\"prompt\":\"how?\"}\n"),
-            "{\"away\":true,\"error\":\"no connection\"}");
+            "{\"away\":true,\"busy\":false,\"error\":\"no connection\"}");
+  answer = ResourceExhausted("no place");
+  EXPECT_EQ(Ask("{\"grader\":\"good\",\"prompt\":\"how?\"}\n"),
+            "{\"away\":true,\"busy\":true,\"error\":\"no place\"}");
   answer = FailedPrecondition("the attempt is over");
   EXPECT_EQ(Ask("{\"grader\":\"good\",\"prompt\":\"how?\"}\n"),
-            "{\"away\":false,\"error\":\"the attempt is over\"}");
+            "{\"away\":false,\"busy\":false,\"error\":\"the attempt is over\"}");
   asked.Clear();
   EXPECT_EQ(Ask("what?\n"), "") << "no question";
   EXPECT_EQ(asked.grader(), "");
+}
+
+TEST_F(JudgeDeskTest, ARankThatTakesNoAnswerKeepsNoWorkerWaiting) {
+  std::atomic<bool> asked = false;
+  server_.judge = [&](const v1::AskJudgeRequest&) {
+    asked = true;
+    v1::AskJudgeResponse answer;
+    answer.set_text(std::string(size_t{8} << 20, 'a'));  // more than a socket holds
+    return answer;
+  };
+  const auto desk = std::make_unique<JudgeDesk>(setup_, server_, kUid, 1);
+  const io::UniqueFd fd = Connect();
+  const std::string question = "{\"grader\":\"good\"}\n";
+  EXPECT_EQ(send(fd.get(), question.data(), question.size(), 0),
+            static_cast<ssize_t>(question.size()));
+  char letter = 0;  // the answer is being sent
+  EXPECT_EQ(recv(fd.get(), &letter, 1, 0), 1);
+  EXPECT_TRUE(asked);
+  // The test ends: destroying the desk does not wait for who reads it.
 }
 
 TEST_F(JudgeDeskTest, ItIsThereAgainAfterTheWorkersRestart) {
