@@ -66,12 +66,12 @@ class SimNode : public worker::ServerApi {
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override;
   absl::StatusOr<std::string> HubToken(const v1::GetHubTokenRequest&) override { return ""; }
   absl::StatusOr<std::unique_ptr<ModelFile>> FetchModelFile(const v1::FetchModelFileRequest&,
-                                                            const StopCheck&) override {
-    return NotFound("no other node has it");
+                                                            const worker::StopCheck&) override {
+    return absl::NotFoundError("no other node has it");
   }
   absl::StatusOr<v1::AskJudgeResponse> AskJudge(const v1::AskJudgeRequest&,
-                                                const StopCheck&) override {
-    return Unimplemented("no judges");
+                                                const worker::StopCheck&) override {
+    return absl::UnimplementedError("no judges");
   }
   absl::Status SendFile(const v1::FetchFile&, const std::string&, const std::string&) override;
   absl::Status SendLines(const std::string&, const NextLine&) override {

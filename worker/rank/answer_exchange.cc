@@ -168,7 +168,7 @@ bool AnswerReceiver::AllLeft() {
 
 void SayGoodbye(c10d::Store& store, int rank) {
   try {
-    store.set(KeyOf("bye", rank), {1});
+    store.set(KeyOf("bye", rank), std::vector<uint8_t>{1});
   } catch (const std::exception&) {
     // Rank 0 waits for it no longer than a while.
   }
