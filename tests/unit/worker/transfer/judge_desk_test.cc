@@ -18,7 +18,10 @@ constexpr char kUid[] = "attempt-bcdfghjkmn";
 
 class JudgeDeskTest : public TestNode {
  protected:
-  JudgeDeskTest() { EXPECT_TRUE(io::MakeDirs(setup_.data_dir + "/run").ok()); }
+  void SetUp() override {
+    TestNode::SetUp();
+    ASSERT_TRUE(io::MakeDirs(setup_.data_dir + "/run").ok());
+  }
 
   io::UniqueFd Connect() {
     sockaddr_un address{};
