@@ -144,7 +144,9 @@ std::string WithoutSaid(const std::string& evidence, const std::string& said) {
     if (at == 0 || text.empty() || said.find(text) == said.npos) lines.push_back(line);
     at = end + 1;
   }
-  const bool heading = lines.size() == 1 && evidence.find('\n') != evidence.npos;
+  const bool heading = evidence.find('\n') != evidence.npos &&
+                       std::all_of(lines.begin() + 1, lines.end(),
+                                   [](std::string_view line) { return line.empty(); });
   return heading ? "" : fmt::format("{}", fmt::join(lines, "\n"));
 }
 

@@ -31,6 +31,8 @@ absl::StatusOr<io::UniqueFd> ListenOn(const std::string& path,
     return InvalidArgument(path + " is too long for a socket");
   }
   memcpy(address.sun_path, path.data(), path.size());
+  // Also made with the folders of an attempt's ranks, which may come later.
+  SFT_RETURN_IF_ERROR(LetRanksWrite(path.substr(0, path.rfind('/')), rank_user));
   io::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // The file is the ranks', who have to be able to connect.
   const RankRights rights(rank_user);

@@ -18,11 +18,6 @@ constexpr char kUid[] = "attempt-bcdfghjkmn";
 
 class JudgeDeskTest : public TestNode {
  protected:
-  void SetUp() override {
-    TestNode::SetUp();
-    ASSERT_TRUE(io::MakeDirs(setup_.data_dir + "/run").ok());
-  }
-
   io::UniqueFd Connect() {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
