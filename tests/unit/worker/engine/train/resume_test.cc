@@ -161,7 +161,7 @@ TEST_P(ResumeTest, ACheckpointIsDeliveredWithoutItsRanksAsTheyWouldDeliverIt) {
     const CheckpointDelivery delivery =
         DeliverCheckpoint(Saved().parent_path() / "step-6",
                           {.target = made, .model_dir = dir_ / "model", .model_name = "tiny"}, "");
-    EXPECT_EQ(delivery.full_model, GetParam() == Base::kFull || GetParam() == Base::kFullFp8);
+    EXPECT_EQ(delivery.full_model, IsFull(GetParam()));
     EXPECT_EQ(delivery.step, 6);
     int files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(options.output_dir)) {
