@@ -163,7 +163,7 @@ high = 10
         self.start_both("--judge-url", judge.url)
         grader = f'url = "{judge.url}"\nmodel = "m"\nretries = 0\nscore_member = "score"\n'
         report, quality = self.report(grader, rows=60)
-        self.assertEqual((quality["rows"], quality.get("ungraded", 0)), (0, 60))
+        self.assertEqual((quality["rows"], quality["ungraded"]), (0, 60))
         self.assertIn("line 1: quality gave no reply: it answers with HTTP status 500: out of order",
                       quality["first_ungraded"])
         self.assertIn("quality was not asked any more: ", json.dumps(report["samples"]))
@@ -201,7 +201,7 @@ high = 10
         self.assertEqual([side["scores"].get("quality") for side in sides], scores)
         given = [score for score in scores if score is not None]
         self.assertTrue(given, sides)
-        self.assertEqual((quality["rows"], quality["ungraded"]), (len(given), 6 - len(given)))
+        self.assertEqual((quality["rows"], quality.get("ungraded", 0)), (len(given), 6 - len(given)))
         self.assertAlmostEqual(quality["base"], sum(given) / len(given), delta=0.01)
         refused = self.submit('job = "job-bcdfghjkmn"\nscore_member = "score"\n')
         self.assertEqual(refused.returncode, USAGE)
