@@ -34,8 +34,8 @@ BackwardHeads HeadsOf(const ModelShape& s, int64_t layer, bool deterministic) {
   return {shape.kv_heads, s.heads / shape.kv_heads, shape.head_dim, deterministic};
 }
 
-// Of a window's slabs: cuDNN's part, and what all slabs add to the gradients of keys and values of
-// a call's heads, with the statistics by slabs.
+// Workspace of the backward in a window's slabs: cuDNN's own, what all slabs add to the gradients
+// of keys and values of a call's heads, and the statistics by slabs.
 int64_t WindowWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length,
                         int64_t window) {
   const int64_t keys = kWindowSlab + WindowKeysBefore(window);
@@ -46,7 +46,7 @@ int64_t WindowWorkspace(const BackwardHeads& heads, int64_t documents, int64_t l
   return call.slabs * call.kv_heads * heads.Workspace(kWindowSlab, keys) + parts + statistics;
 }
 
-// Of attention's backward by cuDNN: in whole documents or in slabs.
+// Workspace of attention's backward by cuDNN, in whole documents or in slabs.
 int64_t CallsWorkspace(const BackwardHeads& heads, int64_t documents, int64_t length,
                        int64_t window) {
   if (heads.InWindowSlabs(length, window)) {
@@ -82,7 +82,8 @@ double SlabPairs(const BackwardHeads& heads, int64_t length, int64_t window) {
   return pairs;
 }
 
-// Of kernels that reach half of their rate at `half` tokens, as a share of the rate of others.
+// The speed, relative to one call in a fixed order, of a kernel that is `rate` times as fast in
+// very long documents and reaches half of its own rate at `half` tokens.
 double LongShare(double rate, int64_t length, double half) {
   const double tokens = static_cast<double>(length);
   return rate * (tokens + kHalfBackward) / (tokens + half);

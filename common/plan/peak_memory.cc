@@ -95,7 +95,8 @@ struct SubLayerPeaks {
   int64_t forward = 0, backward_mlp = 0;
 };
 
-// Of a block beside what it keeps, with its feed-forward layer in tiles where the plan says so.
+// The peaks of a block beside what it keeps, with its feed-forward layer in tiles where the plan
+// says so.
 SubLayerPeaks PeaksOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   const BlockCost& block = p.blocks[layer];
   const int64_t tokens = MicroBatchTokens(p, run);

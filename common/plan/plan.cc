@@ -437,8 +437,9 @@ spec::JobSpec WithPrecision(const PlanInput& input) {
     if (master == MasterWeights::kBf16) candidate.job.hyperparameters.master_weights = master;
     candidates.push_back(candidate);
   }
-  // Where the host's memory is not known, it is not to decide first.
-  for (const bool keeps_on_host : {input.host_bytes > 0, true}) {
+  // Where the host's memory is not known, plans without it decide first.
+  for (const bool keeps_on_host : {false, true}) {
+    if (!keeps_on_host && input.host_bytes > 0) continue;
     for (PlanInput& candidate : candidates) {
       candidate.keeps_on_host = keeps_on_host;
       if (MakePlan(candidate).ok()) return candidate.job;
