@@ -42,22 +42,26 @@ def load_model(options, torch):
     return model
 
 
+def update(optimizer, losses):
+    """One optimizer step over the micro-batches' losses, each computed as it is asked for; their sum."""
+    total = 0.0
+    for loss in losses:
+        loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(total)
+
+
 def full_step(options, torch, model, optimizer):
     """step() of rows that are all as long as the sequence."""
     source = peer_common.batches(peer_common.load_rows(options.rows, options.seq), options.batch)
 
-    def step():
-        total = 0.0
-        for _ in range(options.accumulation):
-            ids = torch.tensor(next(source), device="cuda")
-            loss = model(input_ids=ids, labels=ids).loss / options.accumulation
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(total)
+    def loss():
+        ids = torch.tensor(next(source), device="cuda")
+        return model(input_ids=ids, labels=ids).loss / options.accumulation
 
-    return step
+    return lambda: update(optimizer, (loss() for _ in range(options.accumulation)))
 
 
 def inputs_of(batch, torch):
@@ -79,14 +83,7 @@ def layout_step(options, torch, model, optimizer, loss_tokens):
         batches = [next(source) for _ in range(options.accumulation)]
         loss_tokens.append(sum(batch["loss_tokens"] for batch in batches))
         count = torch.tensor(loss_tokens[-1], device="cuda")
-        total = 0.0
-        for batch in batches:
-            loss = model(**inputs_of(batch, torch), num_items_in_batch=count).loss
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(total)
+        return update(optimizer, (model(**inputs_of(batch, torch), num_items_in_batch=count).loss for batch in batches))
 
     return step
 
