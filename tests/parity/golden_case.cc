@@ -96,7 +96,7 @@ void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, do
   for (size_t i = 0; i < parts.size(); ++i) {
     const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
     const Tensor expected =
-        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix, param.name));
+        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix(), param.name));
     ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
     Tensor actual = model.gradients()[i] / targets;
     if (param.transposed) actual = actual.view(param.shape).t().contiguous();

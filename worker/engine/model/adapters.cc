@@ -117,7 +117,7 @@ void CheckPatterns(const ModelLayout& layout, const std::vector<std::string>& ta
                    const spec::LoraSizes& sizes) {
   std::vector<std::string> adapted;
   for (const std::string& module : LinearsOf(layout)) {
-    if (IsTarget(module, targets)) adapted.push_back(plan::RuntimeModule(layout.prefix, module));
+    if (IsTarget(module, targets)) adapted.push_back(plan::RuntimeModule(layout.prefix(), module));
   }
   if (const auto problem = sizes.FindIdle(adapted)) {
     throw UserError(problem->key + ": " + problem->message, "bad_target_module");
@@ -143,7 +143,7 @@ void TrainWholeModules(ModelLayout& layout, const spec::JobSpec::Lora& lora) {
   for (UnitInfo& unit : layout.units) {
     for (ParamInfo& param : unit.params) {
       if (!param.of_base() || param.role == ParamRole::kConstant) continue;
-      const std::string name = plan::RuntimeModule(layout.prefix, param.module());
+      const std::string name = plan::RuntimeModule(layout.prefix(), param.module());
       param.trainable |= plan::TrainsWhole(name, name == layout.named.tied_to, lora);
     }
   }
@@ -178,7 +178,7 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
   const spec::LoraSizes sizes = SizesOf(lora);
   CheckPatterns(layout, lora.target_modules, sizes);
   for (UnitInfo& unit : layout.units) {
-    AdaptUnit(unit, layout.prefix, lora, sizes);
+    AdaptUnit(unit, layout.prefix(), lora, sizes);
     for (ParamInfo& param : unit.params) {
       param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
     }
@@ -266,7 +266,7 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
         }
         pair.a.narrow(0, 0, r).copy_(from->second.a);
         const double ratio =
-            from->second.scale / sizes.ScaleOf(plan::RuntimeModule(layout.prefix, module));
+            from->second.scale / sizes.ScaleOf(plan::RuntimeModule(layout.prefix(), module));
         pair.b.narrow(1, 0, r).copy_(from->second.b.to(at::kFloat) * ratio);
         pair.magnitude = from->second.magnitude;
         old.erase(from);

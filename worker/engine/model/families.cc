@@ -31,7 +31,6 @@ ParamRole RoleOf(plan::TensorRole role) {
 
 ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
-  layout.prefix = config.prefix;
   layout.in_files = plan::NamesInFiles(config);
   layout.named = plan::NamedModulesOf(config);
   layout.stored = config.stored;

@@ -99,11 +99,11 @@ std::vector<std::string> WrittenTargets(const ModelLayout& layout,
 
 // modules_to_save likewise: PEFT would find ends of names in a vision tower, too.
 std::vector<std::string> WrittenWhole(const ModelLayout& layout, const spec::JobSpec::Lora& lora) {
-  if (layout.prefix.empty() || lora.modules_to_save.empty()) return lora.modules_to_save;
+  if (layout.prefix().empty() || lora.modules_to_save.empty()) return lora.modules_to_save;
   std::set<std::string> modules;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      const std::string module = plan::RuntimeModule(layout.prefix, param.module());
+      const std::string module = plan::RuntimeModule(layout.prefix(), param.module());
       const bool table = layout.tied_head() && param.role == ParamRole::kEmbedding;
       if (param.of_base() && plan::TrainsWhole(module, table, lora)) modules.insert(module);
     }
@@ -120,7 +120,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
   config.dropout = lora.dropout;
   config.target_modules = WrittenTargets(layout, lora);
   // In a multimodal model PEFT would find the same names in the vision tower, too.
-  if (!layout.prefix.empty()) {
+  if (!layout.prefix().empty()) {
     config.target_pattern =
         fmt::format(R"(.*language_model\..*\.({}))", fmt::join(config.target_modules, "|"));
   }
@@ -145,14 +145,14 @@ AdapterFiles AdapterFilesOf(const ModelLayout& layout, const spec::JobSpec& spec
   files.target = options.target;
   files.source = options.model_dir;
   files.chat_template = spec.data.chat_template;
-  files.base_prefix = layout.prefix;
+  files.base_prefix = layout.prefix();
   if (layout.tied_head()) files.tied_table = layout.units[0].params[0].name;
   return files;
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
 std::string AdapterFileHash(const ModelLayout& layout, const std::filesystem::path& dir) {
-  const auto tensors = ReadAdapter(dir, layout.prefix).Values(layout.tied_head());
+  const auto tensors = ReadAdapter(dir, layout.prefix()).Values(layout.tied_head());
   TensorHasher hasher;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {

@@ -80,7 +80,7 @@ void CheckScales(const ModelLayout& layout, const spec::JobSpec& spec, const Ada
   const auto sizes = spec::LoraSizes::Make(spec.lora);
   if (!sizes.ok()) throw InternalError(std::string(Message(sizes.status())));
   for (const LoraPair& pair : adapter.pairs) {
-    const double scale = sizes->ScaleOf(plan::RuntimeModule(layout.prefix, pair.module));
+    const double scale = sizes->ScaleOf(plan::RuntimeModule(layout.prefix(), pair.module));
     if (pair.scale == scale) continue;
     throw InternalError(fmt::format("the job's adapter of {} is scaled by {}, that of {} by {}",
                                     pair.module, scale, dir.string(), pair.scale),
@@ -98,7 +98,7 @@ class DeliveredWeights {
       model_.emplace(dir, layout_, device);
       return;
     }
-    const Adapter adapter = ReadAdapter(dir, model.layout().prefix);
+    const Adapter adapter = ReadAdapter(dir, model.layout().prefix());
     CheckScales(model.layout(), spec, adapter, dir);
     tensors_ = adapter.Values(model.layout().tied_head());
   }

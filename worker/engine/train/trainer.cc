@@ -91,7 +91,7 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
 }
 
 void Trainer::StartFromAdapter() {
-  const Adapter given = ReadAdapter(options_.adapter_dir, model_.layout().prefix);
+  const Adapter given = ReadAdapter(options_.adapter_dir, model_.layout().prefix());
   const Adapter fitted = FitAdapter(given, model_.layout(), options_.spec);
   model_.LoadAdapter(fitted);
   if (comm_.rank() != 0) return;
@@ -135,7 +135,7 @@ void Trainer::CheckBeforeTraining() {
       observer_.OnMessage(line);
     }
     // Only a model with a prefix has parts beside the decoder: the files need no second look.
-    if (!model_.layout().prefix.empty()) {
+    if (!model_.layout().prefix().empty()) {
       const std::string others =
           DescribeOtherParts(ModelFiles::Open(options_.model_dir).Names(), model_.layout());
       if (!others.empty()) observer_.OnMessage(others);

@@ -100,11 +100,12 @@ struct UnitInfo {
 // All units of a model in the order of the forward pass.
 struct ModelLayout {
   std::vector<UnitInfo> units;
-  std::string prefix;  // of the names of all base parameters (plan::ModelShape::prefix)
   plan::CheckpointNames in_files;
   plan::NamedModules named;  // of the base, which may be trained whole beside adapters
   plan::StoredWeights stored;
 
+  // Of the names of all base parameters (plan::ModelShape::prefix).
+  const std::string& prefix() const { return in_files.prefix; }
   bool IsOtherPart(std::string_view name) const { return in_files.IsOtherPart(name); }
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }

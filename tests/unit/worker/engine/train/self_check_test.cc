@@ -211,12 +211,12 @@ TEST_F(SelfCheckTest, QuantisedAndUntouchedPartsAreNamed) {
                                         "adapters of rank 4 trained")));
   EXPECT_THAT(lines, Contains(testing::AllOf(HasSubstr("v_proj"),
                                              testing::EndsWith("quantised to 4 bits"))));
-  layout.prefix = "model.language_model.";
+  layout.in_files.prefix = "model.language_model.";
   const std::vector<std::string> names{"model.vision_tower.a.weight", "model.vision_tower.b.weight",
                                        "model.language_model.norm.weight", "lm_vision.weight"};
   EXPECT_EQ(DescribeOtherParts(names, layout),
             "not trained, kept as they are: 3 tensors of lm_vision, vision_tower");
-  layout.prefix.clear();
+  layout.in_files.prefix.clear();
   EXPECT_EQ(DescribeOtherParts(names, layout), "");
 }
 
