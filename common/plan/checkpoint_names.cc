@@ -57,6 +57,16 @@ class Comparison {
 
   // What is wrong with a tensor of the model; takes note of it and of what belongs to it.
   std::string Look(const TensorInfo& tensor) {
+    if (tensor.parts.empty()) return LookAt(tensor);
+    TensorInfo part{.shape = tensor.shape};
+    part.shape[0] /= static_cast<int64_t>(tensor.parts.size());
+    for (const std::string& name : tensor.parts) {
+      part.name = name;
+      if (std::string problem = LookAt(part); !problem.empty()) return problem;
+    }
+    return "";
+  }
+  std::string LookAt(const TensorInfo& tensor) {
     const auto has = [this](const std::string& name) { return Has(name); };
     const std::string name = names_.InFiles(tensor.name, has);
     const auto found = tensors_.find(name);

@@ -27,4 +27,10 @@ enum class ActivationKind {
   kGeluTanh,  // GELU in the tanh form; gated: GeGLU
 };
 
+// How a router weighs the experts that it chooses for a token, those with the largest scores.
+enum class RouterWeights {
+  kOfChosen,  // softmax over the scores of the chosen
+  kOfAll,     // softmax over all scores: the weights of the chosen add up to less than 1
+};
+
 }  // namespace sft::plan

@@ -33,7 +33,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Beyond this, numbers of weights and bytes would leave 64 bits.
 void CheckSize(const ConfigReader& config, const ConfigKeys& keys, const ModelShape& shape) {
   const double width =
       static_cast<double>(shape.heads + 2 * shape.kv_heads) * static_cast<double>(shape.head_dim) +
@@ -41,7 +40,7 @@ void CheckSize(const ConfigReader& config, const ConfigKeys& keys, const ModelSh
   const double weights =
       static_cast<double>(shape.hidden) *
       (static_cast<double>(shape.layers) * width + 2.0 * static_cast<double>(shape.vocab));
-  if (weights < 1e15) return;
+  if (weights < kMostWeights) return;
   config.Fail(keys.hidden, fmt::format("{} with the other sizes makes {:.0e} weights, more than "
                                        "any model has",
                                        shape.hidden, weights));

@@ -19,9 +19,11 @@ namespace sft::plan {
 struct LayerShape {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t intermediate = 0;
+  int64_t intermediate = 0;      // of each expert, where the layer has experts
   bool keys_are_values = false;  // no projection of values: they are made of what keys are made of
   int64_t keys_of = -1;  // the layer before whose keys and values it attends to; -1: its own
+  int64_t experts = 0;   // 0: one feed-forward layer for all tokens
+  int64_t chosen = 0;    // experts that a token goes to
 
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
@@ -55,6 +57,7 @@ struct ModelShape {
   bool value_norm = false;  // over each head, without a weight
   NormKind norm = NormKind::kRms;
   ActivationKind activation = ActivationKind::kSilu;
+  RouterWeights router_weights = RouterWeights::kOfChosen;
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;

@@ -20,6 +20,13 @@ bool MatchesAny(std::string_view module, const std::vector<std::string>& targets
                      [&](const std::string& target) { return MatchesTarget(module, target); });
 }
 
+// The stack of all experts' gates and ups.
+constexpr std::string_view kGateUpStack = "experts.gate_up_proj";
+
+bool Contains(const std::vector<std::string>& targets, std::string_view target) {
+  return std::find(targets.begin(), targets.end(), target) != targets.end();
+}
+
 // The linears of all blocks.
 std::vector<std::string> LinearsOf(const ModelShape& shape) {
   std::vector<std::string> modules;
@@ -120,7 +127,7 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     if (!linear || !adapted) continue;
     const int64_t r = sizes.RankOf(module), out = tensor.shape[0], in = tensor.shape[1];
     unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
-                               .elements = r * in,
+                               .elements = std::max<int64_t>(tensor.experts, 1) * r * in,
                                .trainable = true,
                                .adapter = true});
     unit.parameters.push_back({.name = tensor.module() + ".lora_B.weight",
@@ -192,14 +199,22 @@ bool MatchesTarget(std::string_view module, std::string_view target) {
 
 std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
                                           const std::vector<std::string>& targets) {
-  if (targets != spec::JobSpec::Lora().target_modules) return targets;
-  for (const std::string& target : targets) {
-    const bool found = std::any_of(linears.begin(), linears.end(), [&](const std::string& linear) {
+  const auto found = [&](std::string_view target) {
+    return std::any_of(linears.begin(), linears.end(), [&](const std::string& linear) {
       return MatchesTarget(linear, target);
     });
-    if (!found) return {"all-linear"};
+  };
+  std::vector<std::string> effective = targets;
+  if (found(kGateUpStack) && Contains(targets, "gate_proj") && Contains(targets, "up_proj")) {
+    std::erase_if(effective, [&](const std::string& target) {
+      return (target == "gate_proj" || target == "up_proj") && !found(target);
+    });
+    effective.emplace_back(kGateUpStack);
   }
-  return targets;
+  if (targets != spec::JobSpec::Lora().target_modules) return effective;
+  return std::all_of(effective.begin(), effective.end(), found)
+             ? effective
+             : std::vector<std::string>{"all-linear"};
 }
 
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job) {

@@ -34,7 +34,8 @@ struct Unit {
 };
 
 // The entries of lora.target_modules as they hold for a model with these linears: the default, the
-// names of Llama's seven, stands for all linears of a model that names them otherwise.
+// names of Llama's seven, stands for all linears of a model that names them otherwise; gate_proj and
+// up_proj together stand for the stack of gates and ups of a mixture of experts.
 std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
                                           const std::vector<std::string>& targets);
 

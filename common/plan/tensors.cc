@@ -1,5 +1,7 @@
 #include "common/plan/tensors.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "common/plan/families/family.h"
@@ -67,10 +69,43 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
 }
 
+// A stack of experts' weights, a matrix for itself. `linears`: those of one expert in the files.
+void AddStack(TensorUnit& unit, const TensorNames& names, const char* name,
+              const LayerShape& layer, int64_t out, int64_t in,
+              const std::vector<const char*>& linears) {
+  TensorInfo stack{.name = unit.name + "." + name + ".weight",
+                   .shape = {layer.experts * out, in},
+                   .role = TensorRole::kLinear,
+                   .experts = layer.experts};
+  for (int64_t expert = 0; expert < layer.experts; ++expert) {
+    for (const char* linear : linears) {
+      stack.parts.push_back(
+          fmt::format("{}.{}.{}.{}.weight", unit.name, names.experts, expert, linear));
+    }
+  }
+  unit.shared_matrices.push_back({static_cast<int>(unit.tensors.size())});
+  unit.tensors.push_back(std::move(stack));
+}
+
+void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
+  const TensorNames& names = NamesOf(s);
+  unit.tensors.push_back({unit.name + "." + names.router + ".weight",
+                          {layer.experts, s.hidden},
+                          TensorRole::kRouter});
+  AddStack(unit, names, names.experts_gate_up, layer, 2 * layer.intermediate, s.hidden,
+           {names.expert_gate, names.expert_up});
+  AddStack(unit, names, names.experts_down, layer, s.hidden, layer.intermediate,
+           {names.expert_down});
+}
+
 void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
   const TensorNames& names = NamesOf(s);
   const std::string prefix = unit.name + ".";
   const int64_t size = layer.intermediate;
+  if (layer.experts > 0) {
+    AddExperts(unit, s, layer);
+    return;
+  }
   if (names.gate == nullptr) {
     AddLinears(unit, {{prefix + names.up, size}}, s.hidden, s.mlp_bias);
   } else if (names.up == nullptr) {

@@ -41,6 +41,16 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
+  // Of a layer with a mixture of experts, in place of gate, up and down: the linear that scores the
+  // experts, and the stacks of all experts' weights (TensorInfo::experts), gate and up in one.
+  const char* router = nullptr;
+  const char* experts_gate_up = nullptr;
+  const char* experts_down = nullptr;
+  // What files hold instead of the stacks: "<experts>.<expert>.<linear>.weight", by linear.
+  const char* experts = nullptr;
+  const char* expert_gate = nullptr;
+  const char* expert_up = nullptr;
+  const char* expert_down = nullptr;
   // What reads the layer's own input: gate, projection and the norm behind it.
   const char* input_gate = nullptr;
   const char* input_projection = nullptr;
@@ -69,15 +79,22 @@ std::string LastName(std::string_view module);
 // name's own "model.".
 std::string PrefixedName(std::string_view prefix, std::string_view name);
 
-// What a tensor is to the plan and the engine. A constant is never trained.
-enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant };
+// What a tensor is to the plan and the engine. A constant is never trained; a router is neither
+// quantised nor adapted.
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter };
 
 // One tensor of the base model.
 struct TensorInfo {
   std::string name;
-  std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]
+  std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]; a stack's: see `experts`
   TensorRole role = TensorRole::kLinear;
   bool transposed = false;  // a linear's weight stands in the file as [inputs, outputs]
+  // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0: one
+  // linear.
+  int64_t experts = 0;
+  // The tensors of the files that this one is made of, one below the other and of one shape; empty:
+  // it stands there under its name.
+  std::vector<std::string> parts;
 
   int64_t elements() const;
   // "model.layers.0.self_attn.q_proj": the name without its last part.

@@ -33,6 +33,9 @@ inline constexpr TensorNames kLlamaNames = {
     .down = "mlp.down_proj",
 };
 
+// Beyond this, numbers of weights and bytes would leave 64 bits.
+inline constexpr double kMostWeights = 1e15;
+
 // The names of the keys that not all families call the same.
 struct ConfigKeys {
   const char* hidden = "hidden_size";
@@ -82,7 +85,7 @@ struct Family {
 
 // The descriptions.
 extern const Family kLlama, kMistral, kQwen2, kQwen3, kGranite, kSmolLm3, kGemma3, kGemma4, kOlmo2,
-    kOlmo3, kMinistral3, kPhi3, kGpt2;
+    kOlmo3, kMinistral3, kPhi3, kGpt2, kQwen3Moe, kMixtral;
 
 // A multimodal model whose decoder is of a family above: config.json has it under "text_config".
 struct Wrapper {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array kFamilies = {&kLlama,      &kMistral, &kQwen2,  &kQwen3, &kGranite,
                                   &kSmolLm3,    &kGemma3,  &kGemma4, &kOlmo2, &kOlmo3,
-                                  &kMinistral3, &kPhi3,    &kGpt2};
+                                  &kMinistral3, &kPhi3,    &kGpt2,  &kQwen3Moe, &kMixtral};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},
@@ -48,16 +48,14 @@ constexpr std::array kUnread = {
     Unread{"gpt_oss", "llama", kExperts},
     Unread{"granitemoehybrid", "granite", kLinearAttention},
     Unread{"llama4", "llama", kExperts},
-    Unread{"mixtral", "mistral", kExperts},
     Unread{"mpt", "gpt2", "scores fall with distance (ALiBi) in place of positions"},
     Unread{"olmo", "olmo2", "LayerNorm without weights before the sub-layers"},
-    Unread{"olmoe", "olmo2", kExperts},
+    Unread{"olmoe", "qwen3_moe", "queries and keys are normed over all heads together"},
     Unread{"opt", "gpt2", "ReLU, and positions that begin at 2"},
     Unread{"phi", "llama", kOneNorm},
     Unread{"phimoe", "phi3", kExperts},
-    Unread{"qwen2_moe", "qwen2", kExperts},
+    Unread{"qwen2_moe", "qwen3_moe", "an expert that all tokens go to"},
     Unread{"qwen3_5", "qwen3", kLinearAttention},
-    Unread{"qwen3_moe", "qwen3", kExperts},
     Unread{"qwen3_next", "qwen3", kLinearAttention},
     Unread{"stablelm", "llama", "LayerNorm, and a part of each head is rotated"},
     Unread{"starcoder2", "llama", "LayerNorm, and a feed-forward layer without gate"},

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "common/plan/families/family.h"
+
+// What families with mixtures of experts share.
+
+namespace sft::plan {
+
+// The names that transformers has for experts at run time, and most files for each of them.
+constexpr TensorNames WithExperts(TensorNames names) {
+  names.router = "mlp.gate";
+  names.experts_gate_up = "mlp.experts.gate_up_proj";
+  names.experts_down = "mlp.experts.down_proj";
+  names.experts = "mlp.experts";
+  names.expert_gate = "gate_proj";
+  names.expert_up = "up_proj";
+  names.expert_down = "down_proj";
+  return names;
+}
+
+// A family's key for the number of experts, and what config.json means where it leaves keys out.
+struct ExpertDefaults {
+  const char* count_key = nullptr;
+  int64_t count = 0;
+  int64_t chosen = 0;
+  const char* size_key = nullptr;  // of an expert's intermediate size; null: the model's
+  int64_t size = 0;
+};
+
+// Fails where a token would go to more experts than there are, or the sizes make no model.
+void CheckExperts(const ConfigReader& config, const char* count_key, const LayerShape& sparse,
+                  const ModelConfig& model);
+
+// Gives the layers that `has_experts(layer)` names a mixture of experts.
+template <typename HasExperts>
+void ReadExperts(const ConfigReader& config, const ExpertDefaults& defaults, ModelConfig& model,
+                 const HasExperts& has_experts) {
+  LayerShape sparse = model.Layer(0);
+  sparse.experts = config.Size(defaults.count_key, defaults.count);
+  sparse.chosen = config.Size("num_experts_per_tok", defaults.chosen);
+  if (defaults.size_key != nullptr) {
+    sparse.intermediate = config.Size(defaults.size_key, defaults.size);
+  }
+  CheckExperts(config, defaults.count_key, sparse, model);
+  const LayerShape dense = model.Layer(0);
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    model.layer_shapes.push_back(has_experts(layer) ? sparse : dense);
+  }
+}
+
+}  // namespace sft::plan
