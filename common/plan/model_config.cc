@@ -17,6 +17,11 @@ bool ModelShape::Lends(int64_t layer) const {
                      [layer](const LayerShape& other) { return other.keys_of == layer; });
 }
 
+bool ModelShape::HasExperts() const {
+  return std::any_of(layer_shapes.begin(), layer_shapes.end(),
+                     [](const LayerShape& layer) { return layer.experts > 0; });
+}
+
 int64_t ModelShape::LargestHead() const {
   int64_t largest = head_dim;
   for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.head_dim);

@@ -84,6 +84,7 @@ struct ModelShape {
   }
   // True if other layers attend to the keys and values of this one.
   bool Lends(int64_t layer) const;
+  bool HasExperts() const;
   // The largest of any layer.
   int64_t LargestHead() const;
   int64_t LargestIntermediate() const;

@@ -315,11 +315,13 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool kept = !copies || run.kept == p.shape.layers;
   // The layers' own inputs are made anew for each micro-batch.
   const bool inputs = p.shape.layer_input > 0;
+  // How many rows each expert gets is read back in the middle of a block.
+  const bool experts = p.shape.HasExperts();
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
   return whole && kept && run.kept_on_host == 0 && run.input_every == 1 && !drops && !inputs &&
-         fast_attention;
+         !experts && fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {

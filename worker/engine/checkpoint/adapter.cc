@@ -9,11 +9,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <stdexcept>
 
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/plan/tensors.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter_stacks.h"
 #include "worker/engine/checkpoint/model_writer.h"
 
 namespace sft::engine {
@@ -63,6 +65,7 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   } else {
     json["target_modules"] = config.target_pattern;
   }
+  if (!config.target_parameters.empty()) json["target_parameters"] = config.target_parameters;
   json["bias"] = config.bias;
   json["use_rslora"] = config.use_rslora;
   json["use_dora"] = config.use_dora;
@@ -90,7 +93,18 @@ bool HasMagnitude(const LoraPair& pair) {
 }
 
 bool HasRank(const LoraPair& pair, int64_t rank) {
-  return pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == rank && pair.b.size(1) == rank;
+  const int64_t each = std::max<int64_t>(pair.experts, 1);
+  return pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == each * rank &&
+         pair.b.size(1) == rank && pair.b.size(0) % each == 0;
+}
+
+// Takes the factors of a stack, as PEFT's file has them, for ours.
+void TakeStack(LoraPair& pair, int64_t rank) {
+  const bool fits = pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == pair.b.size(1) &&
+                    pair.a.size(0) % rank == 0;
+  if (!fits) return;  // refused by its shapes
+  pair.experts = pair.a.size(0) / rank;
+  pair.b = OurSecondFactor(pair.b, pair.experts);
 }
 
 void CheckPair(const AdapterConfig& config, const LoraPair& pair, int64_t rank) {
@@ -198,7 +212,7 @@ AdapterConfig ReadConfig(const fs::path& path) {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
   }
   for (const char* feature : {"lora_bias", "trainable_token_indices", "megatron_config",
-                              "layer_replication", "target_parameters"}) {
+                              "layer_replication", "lora_B_layout"}) {
     if (IsSet(json, feature)) {
       Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
     }
@@ -220,6 +234,7 @@ AdapterConfig ReadConfig(const fs::path& path) {
   config.ensure_weight_tying =
       Get<bool>(path, json, "ensure_weight_tying", false, type("ensure_weight_tying").is_boolean());
   config.target_modules = Names(path, json, "target_modules");
+  config.target_parameters = Names(path, json, "target_parameters");
   config.modules_to_save = Names(path, json, "modules_to_save");
   if (config.r < 1) Unusable(path, fmt::format("r is {}", config.r), kAskForLora);
   config.rank_pattern = Patterns(path, json, "rank_pattern");
@@ -228,6 +243,15 @@ AdapterConfig ReadConfig(const fs::path& path) {
     Unusable(path, "lora_alpha is 0 beside \"alpha_pattern\"", kAskForLora);
   }
   return config;
+}
+
+// The stack that a module of the file is the wrapper of, or nothing.
+std::string StackIn(const fs::path& path, const AdapterConfig& config, const std::string& module) {
+  try {
+    return StackOf(module, config.target_parameters);
+  } catch (const std::invalid_argument& error) {
+    Unusable(path, error.what(), kAskForLora);
+  }
 }
 
 bool EndsWith(std::string_view text, std::string_view suffix) { return text.ends_with(suffix); }
@@ -291,13 +315,20 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
   if (!sizes.ok()) throw InternalError(std::string(Message(sizes.status())));
   std::vector<NamedTensor> tensors;
   std::set<std::string, std::less<>> adapted;
+  std::set<std::string> stacks;
+  for (const LoraPair& pair : pairs) {
+    if (pair.experts > 0) stacks.insert(plan::RuntimeModule(files.base_prefix, pair.module));
+  }
+  const std::map<std::string, std::string> wrappers = WrapperNames(stacks);
   for (const LoraPair& pair : pairs) {
     const std::string module = plan::RuntimeModule(files.base_prefix, pair.module);
     CheckPair(config, pair, sizes->RankOf(module));
     adapted.insert(pair.module);
-    const std::string key = std::string(kPrefix) + module;
+    const bool stack = pair.experts > 0;
+    const std::string key = std::string(kPrefix) + (stack ? wrappers.at(module) : module);
     tensors.push_back({fmt::format("{}{}", key, kSuffixA), pair.a});
-    tensors.push_back({fmt::format("{}{}", key, kSuffixB), pair.b});
+    tensors.push_back({fmt::format("{}{}", key, kSuffixB),
+                       stack ? PeftSecondFactor(pair.b, pair.experts) : pair.b});
     if (config.use_dora) {
       tensors.push_back({fmt::format("{}{}", key, kSuffixMagnitude), pair.magnitude});
     }
@@ -368,8 +399,11 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
     if (!pair.a.defined() || !pair.b.defined()) {
       Unusable(path, fmt::format("{} has only one of lora_A and lora_B", module), kAskForLora);
     }
-    const std::string at_run_time = plan::RuntimeModule(base_prefix, module);
+    const std::string stack = StackIn(path, adapter.config, module);
+    if (!stack.empty()) pair.module = stack;
+    const std::string at_run_time = plan::RuntimeModule(base_prefix, pair.module);
     const int rank = sizes->RankOf(at_run_time);
+    if (!stack.empty()) TakeStack(pair, rank);
     if (!HasRank(pair, rank)) {
       Unusable(path,
                fmt::format("the factors of {} have the shapes [{}] and [{}], but r is {}", module,

@@ -34,6 +34,8 @@ struct AdapterConfig {
   bool use_rslora = false;
   bool use_dora = false;
   spec::LoraInit init = spec::LoraInit::kKaiming;  // written, not read
+  // Ends of the names of parameters that are adapted: stacks of experts' weights.
+  std::vector<std::string> target_parameters;
   // "PATTERN=NUMBER" as lora.rank_pattern and lora.alpha_pattern have them.
   std::vector<std::string> rank_pattern, alpha_pattern;
   // Ends of the names of modules that are trained whole, and whether a head that is tied to the
@@ -56,6 +58,9 @@ struct LoraPair {
   at::Tensor a;        // [r, in]
   at::Tensor b;        // [out, r]
   at::Tensor magnitude = {};  // [out], with use_dora; else undefined
+  // Of a stack, whose experts' factors lie one below the other: a [experts * r, in],
+  // b [experts * out, r]; 0: of one linear.
+  int64_t experts = 0;
   // Multiplies the product; set in an adapter that was read.
   double scale = 0;
 };

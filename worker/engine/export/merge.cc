@@ -61,7 +61,7 @@ class Merger {
       for (const ParamInfo& param : unit.params) {
         if (options_.on_tensor) options_.on_tensor();
         const Tensor weight = Weight(param);
-        writer.Write(param.name, param.transposed ? weight.t().contiguous() : weight);
+        WriteParam(param, weight, writer);
         base_.Done(param);
       }
     }
@@ -87,7 +87,12 @@ class Merger {
   }
 
   Tensor Merge(const LoraPair& pair, const Tensor& base) {
-    const Tensor delta = at::matmul(pair.b.to(at::kFloat), pair.a.to(at::kFloat)) * pair.scale;
+    const int64_t each = std::max<int64_t>(pair.experts, 1);
+    const auto by_expert = [&](const Tensor& factor) {
+      return factor.to(at::kFloat).view({each, factor.size(0) / each, factor.size(1)});
+    };
+    const Tensor delta =
+        at::matmul(by_expert(pair.b), by_expert(pair.a)).view(base.sizes()) * pair.scale;
     Tensor merged = base + delta;
     if (pair.magnitude.defined()) {
       const Tensor norms = at::linalg_vector_norm(merged, 2, {1}, /*keepdim=*/true);

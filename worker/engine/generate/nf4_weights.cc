@@ -20,7 +20,8 @@ bool CanBeNf4(const UnitInfo& unit, int index, const std::set<std::string>& as_t
   if (matrix.columns % kNf4Block != 0) return false;
   return std::all_of(matrix.members.begin(), matrix.members.end(), [&](const auto& member) {
     const ParamInfo& param = unit.params[member.weight];
-    return param.role == ParamRole::kLinear && !as_they_are.contains(param.name);
+    return param.role == ParamRole::kLinear && param.experts == 0 &&
+           !as_they_are.contains(param.name);
   });
 }
 

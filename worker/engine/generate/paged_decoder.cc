@@ -45,7 +45,9 @@ PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
       requests_(requests),
       layers_(decoder.blocks().size()),
       positions_(decoder, LongFrom(config), activations.device()) {
-  if (on_gpu() && decoder.source().fixed()) recorder_ = MakeGraphRecorder(activations.device());
+  if (on_gpu() && decoder.source().fixed() && !config.HasExperts()) {
+    recorder_ = MakeGraphRecorder(activations.device());
+  }
   const AcquiredUnit block(decoder.source(), decoder.layout(), 1);
   few_rows_ = !block.weights().nf4.empty();
 }

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -93,8 +94,11 @@ void AdaptUnit(UnitInfo& unit, std::string_view prefix, const spec::JobSpec::Lor
     adapted.insert(module);
     const std::string at_run_time = plan::RuntimeModule(prefix, module);
     const int64_t rank = sizes.RankOf(at_run_time);
-    firsts.push_back({module + ".lora_A.weight", {rank, param.shape[1]}, ParamRole::kLoraA, true});
+    const int64_t each = std::max<int64_t>(param.experts, 1);
+    firsts.push_back(
+        {module + ".lora_A.weight", {each * rank, param.shape[1]}, ParamRole::kLoraA, true});
     seconds.push_back({module + ".lora_B.weight", {param.shape[0], rank}, ParamRole::kLoraB, true});
+    firsts.back().experts = seconds.back().experts = param.experts;
     seconds.back().scale_ratio = sizes.ScaleOf(at_run_time) / ScalingOf(lora).scale;
     if (!lora.use_dora) continue;
     magnitudes.push_back(
@@ -196,8 +200,11 @@ std::map<std::string, at::Tensor> AddAdapter(ModelLayout& layout, const Adapter&
       if (weight < 0 || unit.params[weight].role != ParamRole::kLinear) continue;
       const std::vector<int64_t>& shape = unit.params[weight].shape;
       if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
+      if (pair.experts != unit.params[weight].experts) break;
       unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
+      unit.params.back().experts = pair.experts;
       unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      unit.params.back().experts = pair.experts;
       if (pair.scale != adapter.config.Scale()) {
         unit.params.back().scale_ratio = pair.scale / adapter.config.Scale();
       }
@@ -248,23 +255,27 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
       const ParamInfo& second = unit.params[unit.Find(module + ".lora_B.weight")];
       LoraPair pair{module, InitialFactor(param, spec.hyperparameters.seed, lora.init),
                     at::zeros(second.shape)};
+      pair.experts = param.experts;
       const auto from = old.find(module);
       if (from == old.end() && lora.use_dora) {
         refuse("the adapter has nothing for " + module, "take it out of lora.target_modules");
       }
       if (from != old.end()) {
-        const int64_t r = from->second.a.size(0);
+        const int64_t each = std::max<int64_t>(param.experts, 1);
+        const int64_t r = from->second.a.size(0) / each, given = pair.a.size(0) / each;
         if (from->second.a.size(1) != pair.a.size(1) || from->second.b.size(0) != pair.b.size(0)) {
           refuse(module + " has another shape in the adapter than in the model",
                  "give the base model that the adapter was trained on");
         }
-        if (r > pair.a.size(0)) {
-          refuse(
-              fmt::format("the adapter has r = {} for {}, the job {}", r, module, pair.a.size(0)),
-              fmt::format("set lora.r = {0} or more, or a lora.rank_pattern that gives {0} to it",
-                          r));
+        if (r > given) {
+          refuse(fmt::format("the adapter has r = {} for {}, the job {}", r, module, given),
+                 fmt::format(
+                     "set lora.r = {0} or more, or a lora.rank_pattern that gives {0} to it", r));
         }
-        pair.a.narrow(0, 0, r).copy_(from->second.a);
+        const int64_t inputs = pair.a.size(1);
+        pair.a.view({each, given, inputs})
+            .narrow(1, 0, r)
+            .copy_(from->second.a.view({each, r, inputs}));
         const double ratio =
             from->second.scale / sizes.ScaleOf(plan::RuntimeModule(layout.prefix(), module));
         pair.b.narrow(1, 0, r).copy_(from->second.b.to(at::kFloat) * ratio);
@@ -302,7 +313,8 @@ at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed, spec::LoraInit 
   const at::Generator generator = at::detail::createCPUGenerator(MixSeed(seed, name));
   at::Tensor a = at::empty(factor.shape, at::kFloat);
   if (init == spec::LoraInit::kGaussian) {
-    return a.normal_(0.0, 1.0 / static_cast<double>(factor.shape[0]), generator);
+    const int64_t rank = factor.shape[0] / std::max<int64_t>(factor.experts, 1);
+    return a.normal_(0.0, 1.0 / static_cast<double>(rank), generator);
   }
   const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
   return a.uniform_(-bound, bound, generator);

@@ -69,13 +69,22 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   DecoderBlock block;
   block.attention.qkv = BindProjection(unit, names.q, module);
   block.attention.o = BindProjection(unit, names.o, module + 3);
-  block.mlp.gated = names.gate != nullptr;
-  block.mlp.gate_up = BindProjection(unit, block.mlp.gated ? names.gate : names.up, module + 4);
-  block.mlp.down = BindProjection(unit, names.down, module + 6);
+  const plan::LayerShape shape = config.Layer(layer);
+  if (shape.experts > 0) {
+    block.experts = {.router = find(names.router, ".weight"),
+                     .gate_up = ExpertLinear(unit, names.experts_gate_up),
+                     .down = ExpertLinear(unit, names.experts_down),
+                     .chosen = shape.chosen,
+                     .weights = config.router_weights,
+                     .kind = config.activation};
+  } else {
+    block.mlp.gated = names.gate != nullptr;
+    block.mlp.gate_up = BindProjection(unit, block.mlp.gated ? names.gate : names.up, module + 4);
+    block.mlp.down = BindProjection(unit, names.down, module + 6);
+  }
   block.attention.q_norm = find(names.q_norm, ".weight");
   block.attention.k_norm = find(names.k_norm, ".weight");
   block.attention.heads = config.heads;
-  const plan::LayerShape shape = config.Layer(layer);
   block.attention.kv_heads = shape.kv_heads;
   block.attention.head_dim = shape.head_dim;
   block.attention.value_norm = config.value_norm;
@@ -139,18 +148,19 @@ void DecoderBlock::AddSubLayer(Tensor& sum, const Tensor& x, const SubLayerEnds&
   at::add_out(sum, x, kept, residual_scale);
 }
 
-Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last,
+Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection* last,
                                           const SubLayerEnds& ends, NormedOutput& out,
                                           const Pass& pass, UnitGradients& gradients) const {
   if (IsPlain(ends)) return std::exchange(dy, Activation(dy.rows));
-  Activation d = last.EmptyGradientRows(dy.rows);
+  Activation d = last != nullptr ? last->EmptyGradientRows(dy.rows)
+                                 : at::empty(dy.rows.sizes(), dy.rows.options());
   if (!ends.after) {
     const Tensor kept = Drops(pass)
                             ? Dropout(dy.rows, residual_dropout, *pass.dropout, ends.dropout_module)
                             : dy.rows;
     return at::mul_out(d.rows, kept, at::Scalar(residual_scale));
   }
-  d = last.AsGradient(d.rows, pass);
+  if (last != nullptr) d = last->AsGradient(d.rows, pass);
   ends.after.Backward(d, dy.rows, out.rows, out.statistics, Tensor(), pass, gradients);
   out = {};
   return d;
@@ -183,13 +193,21 @@ void DecoderBlock::RunAttention(const Tensor& x, const BlockContext& context, co
   if (level >= Recompute::kAll) kept = {};
 }
 
+Activation DecoderBlock::MlpInput(const Tensor& x, const Pass& pass, bool again) const {
+  if (experts) return Tensor(at::empty(x.sizes(), x.options()));
+  return again ? mlp.gate_up.EmptyInputRows(x) : mlp.gate_up.EmptyInput(x, pass);
+}
+
 void DecoderBlock::RunMlp(Tensor& y, const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
-  Activation normed =
-      Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
+  Activation normed = Before(MlpInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = normed.rows;
   AddSubLayer(y, x, mlp_ends, pass, saved.mlp_out, [&](Tensor& out, const Tensor& addend) {
-    mlp.Forward(out, std::move(normed), addend, pass, saved.mlp);
+    if (experts) {
+      experts.Forward(out, normed.rows, addend, pass, saved.experts);
+    } else {
+      mlp.Forward(out, std::move(normed), addend, pass, saved.mlp);
+    }
   });
 }
 
@@ -205,6 +223,7 @@ void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const P
     part.middle = tile.Of(saved.middle);
     Tensor out = tile.Of(y);
     RunMlp(out, of_tile, part);
+    if (experts) saved.routing_of_tiles.push_back(std::move(part.experts.routing));
     if (part.mlp.down_xa.defined()) tile.Of(saved.mlp.down_xa).copy_(part.mlp.down_xa);
     if (!keeps_output) return;
     tile.Of(saved.mlp_out.rows).copy_(part.mlp_out.rows);
@@ -242,7 +261,7 @@ void DecoderBlock::InputBackward(Activation& dy, const BlockContext& context, co
                                  Saved& saved, UnitGradients& gradients) const {
   Tensor dx = at::empty(dy.rows.sizes(), dy.rows.options());
   input.Backward(
-      SubLayerGradient(dy, input.projection, input_ends, saved.input_out, pass, gradients),
+      SubLayerGradient(dy, &input.projection, input_ends, saved.input_out, pass, gradients),
       saved.before_input, context.links->dinputs, pass, saved.input_layer, gradients, dx);
   saved.before_input = Tensor();
   dy.rows.add_(dx);
@@ -259,11 +278,18 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
     all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
     all.middle_normed = Tensor();
-    all.mlp.activated = Tensor();
+    all.mlp.activated = all.experts.activated = Tensor();
   }
-  if (level >= Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
+  if (level >= Recompute::kMlp) {
+    all.mlp = {.down_xa = all.mlp.down_xa};
+    all.experts = {.routing = std::move(all.experts.routing), .down_xa = all.experts.down_xa};
+  }
   if (level >= Recompute::kLinears) {
-    all = {.input = all.input, .attention = all.attention, .mlp = all.mlp};
+    all = {.input = all.input,
+           .attention = all.attention,
+           .mlp = all.mlp,
+           .experts = std::move(all.experts),
+           .routing_of_tiles = std::move(all.routing_of_tiles)};
   }
   *saved = std::move(all);
   return y;
@@ -308,12 +334,15 @@ void DecoderBlock::RestoreMlp(const Pass& pass, Saved& saved) const {
   Activation normed = saved.middle_normed;
   if (!normed.rows.defined()) {
     // In FP8 only for a product that reads it again.
-    normed = mlp.restores_gate_up(saved.mlp) ? mlp.gate_up.EmptyInput(saved.middle, pass)
-                                             : mlp.gate_up.EmptyInputRows(saved.middle);
+    normed = MlpInput(saved.middle, pass, !mlp.restores_gate_up(saved.mlp));
     normed = Before(std::move(normed), saved.middle, mlp_ends, pass, saved.middle_statistics);
     saved.middle_normed = normed.rows;
   }
-  mlp.Restore(std::move(normed), pass, saved.mlp);
+  if (experts) {
+    experts.Restore(normed.rows, pass, saved.experts);
+  } else {
+    mlp.Restore(std::move(normed), pass, saved.mlp);
+  }
 }
 
 Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor& dinput,
@@ -338,7 +367,7 @@ bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
-  const bool multiplies = scale < 0 && !input && IsPlain(mlp_ends) &&
+  const bool multiplies = !experts && scale < 0 && !input && IsPlain(mlp_ends) &&
                           (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
@@ -348,8 +377,15 @@ Activation DecoderBlock::MlpBackward(Activation dy, const Pass& pass, Saved& sav
                                      const Projection* reader) const {
   Tensor dinput;
   if (need_input) dinput = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_ends, saved.mlp_out, pass, gradients),
-               saved.middle_normed, pass, saved.mlp, gradients, need_input ? &dinput : nullptr);
+  Activation dout =
+      SubLayerGradient(dy, experts ? nullptr : &mlp.down, mlp_ends, saved.mlp_out, pass, gradients);
+  Tensor* const dx = need_input ? &dinput : nullptr;
+  if (experts) {
+    experts.Backward(dout.rows, saved.middle_normed, pass, saved.experts, gradients, dx);
+    saved.experts = {};
+  } else {
+    mlp.Backward(std::move(dout), saved.middle_normed, pass, saved.mlp, gradients, dx);
+  }
   saved.middle_normed = Tensor();
   if (!need_input) return {};
   return AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,
@@ -364,12 +400,14 @@ Activation DecoderBlock::MlpBackwardInTiles(const Activation& dy, int64_t rows, 
     part.middle = tile.Of(saved.middle);
     part.mlp_out = {tile.Of(saved.mlp_out.rows), tile.Of(saved.mlp_out.statistics)};
     part.mlp.down_xa = tile.Of(saved.mlp.down_xa);
+    if (experts) part.experts.routing = std::move(saved.routing_of_tiles[tile.first / rows]);
     RestoreMlp(of_tile, part);
     const ops::Fp8Rows fp8{tile.Of(dy.fp8.values), tile.Of(dy.fp8.scale)};
     MlpBackward({tile.Of(dy.rows), fp8}, of_tile, part, gradients, need_input, nullptr);
   });
   saved.mlp_out = {};
   saved.mlp = {};
+  saved.routing_of_tiles.clear();
   return need_input ? Activation(dy.rows) : Activation();
 }
 
@@ -402,7 +440,7 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
   };
   Tensor dinput;
   attention.Backward(
-      SubLayerGradient(dy, attention.o, attention_ends, saved.attention_out, pass, gradients),
+      SubLayerGradient(dy, &attention.o, attention_ends, saved.attention_out, pass, gradients),
       normed, context.documents, context.ropes[rope], pass, SharedOf(context), saved.attention,
       gradients, input_side ? &dinput : nullptr);
   if (!input_side) return {};

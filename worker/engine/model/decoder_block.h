@@ -9,6 +9,7 @@
 
 #include "common/plan/execution.h"
 #include "worker/engine/model/config.h"
+#include "worker/engine/nn/experts.h"
 #include "worker/engine/nn/layer_input.h"
 #include "worker/engine/nn/mlp.h"
 #include "worker/engine/nn/norm.h"
@@ -43,6 +44,7 @@ struct SubLayerEnds {
 struct DecoderBlock {
   SelfAttention attention;
   Mlp mlp;
+  Experts experts;   // in the place of `mlp`, where the layer has them
   LayerInput input;  // where the layer has an input of its own
   SubLayerEnds attention_ends, mlp_ends, input_ends;
   int64_t keys_of = 0;  // the layer whose keys and values it attends to, its own or another
@@ -71,6 +73,8 @@ struct DecoderBlock {
     NormedOutput input_out;
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
+    Experts::Saved experts;
+    std::vector<Routing> routing_of_tiles;
     LayerInput::Saved input_layer;
   };
 
@@ -131,6 +135,8 @@ struct DecoderBlock {
   void Restore(const BlockContext& context, const Pass& pass, const plan::BlockPlan& plan,
                Saved& saved) const;
   void RestoreMlp(const Pass& pass, Saved& saved) const;
+  // Room for what the feed-forward layer reads of x; `again`: for what the backward reads alone.
+  Activation MlpInput(const at::Tensor& x, const Pass& pass, bool again = false) const;
   // Multiplies what the block writes, or its gradient.
   void Scale(at::Tensor& rows, const Pass& pass) const {
     if (scale >= 0) rows.mul_(pass.weights[scale]);
@@ -151,7 +157,8 @@ struct DecoderBlock {
   // The gradient of what `last`, a sub-layer's last projection, writes, made of that of the
   // residual stream, whose rows stay and whose FP8 rows it may take. Consumes `out`; adds the
   // gradient of the norm behind the sub-layer.
-  Activation SubLayerGradient(Activation& dy, const Projection& last, const SubLayerEnds& ends,
+  // `last` is null for experts, whose products read plain rows.
+  Activation SubLayerGradient(Activation& dy, const Projection* last, const SubLayerEnds& ends,
                               NormedOutput& out, const Pass& pass, UnitGradients& gradients) const;
   // True if the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;

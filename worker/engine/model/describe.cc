@@ -38,7 +38,8 @@ class Kinds {
 // The adapter's rank on a linear's weight; 0: none.
 int64_t RankOf(const UnitInfo& unit, const ParamInfo& weight) {
   const int factor = unit.Find(std::string(weight.module()) + ".lora_A.weight");
-  return factor < 0 ? 0 : unit.params[factor].shape[0];
+  if (factor < 0) return 0;
+  return unit.params[factor].shape[0] / std::max<int64_t>(weight.experts, 1);
 }
 
 std::string TreatmentOf(const UnitInfo& unit, const ParamInfo& param, const spec::JobSpec& spec) {
@@ -48,7 +49,9 @@ std::string TreatmentOf(const UnitInfo& unit, const ParamInfo& param, const spec
     text += fmt::format(", quantised to {} bits", spec.quantization.bits);
   }
   const int64_t rank = param.role == ParamRole::kLinear ? RankOf(unit, param) : 0;
-  return rank == 0 ? text : text + fmt::format(", with adapters of rank {} trained", rank);
+  if (rank == 0) return text;
+  return text + fmt::format(", with adapters of rank {}{} trained", rank,
+                            param.experts > 0 ? " for each expert" : "");
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ ParamRole RoleOf(plan::TensorRole role) {
       return ParamRole::kHead;
     case plan::TensorRole::kConstant:
       return ParamRole::kConstant;
+    case plan::TensorRole::kRouter:
+      return ParamRole::kRouter;
   }
   throw InternalError("unknown role of a tensor");
 }
@@ -40,7 +42,9 @@ ModelLayout MakeLayout(const ModelConfig& config) {
       unit.params.push_back({.name = std::move(tensor.name),
                              .shape = std::move(tensor.shape),
                              .role = RoleOf(tensor.role),
-                             .transposed = tensor.transposed});
+                             .transposed = tensor.transposed,
+                             .experts = tensor.experts,
+                             .parts = std::move(tensor.parts)});
     }
     layout.units.push_back(std::move(unit));
   }

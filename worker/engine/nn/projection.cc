@@ -34,18 +34,6 @@ Tensor Joined(const std::vector<Tensor>& parts) {
   return parts[0].as_strided({rows, parts[0].size(1)}, {parts[0].size(1), 1});
 }
 
-// out = scale * a weight^T + addend
-void AddProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
-                double scale, const Pass& pass) {
-  if (pass.tile > 0) {
-    ops::RowProduct(out, a, weight, addend, scale, pass.tile);
-  } else if (addend.defined() && !addend.is_same(out)) {
-    ops::GemmAdd(out, a, weight.t(), addend, {});
-  } else {
-    ops::Gemm(out, a, weight.t(), scale, addend.defined() ? 1.0 : 0.0);
-  }
-}
-
 double AdapterScale(const MatrixInfo::Member& member, const Pass& pass) {
   return pass.lora.scale * member.scale_ratio;
 }
@@ -74,6 +62,17 @@ Activation Quantised(Activation x) {
 }
 
 }  // namespace
+
+void AddProduct(Tensor& out, const Tensor& a, const Tensor& weight, const Tensor& addend,
+                double scale, const Pass& pass) {
+  if (pass.tile > 0) {
+    ops::RowProduct(out, a, weight, addend, scale, pass.tile);
+  } else if (addend.defined() && !addend.is_same(out)) {
+    ops::GemmAdd(out, a, weight.t(), addend, {});
+  } else {
+    ops::Gemm(out, a, weight.t(), scale, addend.defined() ? 1.0 : 0.0);
+  }
+}
 
 Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
     : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {

@@ -12,6 +12,10 @@
 
 namespace sft::engine {
 
+// out = scale * a weight^T + addend, which may be missing; by rows where the pass asks for it.
+void AddProduct(at::Tensor& out, const at::Tensor& a, const at::Tensor& weight,
+                const at::Tensor& addend, double scale, const Pass& pass);
+
 // Linear layers that read one input, as one product: y = x W^T (+ bias) (+ scale * drop(x) A^T B^T
 // for each adapted one), where W holds their weights one below the other and y their outputs side
 // by side. T tokens, K inputs, N outputs, R the sum of the adapters' ranks.

@@ -123,11 +123,16 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.of_base()) continue;
-      const std::string name = layout.in_files.InFiles(
-          param.name, [&](const std::string& n) { return files_.Contains(n); });
-      StoredTensor stored = FindStored(files_, param, name, layout.stored);
+      StoredTensor stored;
+      if (param.parts.empty()) {
+        const std::string name = layout.in_files.InFiles(
+            param.name, [&](const std::string& n) { return files_.Contains(n); });
+        stored = FindStored(files_, param, name, layout.stored);
+        known.insert(name);
+      } else {
+        stored = FindParts(files_, param, layout.stored);
+      }
       if (stored.form == plan::StoredForm::kNf4) nested_ = nested_ && stored.nested_as_held;
-      known.insert(name);
       known.insert(stored.beside.begin(), stored.beside.end());
       stored_.emplace(param.name, std::move(stored));
     }
@@ -195,7 +200,7 @@ void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_el
 }
 
 void BaseWeights::Done(const ParamInfo& param) const {
-  files_.DropPages(Stored(param).name);
+  if (Stored(param).parts.empty()) files_.DropPages(Stored(param).name);
   for (const std::string& name : Stored(param).beside) files_.DropPages(name);
 }
 

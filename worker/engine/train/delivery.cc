@@ -20,6 +20,7 @@
 #include "common/plan/whole_modules.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/checkpoint/adapter_stacks.h"
 #include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/tensor_hash.h"
@@ -86,15 +87,49 @@ bool HasTransposed(const ModelLayout& layout) {
   });
 }
 
+// The stacks of experts' weights, by module name.
+std::set<std::string> StacksOf(const ModelLayout& layout) {
+  std::set<std::string> stacks;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.of_base() && param.experts > 0) stacks.emplace(param.module());
+    }
+  }
+  return stacks;
+}
+
 // The targets as adapter_config.json has them: PEFT takes no "all-linear" in a list of names.
 std::vector<std::string> WrittenTargets(const ModelLayout& layout,
                                         const spec::JobSpec::Lora& lora) {
   const std::vector<std::string> linears = LinearsOf(layout);
-  const auto targets = plan::EffectiveTargets(linears, lora.target_modules);
-  if (std::find(targets.begin(), targets.end(), "all-linear") == targets.end()) return targets;
+  std::vector<std::string> targets = plan::EffectiveTargets(linears, lora.target_modules);
+  if (std::find(targets.begin(), targets.end(), "all-linear") != targets.end()) {
+    std::set<std::string> names;
+    for (const std::string& linear : linears) names.insert(plan::LastName(linear));
+    targets.assign(names.begin(), names.end());
+  }
+  // Stacks are no modules to PEFT.
+  const std::set<std::string> stacks = StacksOf(layout);
+  std::erase_if(targets, [&](const std::string& target) {
+    return std::none_of(linears.begin(), linears.end(), [&](const std::string& linear) {
+      return !stacks.contains(linear) && plan::MatchesTarget(linear, target);
+    });
+  });
+  return targets;
+}
+
+// The adapted stacks, by their names in a layer.
+std::vector<std::string> WrittenParameters(const ModelLayout& layout) {
   std::set<std::string> names;
-  for (const std::string& linear : linears) names.insert(plan::LastName(linear));
-  return {names.begin(), names.end()};
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.role == ParamRole::kLoraA && param.experts > 0) {
+        names.insert(NameInLayer(param.module()));
+      }
+    }
+  }
+  // PEFT wraps them in this order.
+  return {names.rbegin(), names.rend()};
 }
 
 // modules_to_save likewise: PEFT would find ends of names in a vision tower, too.
@@ -119,6 +154,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
   config.alpha = lora.alpha;
   config.dropout = lora.dropout;
   config.target_modules = WrittenTargets(layout, lora);
+  config.target_parameters = WrittenParameters(layout);
   // In a multimodal model PEFT would find the same names in the vision tower, too.
   if (!layout.prefix().empty()) {
     config.target_pattern =
@@ -171,8 +207,7 @@ std::string ModelFileHash(const ModelLayout& layout, const std::filesystem::path
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.trainable) continue;
-      const Tensor stored = files.View(param.name);
-      hasher.Add(param.transposed ? stored.t().contiguous() : stored);
+      hasher.Add(ReadParam(param, files));
     }
   }
   return hasher.Finish();
@@ -194,7 +229,7 @@ std::string WriteAdapterFrom(const Trained& trained, const spec::JobSpec& spec,
     }
     const std::string module(param.module());
     const auto [entry, added] = place.try_emplace(module, pairs.size());
-    if (added) pairs.push_back({module, {}, {}, {}});
+    if (added) pairs.push_back({.module = module, .experts = param.experts});
     LoraPair& pair = pairs[entry->second];
     (param.role == ParamRole::kLoraA   ? pair.a
      : param.role == ParamRole::kLoraB ? pair.b
@@ -236,7 +271,7 @@ std::string WriteModelFrom(const Trained& trained, const spec::JobSpec& spec,
   TensorHasher hasher;
   ForEachTrained(trained, trained.compute_type, [&](const ParamInfo& param, const Tensor& weight) {
     hasher.Add(weight);
-    if (writer) writer->Write(param.name, param.transposed ? weight.t().contiguous() : weight);
+    if (writer) WriteParam(param, weight, *writer);
   });
   if (writer) {
     for (const StoredTensor& part : others) writer->Write(part.name, ReadPart(part, *base));

@@ -1,5 +1,7 @@
 #include "worker/engine/train/other_parts.h"
 
+#include <ATen/ops/cat.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
@@ -16,6 +18,12 @@ TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> sh
   info.dtype = type;
   info.shape = std::move(shape);
   return info;
+}
+
+std::vector<int64_t> PartShape(const ParamInfo& param) {
+  std::vector<int64_t> shape = param.shape;
+  shape[0] /= static_cast<int64_t>(param.parts.size());
+  return shape;
 }
 
 }  // namespace
@@ -54,6 +62,9 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       std::vector<int64_t> shape = param.shape;
+      for (const std::string& part : param.parts)
+        infos.push_back(InfoOf(part, type, PartShape(param)));
+      if (!param.parts.empty()) continue;
       if (param.transposed) std::reverse(shape.begin(), shape.end());
       infos.push_back(InfoOf(param.name, type, std::move(shape)));
     }
@@ -62,6 +73,27 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
     infos.push_back(IsPlain(part) ? files.Info(part.name) : InfoOf(part.name, type, part.shape));
   }
   return infos;
+}
+
+void WriteParam(const ParamInfo& param, const at::Tensor& weight, ModelWriter& writer) {
+  if (param.parts.empty()) {
+    writer.Write(param.name, param.transposed ? weight.t().contiguous() : weight);
+    return;
+  }
+  const int64_t rows = PartShape(param)[0];
+  for (size_t i = 0; i < param.parts.size(); ++i) {
+    writer.Write(param.parts[i], weight.narrow(0, static_cast<int64_t>(i) * rows, rows));
+  }
+}
+
+at::Tensor ReadParam(const ParamInfo& param, const ModelFiles& files) {
+  if (param.parts.empty()) {
+    const at::Tensor stored = files.View(param.name);
+    return param.transposed ? stored.t().contiguous() : stored;
+  }
+  std::vector<at::Tensor> parts;
+  for (const std::string& name : param.parts) parts.push_back(files.View(name));
+  return at::cat(parts);
 }
 
 }  // namespace sft::engine

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/train/stored_tensor.h"
 #include "worker/engine/weights/layout.h"
@@ -21,5 +22,11 @@ at::Tensor ReadPart(const StoredTensor& part, const ModelFiles& files);
 // and `parts`, what OtherParts gave.
 std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFiles& files,
                                        const std::vector<StoredTensor>& parts, at::ScalarType type);
+
+// A parameter in the tensors that a written model has it in: as it is, turned, or as the parts of a
+// stack. `weight` has its shape.
+void WriteParam(const ParamInfo& param, const at::Tensor& weight, ModelWriter& writer);
+// What WriteParam wrote, in the parameter's shape.
+at::Tensor ReadParam(const ParamInfo& param, const ModelFiles& files);
 
 }  // namespace sft::engine

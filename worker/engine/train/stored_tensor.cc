@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
@@ -253,8 +254,49 @@ StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const s
   return tensor;
 }
 
+StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
+                       const plan::StoredWeights& stored) {
+  StoredTensor tensor;
+  tensor.name = param.name;
+  tensor.shape = param.shape;
+  ParamInfo part{.shape = param.shape};
+  part.shape[0] /= static_cast<int64_t>(param.parts.size());
+  for (const std::string& name : param.parts) {
+    part.name = name;
+    tensor.parts.push_back(FindStored(files, part, name, stored));
+    const StoredTensor& found = tensor.parts.back();
+    if (found.form == StoredForm::kNf4) {
+      BadTensor(files, name + " is stored in 4 bits, which is not read of experts",
+                "use the original weights: they are quantised when loaded");
+    }
+    tensor.beside.push_back(name);
+    tensor.beside.insert(tensor.beside.end(), found.beside.begin(), found.beside.end());
+  }
+  return tensor;
+}
+
+namespace {
+
+// Elements of a tensor in parts, which may begin and end within one.
+Tensor ReadParts(const StoredTensor& tensor, int64_t first, int64_t count,
+                 const ReadElements& read) {
+  const int64_t of_part = Numel(tensor.parts[0].shape);
+  if (count == 0) return ReadStored(tensor.parts[0], 0, 0, read);
+  std::vector<Tensor> pieces;
+  for (int64_t at = first; at < first + count;) {
+    const int64_t within = at % of_part;
+    const int64_t elements = std::min(of_part - within, first + count - at);
+    pieces.push_back(ReadStored(tensor.parts[at / of_part], within, elements, read));
+    at += elements;
+  }
+  return pieces.size() == 1 ? pieces[0] : at::cat(pieces);
+}
+
+}  // namespace
+
 Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
                   const ReadElements& read) {
+  if (!tensor.parts.empty()) return ReadParts(tensor, first, count, read);
   if (count == 0 || tensor.form == StoredForm::kPlain) {
     const Tensor part = read(tensor.name, count == 0 ? 0 : first, count);
     const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;

@@ -31,6 +31,10 @@ struct StoredTensor {
   // Nested scales as kernels/nf4_tables.h has them: 64 elements a block, 256 scales a nested one.
   bool nested_as_held = false;
 
+  // The tensors that it is made of, one below the other and of one shape, each stored in a way of
+  // its own; empty: it is one.
+  std::vector<StoredTensor> parts;
+
   // FP8: rows and columns of a block of one scale.
   int64_t scale_rows = 0, scale_columns = 0;
 };
@@ -40,6 +44,10 @@ struct StoredTensor {
 // stored in a form that `stored` does not say or that is not read.
 StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const std::string& name,
                         const plan::StoredWeights& stored);
+// A stack, of the parts that the files hold (ParamInfo::parts). Throws likewise; UserError too for
+// parts in 4 bits.
+StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
+                       const plan::StoredWeights& stored);
 
 // Reads elements of a flattened tensor of the files, as stored, onto the device.
 using ReadElements =

@@ -159,8 +159,8 @@ void TrainingModel::RecordBlocks() {
   const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   // The layers' own inputs are made anew for each micro-batch.
-  if (drops() || config_.layer_input > 0 || !source_->fixed() || !sink_->fixed() ||
-      !ops::AttentionReadsShapeAlone(heads)) {
+  if (drops() || config_.layer_input > 0 || config_.HasExperts() || !source_->fixed() ||
+      !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
                "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
     return;

@@ -44,7 +44,8 @@ MatrixInfo UnitInfo::Matrix(int index) const {
     member.first_row = matrix.rows;
     member.rows = param.shape[0];
     member.first_rank = matrix.rank;
-    member.rank = member.lora_a >= 0 ? params[member.lora_a].shape[0] : 0;
+    const bool stack = param.experts > 0;
+    member.rank = member.lora_a >= 0 && !stack ? params[member.lora_a].shape[0] : 0;
     if (member.lora_b >= 0) member.scale_ratio = params[member.lora_b].scale_ratio;
     matrix.rows += member.rows;
     matrix.columns = param.shape[1];

@@ -20,7 +20,7 @@
 
 namespace sft::engine {
 
-// A constant is never trained.
+// A constant is never trained; a router is neither quantised nor adapted.
 enum class ParamRole {
   kEmbedding,
   kNorm,
@@ -28,6 +28,7 @@ enum class ParamRole {
   kBias,
   kHead,
   kConstant,
+  kRouter,
   kLoraA,
   kLoraB,
   kMagnitude
@@ -48,6 +49,10 @@ struct ParamInfo {
   // adapter's configuration sets for all (lora.alpha_pattern and lora.rank_pattern change it).
   double scale_ratio = 1.0;
   bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
+  // Of a stack and its adapter's factors: the experts whose parts lie one below the other; 0: of
+  // one linear.
+  int64_t experts = 0;
+  std::vector<std::string> parts;  // plan::TensorInfo::parts
 
   // A parameter of the model, not of an adapter.
   bool of_base() const { return role < ParamRole::kLoraA; }
@@ -75,7 +80,7 @@ struct MatrixInfo {
   std::vector<Member> members;
   int64_t rows = 0;     // N: outputs of all members
   int64_t columns = 0;  // K: inputs
-  int64_t rank = 0;     // R: of all adapters
+  int64_t rank = 0;     // R: of all adapters; 0 of a stack, whose adapters stand apart
   bool dora = false;    // one has a magnitude
 
   // Elements from one row to the next where there is room for the adapters.

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/engine/nn/pass.h"
+#include "worker/engine/weights/layout.h"
+
+namespace sft::engine {
+
+// Where the rows of each expert lie: those of expert e are [begins[e], begins[e + 1]).
+struct ExpertRows {
+  std::vector<int64_t> begins;  // E + 1
+
+  int64_t experts() const { return static_cast<int64_t>(begins.size()) - 1; }
+  int64_t begin(int64_t expert) const { return begins[expert]; }
+  int64_t count(int64_t expert) const { return begins[expert + 1] - begins[expert]; }
+};
+
+// One linear layer of every expert of a layer, as products of the rows that each expert gets:
+// y = x W_e^T + b_e (+ scale * x A_e^T B_e^T), where x and y are rows [S, K] and [S, N] sorted by
+// expert. The weights are one stack, W [E N, K]; so are the adapters' factors, A [E r, K] and
+// B [E N, r]. Holds positions of parameters, no tensors.
+class ExpertLinear {
+ public:
+  ExpertLinear() = default;
+  // `name`: of the stack within the unit, "mlp.experts.down_proj".
+  ExpertLinear(const UnitInfo& unit, const std::string& name);
+
+  int64_t outputs() const { return outputs_; }
+  int64_t inputs() const { return inputs_; }
+  // The rank of each expert's adapter; 0: has none.
+  int64_t rank() const { return rank_; }
+
+  // Writes y. Returns x A^T [S, r] for the backward, undefined without adapters. `adapter_rows`
+  // [S, 1] as Pass::adapter_rows has them by token.
+  at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const ExpertRows& rows, const Pass& pass,
+                     const at::Tensor& adapter_rows) const;
+  // Writes dx [S, K] of dy [S, N]. Returns s dy B [S, r], for AddGradients.
+  at::Tensor InputGradient(at::Tensor& dx, const at::Tensor& dy, const ExpertRows& rows,
+                           const Pass& pass) const;
+  // s dy B [S, r] alone; undefined without adapters.
+  at::Tensor AdapterGradient(const at::Tensor& dy, const ExpertRows& rows, const Pass& pass) const;
+  // Adds the parameters' gradients. xa and dxa: what Forward and InputGradient gave.
+  void AddGradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa,
+                    const at::Tensor& dxa, const ExpertRows& rows, const Pass& pass,
+                    UnitGradients& gradients) const;
+  // True if one of its parameters is trained.
+  bool trained(UnitGradients& gradients) const;
+  // True if a gradient needs the rows x.
+  bool needs_input(UnitGradients& gradients) const {
+    return gradients.Wants(weight_) || gradients.Wants(lora_a_);
+  }
+  // [E, N]; undefined without biases.
+  at::Tensor Bias(const Pass& pass) const;
+
+ private:
+  double ScaleOf(const Pass& pass) const { return pass.lora.scale * scale_ratio_; }
+  // The rows of expert `e` in a stack with `size` of them for each.
+  static at::Tensor Of(const at::Tensor& stack, int64_t e, int64_t size) {
+    return stack.narrow(0, e * size, size);
+  }
+
+  int weight_ = -1, bias_ = -1, lora_a_ = -1, lora_b_ = -1;
+  int64_t experts_ = 0, outputs_ = 0, inputs_ = 0, rank_ = 0;
+  double scale_ratio_ = 1.0;
+};
+
+}  // namespace sft::engine

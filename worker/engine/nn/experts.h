@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "common/plan/layer_kinds.h"
+#include "worker/engine/nn/expert_linear.h"
+#include "worker/engine/nn/pass.h"
+
+namespace sft::engine {
+
+// Which experts the tokens of a micro-batch go to: T tokens, E experts, k of them for each token,
+// S = T k routed rows.
+struct Routing {
+  at::Tensor weights;        // fp32 [T, k]: what each chosen expert's output counts
+  at::Tensor chosen;         // int64 [T, k]: the experts
+  at::Tensor probabilities;  // fp32 [T, E], where the weights' gradients need all (kOfAll)
+  at::Tensor tokens;         // int64 [S]: the token of each routed row, sorted by expert
+  at::Tensor order;          // int64 [S]: its place in `weights`, token * k + choice
+  at::Tensor places;         // int64 [T, k]: the routed row of each choice
+  ExpertRows rows;
+};
+
+// A mixture of experts in the place of a feed-forward layer: the sum over a token's k chosen
+// experts of weight * down_e(act(gate_e(x)) * up_e(x)). H hidden size, I intermediate size of an
+// expert.
+//
+// The router scores experts, scores = x W^T, in the activations' type; its weights are a softmax in
+// fp32 (plan::RouterWeights). Outputs are weighed and added in fp32, in the order of the choices.
+// Routing is decided once a step: what recomputes a layer is given the routing of its forward. With
+// w the weights and dout the gradient of the sum, a token's choice j gets
+//
+//       dw_j = <dout W_down, a_j>        a_j what down reads, so down's output need not be kept
+//       dscore_j = w_j (dw_j - sum_c w_c dw_c)                     softmax over the chosen
+//       dscore_e = p_e ([e chosen] dw_e - sum_c p_c dw_c)          softmax over all
+//
+// (the softmax's Jacobian). A frozen router passes its gradient to x all the same.
+struct Experts {
+  int router = -1;  // position of its weight [E, H]
+  ExpertLinear gate_up, down;
+  int64_t chosen = 0;  // k
+  plan::RouterWeights weights = plan::RouterWeights::kOfChosen;
+  plan::ActivationKind kind = plan::ActivationKind::kSilu;
+
+  explicit operator bool() const { return router >= 0; }
+
+  // Kept for the backward; Restore computes undefined ones again, but for the routing.
+  struct Saved {
+    Routing routing;
+    at::Tensor gate_up;    // [S, 2 I]
+    at::Tensor activated;  // [S, I]
+    at::Tensor gate_up_xa, down_xa;
+  };
+
+  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined. Takes the routing
+  // of `saved` where there is one.
+  void Forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual, const Pass& pass,
+               Saved& saved) const;
+  // Computes what is missing in `saved` for the backward.
+  void Restore(const at::Tensor& x, const Pass& pass, Saved& saved) const;
+  // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
+  // `saved`.
+  void Backward(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
+                UnitGradients& gradients, at::Tensor* dx) const;
+
+ private:
+  Routing Route(const at::Tensor& x, const Pass& pass) const;
+  void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
+  void Activate(Saved& saved) const;
+  // dw [T, k] -> the gradient of the scores [T, E], fp32.
+  at::Tensor ScoreGradient(const Routing& routing, const at::Tensor& dweights,
+                           int64_t experts) const;
+};
+
+}  // namespace sft::engine
