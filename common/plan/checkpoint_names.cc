@@ -57,27 +57,27 @@ class Comparison {
 
   // What is wrong with a tensor of the model; takes note of it and of what belongs to it.
   std::string Look(const TensorInfo& tensor) {
-    if (tensor.parts.empty()) return LookAt(tensor);
-    TensorInfo part{.shape = tensor.shape};
-    part.shape[0] /= static_cast<int64_t>(tensor.parts.size());
+    if (tensor.parts.empty()) return LookAt(tensor.name, tensor);
     for (const std::string& name : tensor.parts) {
-      part.name = name;
-      if (std::string problem = LookAt(part); !problem.empty()) return problem;
+      if (std::string problem = LookAt(name, tensor); !problem.empty()) return problem;
     }
     return "";
   }
-  std::string LookAt(const TensorInfo& tensor) {
+  // At the tensor `full`, or a part of it by that name.
+  std::string LookAt(const std::string& full, const TensorInfo& tensor) {
+    if (shape_.stored.form == StoredForm::kMxfp4 && Has(full + kMxfp4Blocks)) {
+      return LookAtMxfp4(full, tensor);
+    }
     const auto has = [this](const std::string& name) { return Has(name); };
-    const std::string name = names_.InFiles(tensor.name, has);
+    const std::string name = names_.InFiles(full, has);
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) return NoSuchTensor(tensor.name);
+    if (found == tensors_.end()) return NoSuchTensor(full);
     known_.insert(name);
     if (shape_.stored.form == StoredForm::kNf4 && Has(name + kNf4State)) {
       TakeBeside(name);
       return "";
     }
-    std::vector<int64_t> expected = tensor.shape;
-    if (tensor.transposed) std::reverse(expected.begin(), expected.end());
+    const std::vector<int64_t> expected = tensor.ShapeInFiles();
     const HeaderTensor& header = found->second;
     if (header.shape != expected) {
       return fmt::format("{}: {}", header.file, OtherShape(name, header.shape, expected));
@@ -86,6 +86,20 @@ class Comparison {
     const bool reads =
         std::find(std::begin(kFloats), std::end(kFloats), header.type) != std::end(kFloats);
     return reads ? "" : OtherType(name, header.type);
+  }
+
+  std::string LookAtMxfp4(const std::string& name, const TensorInfo& tensor) {
+    for (const auto& [end, shape] : Mxfp4Shapes(tensor.shape, tensor.experts)) {
+      const auto found = tensors_.find(name + end);
+      if (found == tensors_.end()) return NoSuchTensor(name + end);
+      known_.insert(found->first);
+      if (found->second.shape != shape) {
+        return fmt::format("{}: {}", found->second.file,
+                           OtherShape(found->first, found->second.shape, shape));
+      }
+      if (found->second.type != "U8") return OtherType(found->first, found->second.type);
+    }
+    return "";
   }
 
   // What bitsandbytes writes beside a weight in 4 bits.

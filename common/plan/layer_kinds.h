@@ -25,6 +25,9 @@ enum class QkNorm {
 enum class ActivationKind {
   kSilu,      // gated: SwiGLU
   kGeluTanh,  // GELU in the tanh form; gated: GeGLU
+  // (u + 1) g sigmoid(1.702 g), where g is the gate, at most 7, and u is up, within [-7, 7]; the
+  // two of an output stand side by side in a row: g0, u0, g1, u1, ... (gpt_oss)
+  kClampedPairs,
 };
 
 // How a router weighs the experts that it chooses for a token, those with the largest scores.

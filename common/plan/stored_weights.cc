@@ -65,6 +65,13 @@ void ReadFp8(const ConfigReader& config, StoredWeights& stored) {
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::vector<int64_t>>> Mxfp4Shapes(
+    const std::vector<int64_t>& shape, int64_t experts) {
+  const int64_t outputs = shape[0] / experts, blocks = shape[1] / kMxfp4Block;
+  return {{kMxfp4Blocks, {experts, outputs, blocks, kMxfp4Block / 2}},
+          {kMxfp4Scales, {experts, outputs, blocks}}};
+}
+
 bool StoredWeights::Holds(std::string_view prefix, std::string_view module) const {
   if (form == StoredForm::kPlain) return false;
   const std::string at_run_time = RuntimeModule(prefix, module);
@@ -85,11 +92,15 @@ StoredWeights ReadStoredWeights(const ConfigReader& config) {
     ReadNf4(*quantization, stored);
   } else if (method == "fp8") {
     ReadFp8(*quantization, stored);
+  } else if (method == "mxfp4") {
+    stored.form = StoredForm::kMxfp4;
+    stored.skipped = quantization->Get("modules_to_not_convert", std::vector<std::string>());
   } else {
     quantization->Fail(
         "quant_method",
         fmt::format("\"{}\" is not read: {}; of quantised weights, those of bitsandbytes in NF4 "
-                    "(\"-bnb-4bit\") and those in FP8 with blocks of 128 x 128 are",
+                    "(\"-bnb-4bit\"), those in FP8 with blocks of 128 x 128 and experts in MXFP4 "
+                    "are",
                     method, kUseOriginal));
   }
   return stored;

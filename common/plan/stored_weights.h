@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/plan/config_reader.h"
@@ -16,8 +17,9 @@ namespace sft::plan {
 
 enum class StoredForm {
   kPlain,
-  kNf4,  // bitsandbytes, 4 bits: packed codes with their scales, for QLoRA as they are
-  kFp8,  // e4m3 with a scale for each block or each tensor: de-quantised when loaded
+  kNf4,    // bitsandbytes, 4 bits: packed codes with their scales, for QLoRA as they are
+  kFp8,    // e4m3 with a scale for each block or each tensor: de-quantised when loaded
+  kMxfp4,  // stacks of experts in MXFP4: de-quantised when loaded, exactly
 };
 
 // What stands in the files beside a weight stored so, behind its name: bitsandbytes' description of
@@ -26,6 +28,15 @@ enum class StoredForm {
 inline constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
 inline constexpr const char* kFp8Scales = "_scale_inv";
 inline constexpr std::string_view kFp8Unused[] = {".activation_scale", ".input_scale"};
+
+// MXFP4: instead of a stack, blocks of 32 values along the inputs, two codes of E2M1 in a byte, the
+// first in its low half, and a power of two for each (E8M0): value = code * 2^(scale - 127).
+inline constexpr const char* kMxfp4Blocks = "_blocks";
+inline constexpr const char* kMxfp4Scales = "_scales";
+inline constexpr int64_t kMxfp4Block = 32;
+// The ends of the names and the shapes of the two, of a stack [experts * outputs, inputs].
+std::vector<std::pair<std::string, std::vector<int64_t>>> Mxfp4Shapes(
+    const std::vector<int64_t>& shape, int64_t experts);
 
 // How the files hold the weights of linear layers, but for those of skipped modules.
 struct StoredWeights {

@@ -67,17 +67,23 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
     if (layer.keys_of < 0) AddNorm(unit, s.norm, names.k_norm, whole ? keys : layer.head_dim);
   }
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
+  if (names.sinks != nullptr) {
+    unit.tensors.push_back({prefix + names.sinks, {s.heads}, TensorRole::kSinks});
+  }
 }
 
 // A stack of experts' weights, a matrix for itself. `linears`: those of one expert in the files.
-void AddStack(TensorUnit& unit, const TensorNames& names, const char* name,
-              const LayerShape& layer, int64_t out, int64_t in,
-              const std::vector<const char*>& linears) {
+void AddStack(TensorUnit& unit, const TensorNames& names, const char* name, const LayerShape& layer,
+              int64_t out, int64_t in, const std::vector<const char*>& linears) {
   TensorInfo stack{.name = unit.name + "." + name + ".weight",
                    .shape = {layer.experts * out, in},
                    .role = TensorRole::kLinear,
                    .experts = layer.experts};
-  for (int64_t expert = 0; expert < layer.experts; ++expert) {
+  if (names.experts == nullptr) {
+    stack.parts.push_back(unit.name + "." + name);
+    stack.transposed = names.transposed_stacks;
+  }
+  for (int64_t expert = 0; names.experts != nullptr && expert < layer.experts; ++expert) {
     for (const char* linear : linears) {
       stack.parts.push_back(
           fmt::format("{}.{}.{}.{}.weight", unit.name, names.experts, expert, linear));
@@ -85,13 +91,22 @@ void AddStack(TensorUnit& unit, const TensorNames& names, const char* name,
   }
   unit.shared_matrices.push_back({static_cast<int>(unit.tensors.size())});
   unit.tensors.push_back(std::move(stack));
+  if (!names.experts_bias) return;
+  unit.tensors.push_back({.name = unit.name + "." + name + ".bias",
+                          .shape = {layer.experts * out},
+                          .role = TensorRole::kBias,
+                          .experts = layer.experts,
+                          .parts = {unit.name + "." + name + "_bias"}});
 }
 
 void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
   const TensorNames& names = NamesOf(s);
-  unit.tensors.push_back({unit.name + "." + names.router + ".weight",
-                          {layer.experts, s.hidden},
-                          TensorRole::kRouter});
+  unit.tensors.push_back(
+      {unit.name + "." + names.router + ".weight", {layer.experts, s.hidden}, TensorRole::kRouter});
+  if (names.router_bias) {
+    unit.tensors.push_back(
+        {unit.name + "." + names.router + ".bias", {layer.experts}, TensorRole::kBias});
+  }
   AddStack(unit, names, names.experts_gate_up, layer, 2 * layer.intermediate, s.hidden,
            {names.expert_gate, names.expert_up});
   AddStack(unit, names, names.experts_down, layer, s.hidden, layer.intermediate,
@@ -189,6 +204,22 @@ int64_t TensorInfo::elements() const {
   int64_t elements = 1;
   for (const int64_t size : shape) elements *= size;
   return elements;
+}
+
+std::vector<int64_t> ShapeInFiles(std::vector<int64_t> shape, int64_t experts, size_t parts,
+                                  bool transposed) {
+  if (parts == 1 && experts > 0) {
+    shape[0] /= experts;
+    shape.insert(shape.begin(), experts);
+  } else if (parts > 0) {
+    shape[0] /= static_cast<int64_t>(parts);
+  }
+  if (transposed) std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
+  return shape;
+}
+
+std::vector<int64_t> TensorInfo::ShapeInFiles() const {
+  return plan::ShapeInFiles(shape, experts, parts.size(), transposed);
 }
 
 std::string TensorInfo::module() const { return name.substr(0, name.rfind('.')); }

@@ -33,6 +33,7 @@ struct TensorNames {
   const char* k = nullptr;
   const char* v = nullptr;
   const char* o = nullptr;
+  const char* sinks = nullptr;  // a score of each head that has no value
   const char* q_norm = nullptr;
   const char* k_norm = nullptr;
   const char* attention_out_norm = nullptr;
@@ -46,7 +47,11 @@ struct TensorNames {
   const char* router = nullptr;
   const char* experts_gate_up = nullptr;
   const char* experts_down = nullptr;
-  // What files hold instead of the stacks: "<experts>.<expert>.<linear>.weight", by linear.
+  bool router_bias = false, experts_bias = false;
+  // Where files hold the stacks, as [experts, inputs, outputs] or [experts, outputs, inputs], under
+  // their names without ".weight", and biases with "_bias".
+  bool transposed_stacks = false;
+  // What files hold instead: "<experts>.<expert>.<linear>.weight", by linear. Null: the stacks.
   const char* experts = nullptr;
   const char* expert_gate = nullptr;
   const char* expert_up = nullptr;
@@ -81,7 +86,11 @@ std::string PrefixedName(std::string_view prefix, std::string_view name);
 
 // What a tensor is to the plan and the engine. A constant is never trained; a router is neither
 // quantised nor adapted.
-enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter };
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter, kSinks };
+
+// The shape that a tensor of the model, or each of the parts it is made of, has in the files.
+std::vector<int64_t> ShapeInFiles(std::vector<int64_t> shape, int64_t experts, size_t parts,
+                                  bool transposed);
 
 // One tensor of the base model.
 struct TensorInfo {
@@ -89,14 +98,16 @@ struct TensorInfo {
   std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]; a stack's: see `experts`
   TensorRole role = TensorRole::kLinear;
   bool transposed = false;  // a linear's weight stands in the file as [inputs, outputs]
-  // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0: one
-  // linear.
+  // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0:
+  // one linear.
   int64_t experts = 0;
-  // The tensors of the files that this one is made of, one below the other and of one shape; empty:
-  // it stands there under its name.
+  // The tensors of the files that this one is made of, one below the other and of one shape, or one
+  // that has the experts as a dimension of its own; empty: it stands there under its name.
   std::vector<std::string> parts;
 
   int64_t elements() const;
+  // The shape of each of `parts`, or of what stands in the files under the name.
+  std::vector<int64_t> ShapeInFiles() const;
   // "model.layers.0.self_attn.q_proj": the name without its last part.
   std::string module() const;
 };

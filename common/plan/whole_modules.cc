@@ -78,7 +78,10 @@ NamedModules NamedModulesOf(const ModelShape& shape) {
   for (const TensorUnit& unit : TensorsOf(shape)) {
     for (const TensorInfo& tensor : unit.tensors) {
       // A bias stands beside the weight of its module, and a constant is never trained.
-      if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant) continue;
+      if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant ||
+          tensor.role == TensorRole::kSinks || tensor.experts > 0) {
+        continue;
+      }
       model.modules.push_back(
           {RuntimeModule(shape.prefix, tensor.module()), tensor.role == TensorRole::kLinear});
     }

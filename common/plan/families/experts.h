@@ -25,14 +25,15 @@ constexpr TensorNames WithExperts(TensorNames names) {
 struct ExpertDefaults {
   const char* count_key = nullptr;
   int64_t count = 0;
+  const char* chosen_key = "num_experts_per_tok";
   int64_t chosen = 0;
   const char* size_key = nullptr;  // of an expert's intermediate size; null: the model's
   int64_t size = 0;
 };
 
 // Fails where a token would go to more experts than there are, or the sizes make no model.
-void CheckExperts(const ConfigReader& config, const char* count_key, const LayerShape& sparse,
-                  const ModelConfig& model);
+void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
+                  const LayerShape& sparse, const ModelConfig& model);
 
 // Gives the layers that `has_experts(layer)` names a mixture of experts.
 template <typename HasExperts>
@@ -40,11 +41,11 @@ void ReadExperts(const ConfigReader& config, const ExpertDefaults& defaults, Mod
                  const HasExperts& has_experts) {
   LayerShape sparse = model.Layer(0);
   sparse.experts = config.Size(defaults.count_key, defaults.count);
-  sparse.chosen = config.Size("num_experts_per_tok", defaults.chosen);
+  sparse.chosen = config.Size(defaults.chosen_key, defaults.chosen);
   if (defaults.size_key != nullptr) {
     sparse.intermediate = config.Size(defaults.size_key, defaults.size);
   }
-  CheckExperts(config, defaults.count_key, sparse, model);
+  CheckExperts(config, defaults, sparse, model);
   const LayerShape dense = model.Layer(0);
   for (int64_t layer = 0; layer < model.layers; ++layer) {
     model.layer_shapes.push_back(has_experts(layer) ? sparse : dense);

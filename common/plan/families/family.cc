@@ -60,19 +60,20 @@ void ReadRopesByLayerType(const ConfigReader& config, double theta, double slidi
   for (LayerOptions& layer : model.layer_options) layer.rope = layer.window > 0 ? 1 : 0;
 }
 
-void CheckExperts(const ConfigReader& config, const char* count_key, const LayerShape& sparse,
-                  const ModelConfig& model) {
+void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
+                  const LayerShape& sparse, const ModelConfig& model) {
   if (sparse.chosen > sparse.experts) {
-    config.Fail("num_experts_per_tok",
+    config.Fail(defaults.chosen_key,
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));
   }
   const double weights = 3.0 * static_cast<double>(sparse.experts) *
                          static_cast<double>(sparse.intermediate) *
                          static_cast<double>(model.hidden) * static_cast<double>(model.layers);
   if (weights >= kMostWeights) {
-    config.Fail(count_key, fmt::format("{} with the other sizes makes {:.0e} weights, more than "
-                                       "any model has",
-                                       sparse.experts, weights));
+    config.Fail(defaults.count_key,
+                fmt::format("{} with the other sizes makes {:.0e} weights, more than "
+                            "any model has",
+                            sparse.experts, weights));
   }
 }
 

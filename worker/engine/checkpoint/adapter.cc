@@ -30,7 +30,6 @@ constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kSuffixA = ".lora_A.weight";
 constexpr std::string_view kSuffixB = ".lora_B.weight";
 constexpr std::string_view kSuffixMagnitude = ".lora_magnitude_vector";
-constexpr std::string_view kBaseLayer = ".base_layer";
 constexpr std::string_view kHead = "lm_head.weight", kTable = "embed_tokens.weight";
 constexpr const char* kHeadKey = "base_model.model.lm_head.weight";
 

@@ -8,7 +8,6 @@
 namespace sft::engine {
 namespace {
 
-constexpr std::string_view kBaseLayer = ".base_layer";
 // In the order of the module's parameters.
 constexpr std::string_view kStacks[] = {"gate_up_proj", "down_proj"};
 

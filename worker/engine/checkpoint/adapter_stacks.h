@@ -17,6 +17,9 @@
 
 namespace sft::engine {
 
+// What PEFT puts behind the name of a module that it wraps.
+inline constexpr std::string_view kBaseLayer = ".base_layer";
+
 // "mlp.experts.down_proj" of "model.layers.3.mlp.experts.down_proj".
 std::string NameInLayer(std::string_view module);
 

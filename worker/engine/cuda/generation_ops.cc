@@ -174,8 +174,8 @@ void WritePages(Tensor& k_pages, Tensor& v_pages, const Tensor& slots, const Ten
 
 void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
                     const Tensor& tables, const Tensor& places, double scale, int64_t window,
-                    bool pieces) {
-  CheckPagedAttention(out, q, k_pages, v_pages, tables, places);
+                    bool pieces, const Tensor& sinks) {
+  CheckPagedAttention(out, q, k_pages, v_pages, tables, places, sinks);
   TORCH_CHECK(q.size(2) <= kMostPagedHead, "PagedAttention: heads of ", q.size(2), " are over ",
               kMostPagedHead);
   if (q.numel() == 0) return;
@@ -186,7 +186,8 @@ void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const T
                          .page = static_cast<int32_t>(k_pages.size(1)),
                          .table_width = tables.size(1),
                          .window = window,
-                         .scale = static_cast<float>(scale)};
+                         .scale = static_cast<float>(scale),
+                         .sinks = sinks.defined() ? sinks.const_data_ptr<float>() : nullptr};
   const LaunchScope scope(q);
   const bool fast = q.scalar_type() == at::kBFloat16 && IsAligned(q) && IsAligned(out);
   if (fast && pieces && HasPagedPrefill(shape)) {

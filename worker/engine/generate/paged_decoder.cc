@@ -143,7 +143,8 @@ Tensor PagedDecoder::RunBlock(size_t layer, const Tensor& x, const BlockContext&
     if (!block.attention.borrows) kept.Write(inputs.slots, projected.k, projected.v);
     Tensor out = at::empty(projected.q.sizes(), projected.q.options());
     ops::PagedAttention(out, projected.q, kept.k, kept.v, tables_, inputs.places,
-                        block.attention.scale, block.attention.window, inputs.pieces);
+                        block.attention.scale, block.attention.window, inputs.pieces,
+                        block.attention.Sinks(pass));
     return out.view({x.size(0), -1});
   });
 }

@@ -136,8 +136,76 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   }
 }
 
+namespace {
+
+// plan::ActivationKind::kClampedPairs, of one element. At the limits themselves the gradient
+// passes.
+struct ClampedPair {
+  static constexpr float kLimit = 7.0f, kSlope = 1.702f;
+
+  ClampedPair(float g, float u)
+      : gate(std::min(g, kLimit)),
+        up(std::clamp(u, -kLimit, kLimit)),
+        share(1.0f / (1.0f + std::exp(-kSlope * gate))),
+        passes_gate(g <= kLimit),
+        passes_up(u >= -kLimit && u <= kLimit) {}
+  float Product() const { return (up + 1.0f) * gate * share; }
+  float GateGradient(float dy) const {
+    const float slope = share * (1.0f + kSlope * gate * (1.0f - share));
+    return passes_gate ? dy * (up + 1.0f) * slope : 0.0f;
+  }
+  float UpGradient(float dy) const { return passes_up ? dy * gate * share : 0.0f; }
+
+  float gate, up, share;
+  bool passes_gate, passes_up;
+};
+
+template <typename T>
+void ClampedPairsAs(Tensor& out, const Tensor& gate_up) {
+  at::parallel_for(0, out.size(0), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = gate_up.const_data_ptr<T>() + row * gate_up.stride(0);
+      T* to = out.mutable_data_ptr<T>() + row * out.stride(0);
+      for (int64_t i = 0; i < out.size(1); ++i) {
+        const ClampedPair pair(static_cast<float>(from[2 * i]),
+                               static_cast<float>(from[2 * i + 1]));
+        to[i] = static_cast<T>(pair.Product());
+      }
+    }
+  });
+}
+
+template <typename T>
+void ClampedPairsBackwardAs(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
+  at::parallel_for(0, dy.size(0), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = gate_up.const_data_ptr<T>() + row * gate_up.stride(0);
+      const T* gradient = dy.const_data_ptr<T>() + row * dy.stride(0);
+      T* to = dgate_up.mutable_data_ptr<T>() + row * dgate_up.stride(0);
+      for (int64_t i = 0; i < dy.size(1); ++i) {
+        const ClampedPair pair(static_cast<float>(from[2 * i]),
+                               static_cast<float>(from[2 * i + 1]));
+        const auto d = static_cast<float>(gradient[i]);
+        to[2 * i] = static_cast<T>(pair.GateGradient(d));
+        to[2 * i + 1] = static_cast<T>(pair.UpGradient(d));
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
+  if (kind == plan::ActivationKind::kClampedPairs) {
+    if (out.scalar_type() == at::kFloat) {
+      ClampedPairsAs<float>(out, gate_up);
+    } else {
+      ClampedPairsAs<BFloat16>(out, gate_up);
+    }
+    Fp8QuantizeToo(fp8, out, "Glu");
+    return;
+  }
   const Tensor gate = Halves(gate_up).first, up = Halves(gate_up).second;
   ByRows(out.size(0), out.size(1), /*dense=*/false, [&](int64_t first, int64_t count) {
     Tensor rows = out.narrow(0, first, count);
@@ -150,6 +218,14 @@ void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
                  plan::ActivationKind kind) {
   CheckGlu(dy, gate_up, "GluBackward");
   CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
+  if (kind == plan::ActivationKind::kClampedPairs) {
+    if (dy.scalar_type() == at::kFloat) {
+      ClampedPairsBackwardAs<float>(dgate_up, dy, gate_up);
+    } else {
+      ClampedPairsBackwardAs<BFloat16>(dgate_up, dy, gate_up);
+    }
+    return;
+  }
   const auto [gate, up] = Halves(gate_up);
   auto [dgate, dup] = Halves(dgate_up);
   // All of gate and up is read before their places, which may be those of the results, are written.

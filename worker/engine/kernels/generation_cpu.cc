@@ -141,11 +141,12 @@ struct HeadPages {
   }
 };
 
-// One query head over the keys of positions [first, last]; `scores` and `sums` are scratch.
+// One query head over the keys of positions [first, last], and its sink, -infinity where it has
+// none; `scores` and `sums` are scratch.
 template <typename T>
 SFT_INLINE void AttendHead(const T* q, const HeadPages<T>& keys, const HeadPages<T>& values,
-                           const PagesShape& shape, int64_t first, int64_t last, float* scores,
-                           float* sums, T* out) {
+                           const PagesShape& shape, int64_t first, int64_t last, float sink,
+                           float* scores, float* sums, T* out) {
   float largest = -std::numeric_limits<float>::infinity();
   for (int64_t position = first; position <= last; ++position) {
     const T* key = keys.At(position, shape);
@@ -163,25 +164,27 @@ SFT_INLINE void AttendHead(const T* q, const HeadPages<T>& keys, const HeadPages
     total += weight;
     for (int64_t i = 0; i < shape.size; ++i) sums[i] += weight * static_cast<float>(value[i]);
   }
+  total += std::exp(sink - largest);
   for (int64_t i = 0; i < shape.size; ++i) out[i] = static_cast<T>(sums[i] / total);
 }
 
 SFT_SIMD_CLONES void Attend(const float* q, const HeadPages<float>& keys,
                             const HeadPages<float>& values, const PagesShape& shape, int64_t first,
-                            int64_t last, float* scores, float* sums, float* out) {
-  AttendHead(q, keys, values, shape, first, last, scores, sums, out);
+                            int64_t last, float sink, float* scores, float* sums, float* out) {
+  AttendHead(q, keys, values, shape, first, last, sink, scores, sums, out);
 }
 SFT_SIMD_CLONES void Attend(const BFloat16* q, const HeadPages<BFloat16>& keys,
                             const HeadPages<BFloat16>& values, const PagesShape& shape,
-                            int64_t first, int64_t last, float* scores, float* sums,
+                            int64_t first, int64_t last, float sink, float* scores, float* sums,
                             BFloat16* out) {
-  AttendHead(q, keys, values, shape, first, last, scores, sums, out);
+  AttendHead(q, keys, values, shape, first, last, sink, scores, sums, out);
 }
 
 template <typename T>
 void PagedAttentionAs(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
                       const Tensor& tables, const Tensor& places, const PagesShape& shape,
-                      int64_t window) {
+                      int64_t window, const Tensor& sinks) {
+  const float* sink = sinks.defined() ? sinks.const_data_ptr<float>() : nullptr;
   const int64_t group = shape.heads / shape.kv_heads;
   const auto* place = places.const_data_ptr<int64_t>();
   const auto* table = tables.const_data_ptr<int32_t>();
@@ -203,8 +206,9 @@ void PagedAttentionAs(Tensor& out, const Tensor& q, const Tensor& k_pages, const
       const int32_t* pages = table + place[2 * token] * tables.size(1);
       const int64_t offset = head / group * shape.size;
       Attend(queries + token * q.stride(0) + head * shape.size, {keys + offset, pages},
-             {values + offset, pages}, shape, first, last, scores.data(), sums.data(),
-             results + token * out.stride(0) + head * shape.size);
+             {values + offset, pages}, shape, first, last,
+             sink != nullptr ? sink[head] : -std::numeric_limits<float>::infinity(), scores.data(),
+             sums.data(), results + token * out.stride(0) + head * shape.size);
     }
   });
 }
@@ -248,17 +252,17 @@ void WritePages(Tensor& k_pages, Tensor& v_pages, const Tensor& slots, const Ten
 
 void PagedAttention(Tensor& out, const Tensor& q, const Tensor& k_pages, const Tensor& v_pages,
                     const Tensor& tables, const Tensor& places, double scale, int64_t window,
-                    bool /*pieces*/) {
-  CheckPagedAttention(out, q, k_pages, v_pages, tables, places);
+                    bool /*pieces*/, const Tensor& sinks) {
+  CheckPagedAttention(out, q, k_pages, v_pages, tables, places, sinks);
   const PagesShape shape{.heads = q.size(1),
                          .kv_heads = k_pages.size(2),
                          .size = q.size(2),
                          .page = k_pages.size(1),
                          .scale = static_cast<float>(scale)};
   if (q.scalar_type() == at::kFloat) {
-    PagedAttentionAs<float>(out, q, k_pages, v_pages, tables, places, shape, window);
+    PagedAttentionAs<float>(out, q, k_pages, v_pages, tables, places, shape, window, sinks);
   } else {
-    PagedAttentionAs<BFloat16>(out, q, k_pages, v_pages, tables, places, shape, window);
+    PagedAttentionAs<BFloat16>(out, q, k_pages, v_pages, tables, places, shape, window, sinks);
   }
 }
 

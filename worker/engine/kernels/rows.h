@@ -151,8 +151,13 @@ inline void CheckRowProduct(const at::Tensor& out, const at::Tensor& a, const at
 // Checks the arguments of PagedAttention; what tables and places hold is not read.
 inline void CheckPagedAttention(const at::Tensor& out, const at::Tensor& q,
                                 const at::Tensor& k_pages, const at::Tensor& v_pages,
-                                const at::Tensor& tables, const at::Tensor& places) {
+                                const at::Tensor& tables, const at::Tensor& places,
+                                const at::Tensor& sinks) {
   constexpr const char* kName = "PagedAttention";
+  TORCH_CHECK(!sinks.defined() ||
+                  (sinks.dim() == 1 && sinks.size(0) == q.size(1) && sinks.is_contiguous() &&
+                   sinks.scalar_type() == at::kFloat && sinks.device() == q.device()),
+              kName, ": sinks must be fp32 [heads], dense, beside q");
   TORCH_CHECK(q.dim() == 3 && k_pages.dim() == 4, kName, ": q is ", q.sizes(), ", k_pages are ",
               k_pages.sizes());
   TORCH_CHECK(q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16, kName,

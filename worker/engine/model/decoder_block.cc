@@ -72,6 +72,7 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   const plan::LayerShape shape = config.Layer(layer);
   if (shape.experts > 0) {
     block.experts = {.router = find(names.router, ".weight"),
+                     .router_bias = find(names.router, ".bias"),
                      .gate_up = ExpertLinear(unit, names.experts_gate_up),
                      .down = ExpertLinear(unit, names.experts_down),
                      .chosen = shape.chosen,
@@ -84,6 +85,7 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   }
   block.attention.q_norm = find(names.q_norm, ".weight");
   block.attention.k_norm = find(names.k_norm, ".weight");
+  block.attention.sinks = find(names.sinks, "");
   block.attention.heads = config.heads;
   block.attention.kv_heads = shape.kv_heads;
   block.attention.head_dim = shape.head_dim;

@@ -49,6 +49,7 @@ Routing Experts::Route(const Tensor& x, const Pass& pass) const {
   const int64_t experts = table.size(0);
   Tensor scores = at::empty({x.size(0), experts}, x.options());
   AddProduct(scores, x, table, {}, 1.0, pass);
+  if (router_bias >= 0) ops::AddBias(scores, pass.weights[router_bias]);
   Routing routing;
   const Tensor all = scores.to(at::kFloat);
   auto [largest, which] = at::topk(all, chosen, 1);
@@ -139,8 +140,9 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   saved.activated = saved.down_xa = Tensor();
   const Tensor dweights =
       drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
-  const Tensor dscores =
-      ScoreGradient(routing, dweights, pass.weights[router].size(0)).to(x.scalar_type());
+  const Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
+  const Tensor dscores = exact.to(x.scalar_type());
+  if (gradients.Wants(router_bias)) gradients.Add(router_bias, at::sum(exact, {0}));
   if (const ProductSum sum = gradients.Wants(router) ? gradients.Product(router) : ProductSum();
       sum.sum.defined()) {
     Tensor of_router = sum.sum;

@@ -26,10 +26,10 @@ struct Routing {
 // experts of weight * down_e(act(gate_e(x)) * up_e(x)). H hidden size, I intermediate size of an
 // expert.
 //
-// The router scores experts, scores = x W^T, in the activations' type; its weights are a softmax in
-// fp32 (plan::RouterWeights). Outputs are weighed and added in fp32, in the order of the choices.
-// Routing is decided once a step: what recomputes a layer is given the routing of its forward. With
-// w the weights and dout the gradient of the sum, a token's choice j gets
+// The router scores experts, scores = x W^T (+ b), in the activations' type; its weights are a
+// softmax in fp32 (plan::RouterWeights). Outputs are weighed and added in fp32, in the order of the
+// choices. Routing is decided once a step: what recomputes a layer is given the routing of its
+// forward. With w the weights and dout the gradient of the sum, a token's choice j gets
 //
 //       dw_j = <dout W_down, a_j>        a_j what down reads, so down's output need not be kept
 //       dscore_j = w_j (dw_j - sum_c w_c dw_c)                     softmax over the chosen
@@ -37,7 +37,8 @@ struct Routing {
 //
 // (the softmax's Jacobian). A frozen router passes its gradient to x all the same.
 struct Experts {
-  int router = -1;  // position of its weight [E, H]
+  int router = -1;       // position of its weight [E, H]
+  int router_bias = -1;  // [E]; -1: none
   ExpertLinear gate_up, down;
   int64_t chosen = 0;  // k
   plan::RouterWeights weights = plan::RouterWeights::kOfChosen;

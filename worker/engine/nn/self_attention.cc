@@ -155,6 +155,7 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
                   ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
                                           window, DropoutOf(pass))
                   : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
+  if (sinks >= 0) ops::AddSinks(out, saved.lse, Sinks(pass), documents);
 }
 
 void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documents& documents,
@@ -164,7 +165,8 @@ void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documen
 }
 
 bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
-  return qkv.trained(gradients) || gradients.Wants(q_norm) || gradients.Wants(k_norm);
+  return qkv.trained(gradients) || gradients.Wants(q_norm) || gradients.Wants(k_norm) ||
+         gradients.Wants(sinks);
 }
 
 void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input,
@@ -191,6 +193,9 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
   }
   const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
   const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
+  if (gradients.Wants(sinks)) {
+    gradients.Add(sinks, ops::SinkGradient(dattended, attended, saved.lse, Sinks(pass), documents));
+  }
   if (Drops(pass)) {
     ops::DropoutAttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
                                   saved.lse, documents, scale, window, DropoutOf(pass));

@@ -24,6 +24,7 @@ struct SelfAttention {
   Projection qkv, o;
   int q_norm = -1;
   int k_norm = -1;
+  int sinks = -1;  // a score of each head that has no value (ops::AddSinks); -1: none
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
@@ -75,6 +76,11 @@ struct SelfAttention {
   void Backward(Activation dy, const std::function<at::Tensor()>& input,
                 const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
                 SharedHeads* shared, Saved& saved, UnitGradients& gradients, at::Tensor* dx) const;
+
+  // The sinks as fp32 [heads]; undefined where there are none.
+  at::Tensor Sinks(const Pass& pass) const {
+    return sinks < 0 ? at::Tensor() : pass.weights[sinks].to(at::kFloat);
+  }
 
   // True if a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;

@@ -200,7 +200,7 @@ void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_el
 }
 
 void BaseWeights::Done(const ParamInfo& param) const {
-  if (Stored(param).parts.empty()) files_.DropPages(Stored(param).name);
+  if (param.parts.empty()) files_.DropPages(Stored(param).name);
   for (const std::string& name : Stored(param).beside) files_.DropPages(name);
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/tensors.h"
+
 namespace sft::engine {
 namespace {
 
@@ -20,11 +22,12 @@ TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> sh
   return info;
 }
 
-std::vector<int64_t> PartShape(const ParamInfo& param) {
-  std::vector<int64_t> shape = param.shape;
-  shape[0] /= static_cast<int64_t>(param.parts.size());
-  return shape;
+std::vector<int64_t> ShapeInFiles(const ParamInfo& param) {
+  return plan::ShapeInFiles(param.shape, param.experts, param.parts.size(), param.transposed);
 }
+
+// A stack that is one tensor of the files.
+bool IsOneStack(const ParamInfo& param) { return param.experts > 0 && param.parts.size() == 1; }
 
 }  // namespace
 
@@ -61,12 +64,10 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
   std::vector<TensorInfo> infos;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      std::vector<int64_t> shape = param.shape;
-      for (const std::string& part : param.parts)
-        infos.push_back(InfoOf(part, type, PartShape(param)));
-      if (!param.parts.empty()) continue;
-      if (param.transposed) std::reverse(shape.begin(), shape.end());
-      infos.push_back(InfoOf(param.name, type, std::move(shape)));
+      for (const std::string& part : param.parts) {
+        infos.push_back(InfoOf(part, type, ShapeInFiles(param)));
+      }
+      if (param.parts.empty()) infos.push_back(InfoOf(param.name, type, ShapeInFiles(param)));
     }
   }
   for (const StoredTensor& part : parts) {
@@ -80,7 +81,13 @@ void WriteParam(const ParamInfo& param, const at::Tensor& weight, ModelWriter& w
     writer.Write(param.name, param.transposed ? weight.t().contiguous() : weight);
     return;
   }
-  const int64_t rows = PartShape(param)[0];
+  if (IsOneStack(param)) {
+    at::Tensor stack = weight.unflatten(0, {param.experts, -1});
+    if (param.transposed) stack = stack.transpose(1, 2).contiguous();
+    writer.Write(param.parts[0], stack);
+    return;
+  }
+  const int64_t rows = ShapeInFiles(param)[0];
   for (size_t i = 0; i < param.parts.size(); ++i) {
     writer.Write(param.parts[i], weight.narrow(0, static_cast<int64_t>(i) * rows, rows));
   }
@@ -90,6 +97,10 @@ at::Tensor ReadParam(const ParamInfo& param, const ModelFiles& files) {
   if (param.parts.empty()) {
     const at::Tensor stored = files.View(param.name);
     return param.transposed ? stored.t().contiguous() : stored;
+  }
+  if (IsOneStack(param)) {
+    const at::Tensor stack = files.View(param.parts[0]);
+    return (param.transposed ? stack.transpose(1, 2) : stack).contiguous().view(param.shape);
   }
   std::vector<at::Tensor> parts;
   for (const std::string& name : param.parts) parts.push_back(files.View(name));

@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,6 +19,7 @@
 #include "common/base/json.h"
 #include "common/base/round.h"
 #include "common/plan/checkpoint_names.h"
+#include "common/plan/tensors.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
@@ -254,11 +257,55 @@ StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const s
   return tensor;
 }
 
+namespace {
+
+// A stack that the files hold in MXFP4.
+void FindMxfp4(const ModelFiles& files, const ParamInfo& param, StoredTensor& tensor) {
+  tensor.name = param.parts[0];
+  for (const auto& [end, shape] : plan::Mxfp4Shapes(param.shape, param.experts)) {
+    const std::string name = tensor.name + end;
+    if (!files.Contains(name)) BadTensor(files, plan::NoSuchTensor(name));
+    const TensorInfo& info = files.Info(name);
+    if (info.shape != shape) BadTensor(files, plan::OtherShape(name, info.shape, shape));
+    if (info.dtype != at::kByte) {
+      BadTensor(files, plan::OtherType(name, SafetensorsDtype(info.dtype)));
+    }
+    tensor.beside.push_back(name);
+  }
+  tensor.form = StoredForm::kMxfp4;
+}
+
+// A stack that the files hold as one tensor, or its biases.
+void FindStack(const ModelFiles& files, const ParamInfo& param, const plan::StoredWeights& stored,
+               StoredTensor& tensor) {
+  const std::string& name = param.parts[0];
+  if (stored.form == StoredForm::kMxfp4 && files.Contains(name + plan::kMxfp4Blocks)) {
+    FindMxfp4(files, param, tensor);
+    return;
+  }
+  const ParamInfo whole{
+      .name = name, .shape = plan::ShapeInFiles(param.shape, param.experts, 1, param.transposed)};
+  StoredTensor found = FindStored(files, whole, name, {});
+  tensor.beside.push_back(name);
+  found.transposed = param.transposed;
+  found.shape.erase(found.shape.begin());
+  for (int64_t expert = 0; expert < param.experts; ++expert) {
+    found.begin = expert * Numel(found.shape);
+    tensor.parts.push_back(found);
+  }
+}
+
+}  // namespace
+
 StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
                        const plan::StoredWeights& stored) {
   StoredTensor tensor;
   tensor.name = param.name;
   tensor.shape = param.shape;
+  if (param.parts.size() == 1) {
+    FindStack(files, param, stored, tensor);
+    return tensor;
+  }
   ParamInfo part{.shape = param.shape};
   part.shape[0] /= static_cast<int64_t>(param.parts.size());
   for (const std::string& name : param.parts) {
@@ -277,6 +324,33 @@ StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
 
 namespace {
 
+// Elements of one part, turned as the parameter has it.
+Tensor ReadTurned(const StoredTensor& part, int64_t first, int64_t count,
+                  const ReadElements& read) {
+  if (!part.transposed) return ReadStored(part, first, count, read);
+  const Tensor whole = ReadStored(part, 0, Numel(part.shape), read);
+  return whole.view(part.shape).t().reshape({-1}).narrow(0, first, count);
+}
+
+// The values of the codes of E2M1.
+constexpr float kE2m1[] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                           -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+Tensor DequantizeMxfp4(const StoredTensor& tensor, int64_t first, int64_t count,
+                       const ReadElements& read) {
+  constexpr int64_t kBlock = plan::kMxfp4Block;
+  const int64_t block = first / kBlock, blocks = CeilDiv(first + count, kBlock) - block;
+  const Tensor bytes =
+      read(tensor.name + plan::kMxfp4Blocks, block * kBlock / 2, blocks * kBlock / 2);
+  const Tensor scales = AsFloat(read(tensor.name + plan::kMxfp4Scales, block, blocks));
+  const Tensor codes =
+      at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 1).view({-1});
+  const Tensor table = at::tensor(at::ArrayRef<float>(kE2m1)).to(bytes.device());
+  const Tensor values =
+      table.index_select(0, codes.to(at::kInt)).view({blocks, kBlock}).mul(scales.unsqueeze(1));
+  return values.view({-1}).narrow(0, first - block * kBlock, count);
+}
+
 // Elements of a tensor in parts, which may begin and end within one.
 Tensor ReadParts(const StoredTensor& tensor, int64_t first, int64_t count,
                  const ReadElements& read) {
@@ -286,7 +360,7 @@ Tensor ReadParts(const StoredTensor& tensor, int64_t first, int64_t count,
   for (int64_t at = first; at < first + count;) {
     const int64_t within = at % of_part;
     const int64_t elements = std::min(of_part - within, first + count - at);
-    pieces.push_back(ReadStored(tensor.parts[at / of_part], within, elements, read));
+    pieces.push_back(ReadTurned(tensor.parts[at / of_part], within, elements, read));
     at += elements;
   }
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces);
@@ -298,10 +372,11 @@ Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
                   const ReadElements& read) {
   if (!tensor.parts.empty()) return ReadParts(tensor, first, count, read);
   if (count == 0 || tensor.form == StoredForm::kPlain) {
-    const Tensor part = read(tensor.name, count == 0 ? 0 : first, count);
+    const Tensor part = read(tensor.name, tensor.begin + (count == 0 ? 0 : first), count);
     const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
     return kept ? part : part.to(at::kFloat);
   }
+  if (tensor.form == StoredForm::kMxfp4) return DequantizeMxfp4(tensor, first, count, read);
   return tensor.form == StoredForm::kNf4 ? DequantizeNf4(tensor, first, count, read)
                                          : DequantizeFp8(tensor, first, count, read);
 }

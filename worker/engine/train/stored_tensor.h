@@ -19,6 +19,7 @@ namespace sft::engine {
 struct StoredTensor {
   plan::StoredForm form = plan::StoredForm::kPlain;
   std::string name;                 // in the files
+  int64_t begin = 0;                // of a part: elements of that tensor before it
   std::vector<int64_t> shape;       // in the files, or of what is packed
   bool transposed = false;          // the parameter is its transpose
   std::vector<std::string> beside;  // the other tensors that belong to it

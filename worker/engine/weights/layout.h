@@ -29,6 +29,7 @@ enum class ParamRole {
   kHead,
   kConstant,
   kRouter,
+  kSinks,
   kLoraA,
   kLoraB,
   kMagnitude

@@ -283,7 +283,68 @@ cudaError_t GluBackward(RowsShape shape, ConstRows dy, ConstRows gate_up, Mutabl
   return cudaGetLastError();
 }
 
+// plan::ActivationKind::kClampedPairs: a thread has one output. At the limits themselves the
+// gradient passes.
+struct ClampedPair {
+  static constexpr float kLimit = 7.0f, kSlope = 1.702f;
+
+  __device__ __forceinline__ ClampedPair(float g, float u)
+      : gate(fminf(g, kLimit)),
+        up(fminf(fmaxf(u, -kLimit), kLimit)),
+        share(Sigmoid(kSlope * gate)),
+        passes_gate(g <= kLimit),
+        passes_up(fabsf(u) <= kLimit) {}
+
+  float gate, up, share;
+  bool passes_gate, passes_up;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    ClampedPairsKernel(RowsShape shape, ConstRows gate_up, MutableRows out) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (i >= shape.width) return;
+  const T* from = static_cast<const T*>(gate_up.data) + row * gate_up.stride + 2 * i;
+  const ClampedPair pair(ToFloat(from[0]), ToFloat(from[1]));
+  static_cast<T*>(out.data)[row * out.stride + i] =
+      FromFloat<T>((pair.up + 1.0f) * pair.gate * pair.share);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    ClampedPairsBackwardKernel(RowsShape shape, ConstRows dy, ConstRows gate_up,
+                               MutableRows dgate_up) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (i >= shape.width) return;
+  const T* from = static_cast<const T*>(gate_up.data) + row * gate_up.stride + 2 * i;
+  const ClampedPair pair(ToFloat(from[0]), ToFloat(from[1]));
+  const float d = ToFloat(static_cast<const T*>(dy.data)[row * dy.stride + i]);
+  const float slope = pair.share * (1.0f + ClampedPair::kSlope * pair.gate * (1.0f - pair.share));
+  T* to = static_cast<T*>(dgate_up.data) + row * dgate_up.stride + 2 * i;
+  to[0] = FromFloat<T>(pair.passes_gate ? d * (pair.up + 1.0f) * slope : 0.0f);
+  to[1] = FromFloat<T>(pair.passes_up ? d * pair.gate * pair.share : 0.0f);
+}
+
 }  // namespace
+
+cudaError_t LaunchClampedPairs(ElementType type, RowsShape shape, ConstRows gate_up,
+                               MutableRows out, cudaStream_t stream) {
+  const auto kernel =
+      type == ElementType::kFloat32 ? ClampedPairsKernel<float> : ClampedPairsKernel<__nv_bfloat16>;
+  kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, gate_up, out);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchClampedPairsBackward(ElementType type, RowsShape shape, ConstRows dy,
+                                       ConstRows gate_up, MutableRows dgate_up,
+                                       cudaStream_t stream) {
+  const auto kernel = type == ElementType::kFloat32 ? ClampedPairsBackwardKernel<float>
+                                                    : ClampedPairsBackwardKernel<__nv_bfloat16>;
+  kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, dy, gate_up, dgate_up);
+  return cudaGetLastError();
+}
 
 cudaError_t LaunchAccumulate(ElementType type, int64_t n, const void* part, bool fresh, float* sum,
                              cudaStream_t stream) {

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   for (int w = 0; w < kWarps; ++w) most = fmaxf(most, largests[w]);
   float whole = 0.0f;
   for (int w = 0; w < kWarps; ++w) whole += totals[w] * expf(largests[w] - most);
+  if (shape.sinks != nullptr) whole += expf(shape.sinks[head] - most);
   for (int i = static_cast<int>(threadIdx.x); i < shape.size; i += kWarps * kWarp) {
     float x = 0.0f;
     for (int w = 0; w < kWarps; ++w) x += sums[w][i] * expf(largests[w] - most);

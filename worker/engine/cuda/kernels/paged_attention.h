@@ -21,6 +21,7 @@ struct PagedShape {
   int64_t table_width = 0;
   int64_t window = 0;
   float scale = 0.0f;
+  const float* sinks = nullptr;  // a score of each head that has no value; null: none
 };
 
 // Copies `width` elements of each row of keys and values to row slots[row] of the pages.

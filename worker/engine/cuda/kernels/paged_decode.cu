@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   rows.Start();
   rows.LoadQueries(queries, lane);
   const int64_t begins[2] = {seen_from, seen_from}, ends[2] = {end, end};
-  const float scale = shape.scale * 1.44269504f;  // log2(e)
+  const float scale = shape.scale * paged::kLog2E;
   for (int step = 0; step < size / (kWarps * kTile); ++step) {
     fetch(step + 1);
     WaitForGroups<1>();
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kSize)
   for (int64_t chunk = begin; chunk <= end; ++chunk) {
     most = fmaxf(most, partials.ends[row + chunk].x);
   }
-  float sum = 0.0f, whole = 0.0f;
+  float sum = 0.0f, whole = paged::SinkWeight(shape, head, most);
   for (int64_t chunk = begin; chunk <= end; ++chunk) {
     const float2 ends = partials.ends[row + chunk];
     const float weight = exp2f(ends.x - most);

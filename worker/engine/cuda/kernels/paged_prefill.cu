@@ -154,9 +154,11 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + lane / 4 + half * 8;
-    const float total = rows.Total(half);
+    const float weights = rows.Total(half);
     if (row >= tokens * group || first + row / group >= end) continue;
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;  // a row that sees nothing is padding
+    // A row that sees nothing is padding.
+    const float total = weights + paged::SinkWeight(shape, head_of(row), rows.largest[half]);
+    const float inverse = weights > 0.0f ? 1.0f / total : 0.0f;
     Bf16* to = out + (first + row / group) * out_stride + head_of(row) * kSize + lane % 4 * 2;
 #pragma unroll
     for (int tile = 0; tile < kSize / 8; ++tile) {

@@ -12,6 +12,13 @@ namespace sft::engine::cuda::paged {
 
 using Bf16 = __nv_bfloat16;
 
+inline constexpr float kLog2E = 1.44269504f;
+
+// What a head's sink adds to the sum of weights, beside the largest score in units of log2.
+__device__ __forceinline__ float SinkWeight(const PagedShape& shape, int64_t head, float largest) {
+  return shape.sinks != nullptr ? exp2f(shape.sinks[head] * kLog2E - largest) : 0.0f;
+}
+
 // A row of kSize elements in shared memory and what keeps eight rows in different banks.
 template <int kSize>
 inline constexpr int kRowElements = kSize + 8;
