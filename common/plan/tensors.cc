@@ -70,9 +70,8 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
 }
 
 // A stack of experts' weights, a matrix for itself. `linears`: those of one expert in the files.
-void AddStack(TensorUnit& unit, const TensorNames& names, const char* name,
-              const LayerShape& layer, int64_t out, int64_t in,
-              const std::vector<const char*>& linears) {
+void AddStack(TensorUnit& unit, const TensorNames& names, const char* name, const LayerShape& layer,
+              int64_t out, int64_t in, const std::vector<const char*>& linears) {
   TensorInfo stack{.name = unit.name + "." + name + ".weight",
                    .shape = {layer.experts * out, in},
                    .role = TensorRole::kLinear,
@@ -89,9 +88,8 @@ void AddStack(TensorUnit& unit, const TensorNames& names, const char* name,
 
 void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
   const TensorNames& names = NamesOf(s);
-  unit.tensors.push_back({unit.name + "." + names.router + ".weight",
-                          {layer.experts, s.hidden},
-                          TensorRole::kRouter});
+  unit.tensors.push_back(
+      {unit.name + "." + names.router + ".weight", {layer.experts, s.hidden}, TensorRole::kRouter});
   AddStack(unit, names, names.experts_gate_up, layer, 2 * layer.intermediate, s.hidden,
            {names.expert_gate, names.expert_up});
   AddStack(unit, names, names.experts_down, layer, s.hidden, layer.intermediate,

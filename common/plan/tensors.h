@@ -89,8 +89,8 @@ struct TensorInfo {
   std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]; a stack's: see `experts`
   TensorRole role = TensorRole::kLinear;
   bool transposed = false;  // a linear's weight stands in the file as [inputs, outputs]
-  // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0: one
-  // linear.
+  // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0:
+  // one linear.
   int64_t experts = 0;
   // The tensors of the files that this one is made of, one below the other and of one shape; empty:
   // it stands there under its name.
