@@ -15,8 +15,15 @@ constexpr int Index(Recompute level) { return static_cast<int>(level); }
 // Bytes of each tensor of a block for one token.
 struct Rows {
   int64_t hidden, input_normed, middle_normed, qkv, heads, attended, gate_up, activated, lse;
-  int64_t attention_xa, gate_up_xa, down_xa;
+  int64_t attention_xa, gate_up_xa;
+  int64_t mlp_always;  // what the feed-forward layer keeps at every level: down's xa, and the
+                       // choice of experts
+  // Of a layer with experts: a token's rows gathered for them or written by them, and its scores.
+  int64_t gathered, scores;
 };
+
+// Of a token's choice of one expert: its weight, and the row's place in the order by experts.
+constexpr int64_t kChoiceBytes = 4 + 8;
 
 // Costs of FP8 products, whose inputs take one byte per element. The norms, gates and the norms'
 // backward write these inputs with their output; the others are converted from tensors that are
@@ -84,6 +91,7 @@ void AddDora(const BlockMatrices& m, int64_t e, BlockCost* cost) {
 int64_t OnePassPartials(const LayerShape& layer, const spec::JobSpec& job, const BlockMatrices& m,
                         int64_t e) {
   const int64_t rank = m.down.rank;
+  if (layer.experts > 0) return 0;
   if (e != 2 || job.lora.dropout > 0 || UsesDora(job) || m.gate_up.rank != 2 * rank) return 0;
   if (rank != 16 && rank != 32) return 0;
   const int64_t strip = 4096 / rank;
@@ -132,6 +140,8 @@ class CostMaker {
         q_(s.heads * layer.head_dim),
         borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
         kv_(borrowed_ > 0 ? 0 : layer.kv_heads * layer.head_dim),
+        copies_(layer.experts > 0 ? layer.chosen : 1),
+        activated_(copies_ * layer.intermediate * e),
         partials_(OnePassPartials(layer, job, m, e)),
         norms_outputs_(NamesOf(s).attention_out_norm != nullptr),
         r_(RowsOfBlock()) {}
@@ -153,19 +163,38 @@ class CostMaker {
     Rows r{};
     r.hidden = s_.hidden * e_;
     r.input_normed = RowStride(s_.hidden, m_.qkv.rank) * e_;
-    r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_;
     r.qkv = m_.qkv.rows * e_;
     r.heads = s_.qk_norm != QkNorm::kNone ? (q_ + kv_) * e_ : 0;
     if (s_.value_norm && kv_ > 0) r.heads += kv_ * e_ + layer_.kv_heads * kStatisticBytes;
     r.attended = RowStride(q_, m_.o.rank) * e_;
-    r.gate_up = RowStride(m_.gate_up.rows, m_.gate_up.rank) * e_;
-    r.activated = RowStride(layer_.intermediate, m_.down.rank) * e_;
     r.lse = s_.heads * kStatisticBytes;
     r.attention_xa = (m_.qkv.rank + m_.o.rank) * e_;
-    r.gate_up_xa = m_.gate_up.rank * e_;
-    r.down_xa = m_.down.rank * e_;
+    r.gate_up_xa = copies_ * m_.gate_up.rank * e_;
+    r.mlp_always = copies_ * m_.down.rank * e_;
+    if (layer_.experts == 0) {
+      r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_;
+      r.gate_up = RowStride(m_.gate_up.rows, m_.gate_up.rank) * e_;
+      r.activated = RowStride(layer_.intermediate, m_.down.rank) * e_;
+      return r;
+    }
+    // Rows of experts have no room for adapters beside them.
+    r.middle_normed = r.hidden;
+    r.gate_up = copies_ * m_.gate_up.rows * e_;
+    r.activated = activated_;
+    r.mlp_always += copies_ * kChoiceBytes;
+    r.gathered = copies_ * r.hidden;
+    r.scores = layer_.experts * kStatisticBytes;
     return r;
   }
+  bool sparse() const { return layer_.experts > 0; }
+  // Experts' inputs are gone when their outputs are made; scores are gone before either.
+  int64_t mlp_forward() const {
+    return r_.middle_normed + mlp() + std::max(r_.scores, r_.activated + r_.gathered);
+  }
+  // What the feed-forward layer's backward makes beside its input's gradient: the gradient of the
+  // activated rows, and, of experts, their inputs again, beside the gradient of their outputs and
+  // then of their inputs.
+  int64_t mlp_backward() const { return activated_ + partials_ + 2 * r_.gathered + r_.scores; }
   // What a sub-layer writes, kept where a norm stands behind it.
   int64_t output() const { return norms_outputs_ ? r_.hidden + kStatisticBytes : 0; }
   // What reads the layer's own input keeps all: its input, gate beside input, their product, and
@@ -184,7 +213,7 @@ class CostMaker {
   bool output_again() const { return norms_outputs_ || s_.layer_input > 0; }
   int64_t kept_always() const {
     return input_layer() + 2 * r_.hidden + 2 * kStatisticBytes + 2 * output() + r_.qkv +
-           attended() + r_.attention_xa + r_.down_xa;
+           attended() + r_.attention_xa + r_.mlp_always;
   }
   int64_t dy() const { return RowStride(s_.hidden, std::max(m_.o.rank, m_.down.rank)) * e_; }
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
@@ -194,15 +223,15 @@ class CostMaker {
     cost->hidden_row = r_.hidden;
     const int64_t norms = r_.input_normed + r_.middle_normed + r_.heads + activated();
     cost->saved = {kept_always() + mlp() + norms, kept_always() + mlp(), kept_always(),
-                   r_.hidden + attended() + r_.down_xa, r_.hidden + r_.down_xa};
+                   r_.hidden + attended() + r_.mlp_always, r_.hidden + r_.mlp_always};
     const int64_t outputs = norms_outputs_ ? 2 * r_.hidden : 0;
     const int64_t rows = 2 * r_.hidden + outputs + r_.qkv + attended();
     cost->hostable = {0, rows + r_.gate_up, rows, r_.hidden + attended(), r_.hidden};
     // What the feed-forward layer makes of its input: for its forward, and for its backward.
     cost->tiles = s_.layer_input == 0;
-    cost->tile_forward = r_.middle_normed + mlp() + r_.activated;
-    cost->tile_backward = r_.middle_normed + mlp() + activated() + r_.hidden +
-                          layer_.intermediate * e_ + partials_ + own_dy();
+    cost->tile_forward = mlp_forward();
+    cost->tile_backward =
+        r_.middle_normed + mlp() + activated() + r_.hidden + mlp_backward() + own_dy();
   }
 
   void AddPeaks(int level, BlockCost* cost) const {
@@ -213,18 +242,18 @@ class CostMaker {
     // sub-layer.
     const int64_t attention_end =
         2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa + output() + input_normed;
-    int64_t held = kept_always() - r_.down_xa - input_layer();
+    int64_t held = kept_always() - r_.mlp_always - input_layer();
     if (keeps_all) held = attention_end;
     if (level == Index(Recompute::kLinears)) held = 2 * r_.hidden + attended();
     if (level == Index(Recompute::kAll)) held = 2 * r_.hidden;
-    held += r_.hidden + r_.down_xa + input_layer() + output();
+    held += r_.hidden + r_.mlp_always + input_layer() + output();
     cost->tiled_forward[level] = std::max(attention_end, held) - kept;
     cost->forward[level] = std::max(attention_end, held + cost->tile_forward) - kept;
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t all = cost->saved[Index(Recompute::kNothing)];
     const bool has_heads = keeps_all || level >= Index(Recompute::kLinears);
     const int64_t restored = all - (r_.input_normed - input_normed) - (has_heads ? 0 : r_.heads);
-    const int64_t with_mlp = restored + r_.hidden + layer_.intermediate * e_ + partials_;
+    const int64_t with_mlp = restored + r_.hidden + mlp_backward();
     cost->backward_mlp[level] = with_mlp - kept + dy() + own_dy();
     // The feed-forward layer's tensors are freed by then. What the attention read is made again
     // after it, where it was not kept; the gradients of normed values and of those before the norm
@@ -238,10 +267,10 @@ class CostMaker {
 
   void AddPasses(BlockCost* cost) const {
     const int64_t norm_bytes = 2 * s_.hidden * e_, rope_bytes = 2 * (q_ + kv_) * e_;
-    const int64_t glu_bytes = (m_.gate_up.rows + layer_.intermediate) * e_;
+    const int64_t glu_bytes = copies_ * m_.gate_up.rows * e_ + activated_;
     const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
-    cost->elementwise =
-        forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * layer_.intermediate * e_;
+    cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * activated_;
+    if (sparse()) cost->elementwise += RoutingBytes();
     const int64_t norms_again = 2 * norm_bytes + (s_.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
                                 (partials_ > 0 ? 0 : glu_bytes);
     // The product of the activation is made again only where the one pass does not make it.
@@ -269,31 +298,67 @@ class CostMaker {
     cost->elementwise += BiasBytes(s_, m_, job_, e_);
   }
 
+  // Bytes per token of choosing experts, of gathering rows for them and of adding up what they
+  // write, forward and backward. The backward gathers both the rows and the gradients of what
+  // experts wrote, and takes the gradients of the choices' weights from the activated rows.
+  int64_t RoutingBytes() const {
+    return (3 + 5) * r_.gathered + 2 * r_.hidden + 2 * activated_ + (2 + 2) * r_.scores;
+  }
+
+  // Bytes per token that an adapter's factors read and write in the forward, and beside that in
+  // the backward, for the gradients of both factors and of their product. Those of a stack have
+  // products of their own, which add to what the weights' wrote.
+  int64_t AdapterForward(const BlockMatrices::Matrix& matrix) const {
+    if (matrix.rank == 0) return 0;
+    if (matrix.experts == 0) return matrix.columns * e_;
+    return copies_ * (matrix.columns + 2 * matrix.rows) * e_;
+  }
+  int64_t AdapterBackward(const BlockMatrices::Matrix& matrix) const {
+    if (matrix.rank == 0) return 0;
+    if (matrix.experts == 0) return (2 * matrix.rows + matrix.columns) * e_;
+    return copies_ * (2 * matrix.rows + 3 * matrix.columns) * e_;
+  }
+
+  // Elements that a token is multiplied with.
+  int64_t WeightsOf(const BlockMatrices::Matrix& matrix) const {
+    return (matrix.experts == 0 ? 1 : copies_) * matrix.weights();
+  }
+
+  void AddStacks(BlockCost* cost) const {
+    const int64_t gate_up = m_.gate_up.experts * m_.gate_up.weights();
+    const int64_t down = m_.down.experts * m_.down.weights();
+    cost->stacks = gate_up + down;
+    cost->stacks_again = {0, 0, gate_up, gate_up, gate_up};
+    cost->held_weights += cost->stacks;
+    cost->matrix_elements += cost->stacks;
+  }
+
   void AddProducts(BlockCost* cost) const {
     const BlockMatrices::Matrix* const matrices[] = {
         &m_.qkv, &m_.o, &m_.gate_up, &m_.down, &m_.input_gate, &m_.input_projection};
     int64_t adapter_forward = 0;
     for (const BlockMatrices::Matrix* matrix : matrices) {
-      cost->weights += matrix->weights();
+      cost->weights += WeightsOf(*matrix);
+      adapter_forward += AdapterForward(*matrix);
+      cost->adapters += AdapterBackward(*matrix);
+      if (matrix->experts > 0) continue;
+      cost->held_weights += matrix->weights();
       cost->matrix_elements +=
           (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
-      if (matrix->rank == 0) continue;
-      adapter_forward += matrix->columns * e_;
-      // Gradients of both factors and of their product.
-      cost->adapters += (2 * matrix->rows + matrix->columns) * e_;
     }
-    const int64_t linears_again = cost->weights - (output_again() ? 0 : m_.down.weights());
-    cost->weights_again = {0, 0, m_.gate_up.weights(), linears_again, linears_again};
+    if (sparse()) AddStacks(cost);
+    const int64_t linears_again = cost->weights - (output_again() ? 0 : WeightsOf(m_.down));
+    cost->weights_again = {0, 0, WeightsOf(m_.gate_up), linears_again, linears_again};
+    // Experts are chosen once.
+    cost->weights += layer_.experts * s_.hidden;
     // The one pass reads what SwiGLU's backward reads anyway, and writes and reads its partial
     // sums.
     if (partials_ > 0) {
       cost->adapters += 2 * partials_ - (2 * m_.gate_up.rows + m_.down.columns) * e_;
     }
     cost->adapters += adapter_forward;
-    const int64_t gate_up_adapter = m_.gate_up.rank > 0 ? m_.gate_up.columns * e_ : 0;
-    const int64_t down_adapter = m_.down.rank > 0 && !output_again() ? m_.down.columns * e_ : 0;
-    const int64_t adapters_again = adapter_forward - down_adapter;
-    cost->adapters_again = {0, 0, gate_up_adapter, adapters_again, adapters_again};
+    const int64_t adapters_again = adapter_forward - (output_again() ? 0 : AdapterForward(m_.down));
+    cost->adapters_again = {0, 0, AdapterForward(m_.gate_up), adapters_again, adapters_again};
   }
 
   const ModelShape& s_;
@@ -304,6 +369,8 @@ class CostMaker {
   // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
   // but the gradients that it makes of them here.
   const int64_t borrowed_, kv_;
+  const int64_t copies_;     // rows of a token in the feed-forward layer
+  const int64_t activated_;  // bytes, without room for adapters
   const int64_t partials_;
   const bool norms_outputs_;
   const Rows r_;

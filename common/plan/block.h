@@ -38,10 +38,15 @@ struct BlockCost {
   // Elements of the weights that a token is multiplied with; recomputed ones, by level.
   int64_t weights = 0;
   std::array<int64_t, kRecomputeLevels> weights_again{};
+  // Of a layer with experts: elements of the stacks of all its experts; those that are multiplied
+  // with again, by level. A token passes few of them, and `weights` counts these.
+  int64_t stacks = 0;
+  std::array<int64_t, kRecomputeLevels> stacks_again{};
   // Bytes read by the products of an adapter's factors; recomputed ones, by level.
   int64_t adapters = 0;
   std::array<int64_t, kRecomputeLevels> adapters_again{};
-  // Elements of a block's matrices, with room for the adapters.
+  // Elements of a block's matrices, and with room for the adapters.
+  int64_t held_weights = 0;
   int64_t matrix_elements = 0;
 };
 

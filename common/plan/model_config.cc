@@ -28,10 +28,13 @@ int64_t ModelShape::LargestHead() const {
   return largest;
 }
 
-int64_t ModelShape::LargestIntermediate() const {
-  int64_t largest = intermediate;
-  for (const LayerShape& layer : layer_shapes) largest = std::max(largest, layer.intermediate);
-  return largest;
+int64_t ModelShape::WidestRow() const {
+  int64_t widest = std::max(2 * intermediate, hidden);
+  for (const LayerShape& layer : layer_shapes) {
+    widest = std::max(widest, 2 * layer.intermediate);
+    widest = std::max(widest, layer.chosen * std::max(2 * layer.intermediate, hidden));
+  }
+  return widest;
 }
 
 namespace {

@@ -85,9 +85,10 @@ struct ModelShape {
   // True if other layers attend to the keys and values of this one.
   bool Lends(int64_t layer) const;
   bool HasExperts() const;
-  // The largest of any layer.
-  int64_t LargestHead() const;
-  int64_t LargestIntermediate() const;
+  int64_t LargestHead() const;  // of any layer
+  // The most elements that a buffer of activations has for a token, in any layer: gates with ups,
+  // or the rows of all experts that the token goes to.
+  int64_t WidestRow() const;
 };
 
 enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kLongRope, kProportional, kNone };

@@ -66,8 +66,56 @@ std::optional<spec::Problem> CheckPatterns(const ModelShape& shape, const spec::
   return sizes->FindIdle(adapted);
 }
 
+// The stacks of a layer that has experts; empty where none has.
+std::vector<std::string> StacksOf(const ModelShape& shape) {
+  std::vector<std::string> stacks;
+  for (int64_t layer = 0; layer < shape.layers && stacks.empty(); ++layer) {
+    if (shape.Layer(layer).experts == 0) continue;
+    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
+      if (tensor.experts > 0) stacks.push_back(tensor.module());
+    }
+  }
+  return stacks;
+}
+
+// What jobs cannot have of the experts of a model.
+std::optional<spec::Problem> CheckExperts(const ModelShape& shape, const spec::JobSpec& job) {
+  const std::vector<std::string> stacks = StacksOf(shape);
+  if (stacks.empty()) return std::nullopt;
+  if (job.fp8()) {
+    return spec::Problem{"training.matmul", 0,
+                         fmt::format("products in FP8 are not supported for a model with experts, "
+                                     "as this {} model is: use matmul = \"bf16\"",
+                                     shape.family)};
+  }
+  if (job.full_finetune() || (!job.lora.use_dora && job.lora.dropout == 0)) return std::nullopt;
+  const std::vector<std::string> targets = TargetsOf(shape, job);
+  const auto adapted = std::find_if(stacks.begin(), stacks.end(), [&](const std::string& stack) {
+    return MatchesAny(stack, targets);
+  });
+  if (adapted == stacks.end()) return std::nullopt;
+  const auto problem = [&](const char* key, const char* what, const char* remedy) {
+    return spec::Problem{
+        key, 0,
+        fmt::format(
+            "{} is not supported for adapters of experts, and lora.target_modules takes "
+            "{}: use {}, or target_modules = [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]",
+            what, *adapted, remedy)};
+  };
+  return job.lora.use_dora ? problem("lora.use_dora", "DoRA", "use_dora = false")
+                           : problem("lora.dropout", "dropout", "dropout = 0");
+}
+
 // What would train a module that is no linear of a block, as an end of a message.
 std::string HintOf(const ModelShape& shape, const std::string& target) {
+  const TensorNames& names = NamesOf(shape);
+  for (const char* of_expert : {names.expert_gate, names.expert_up, names.expert_down}) {
+    if (of_expert == nullptr || LastName(target) != of_expert) continue;
+    return fmt::format(
+        "; the weights of all experts are stacks that are adapted whole, gates with ups: name "
+        "\"gate_proj\" and \"up_proj\" both, or \"{}\", and \"down_proj\"",
+        kGateUpStack);
+  }
   bool whole = shape.tied_head && target == "lm_head";
   for (const TensorUnit& unit : TensorsOf(shape)) {
     for (const TensorInfo& tensor : unit.tensors) {
@@ -182,6 +230,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
+  if (auto problem = CheckExperts(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   if (auto problem = CheckPatterns(shape, job)) return problem;
@@ -200,9 +249,8 @@ bool MatchesTarget(std::string_view module, std::string_view target) {
 std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
                                           const std::vector<std::string>& targets) {
   const auto found = [&](std::string_view target) {
-    return std::any_of(linears.begin(), linears.end(), [&](const std::string& linear) {
-      return MatchesTarget(linear, target);
-    });
+    return std::any_of(linears.begin(), linears.end(),
+                       [&](const std::string& linear) { return MatchesTarget(linear, target); });
   };
   std::vector<std::string> effective = targets;
   if (found(kGateUpStack) && Contains(targets, "gate_proj") && Contains(targets, "up_proj")) {
@@ -241,8 +289,9 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
     for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
       for (const int position : unit.shared_matrices[i]) {
         const TensorInfo& tensor = unit.tensors[position];
-        places[i]->rows += tensor.shape[0];
+        places[i]->rows += tensor.shape[0] / std::max<int64_t>(tensor.experts, 1);
         places[i]->columns = tensor.shape[1];
+        places[i]->experts = tensor.experts;
         if (!MatchesAny(tensor.module(), targets)) continue;
         places[i]->rank += sizes.RankOf(RuntimeModule(shape.prefix, tensor.module()));
       }
@@ -266,6 +315,19 @@ int64_t BaseParameters(const ModelShape& shape) {
   int64_t elements = 0;
   for (const TensorUnit& unit : TensorsOf(shape)) {
     for (const TensorInfo& tensor : unit.tensors) elements += tensor.elements();
+  }
+  return elements;
+}
+
+int64_t ActiveParameters(const ModelShape& shape) {
+  int64_t elements = BaseParameters(shape);
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    const LayerShape sizes = shape.Layer(layer);
+    if (sizes.experts == 0) continue;
+    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
+      if (tensor.experts == 0) continue;
+      elements -= tensor.elements() / sizes.experts * (sizes.experts - sizes.chosen);
+    }
   }
   return elements;
 }

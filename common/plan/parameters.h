@@ -34,8 +34,8 @@ struct Unit {
 };
 
 // The entries of lora.target_modules as they hold for a model with these linears: the default, the
-// names of Llama's seven, stands for all linears of a model that names them otherwise; gate_proj and
-// up_proj together stand for the stack of gates and ups of a mixture of experts.
+// names of Llama's seven, stands for all linears of a model that names them otherwise; gate_proj
+// and up_proj together stand for the stack of gates and ups of a mixture of experts.
 std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
                                           const std::vector<std::string>& targets);
 
@@ -46,7 +46,8 @@ bool MatchesTarget(std::string_view module, std::string_view target);
 // A request of the job that the model cannot meet, or nullopt: an entry of lora.target_modules that
 // matches no linear, a pattern of ranks that counts for none, one of lora.modules_to_save that
 // cannot be trained whole, 8-bit states where nothing trained is large enough, anything but QLoRA
-// of weights that are stored in 4 bits.
+// of weights that are stored in 4 bits, and what mixtures of experts do not have: DoRA or dropout
+// on a stack, products in FP8.
 std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job);
 
 // The job's parameters. InvalidArgument for a problem that CheckJob finds.
@@ -70,12 +71,13 @@ ParameterCounts CountParameters(const std::vector<Unit>& units);
 int64_t RowStride(int64_t columns, int64_t spare);
 
 // The linears of a block that read one input, stored as one matrix
-// (worker/engine/weights/layout.h).
+// (worker/engine/weights/layout.h). Of a stack of experts' weights: those of one expert.
 struct BlockMatrices {
   struct Matrix {
     int64_t rows = 0;     // outputs of all linears
     int64_t columns = 0;  // inputs
     int64_t rank = 0;     // sum over all adapters
+    int64_t experts = 0;  // of a stack
     int64_t weights() const { return rows * columns; }
   };
   Matrix qkv, o, gate_up, down;
@@ -86,5 +88,8 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
 
 // Parameters of the base alone (TensorsOf).
 int64_t BaseParameters(const ModelShape& shape);
+// Those of them that a token passes, the embedding's table included: of a layer's experts the ones
+// that it goes to. All of a model without experts.
+int64_t ActiveParameters(const ModelShape& shape);
 
 }  // namespace sft::plan

@@ -189,7 +189,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
     // Room for the adapters beside the weights.
     for (const BlockCost& block : p.blocks) {
-      memory->weights += (block.matrix_elements - block.weights) * e;
+      memory->weights += (block.matrix_elements - block.held_weights) * e;
     }
   } else if (p.job.fp8_copies()) {
     // A byte an element as it is read and one transposed. A block's that are not kept are made when
@@ -270,7 +270,7 @@ int64_t Problem::MostMatrixElements() const {
 
 int64_t Problem::MostWeights() const {
   int64_t most = 0;
-  for (const BlockCost& block : blocks) most = std::max(most, block.weights);
+  for (const BlockCost& block : blocks) most = std::max(most, block.held_weights);
   return most;
 }
 
@@ -313,9 +313,9 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
   const bool copies = p.expands_blocks() || p.job.fp8_copies();
   const bool kept = !copies || run.kept == p.shape.layers;
-  // The layers' own inputs are made anew for each micro-batch.
+  // The layers' own inputs are made anew for each micro-batch. How many rows an expert gets differs
+  // between micro-batches of one shape.
   const bool inputs = p.shape.layer_input > 0;
-  // How many rows each expert gets is read back in the middle of a block.
   const bool experts = p.shape.HasExperts();
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&

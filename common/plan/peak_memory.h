@@ -118,8 +118,8 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run);
 
 // True when blocks may be recorded: everything they read and add to must stay at its address, and
 // only the shape of a micro-batch may decide what they do. This rules out weights that pass through
-// slots or come from other ranks or the host, gradients that are cut, dropout, and attention that
-// processes documents one by one.
+// slots or come from other ranks or the host, gradients that are cut, dropout, experts, and
+// attention that processes documents one by one.
 bool MayRecord(const Problem& problem, const ExecutionPlan& run);
 
 // The most blocks that may carry their de-quantised weights to the next step within the peak of

@@ -43,7 +43,7 @@ constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 std::vector<int64_t> RowOptions(const Problem& p) {
   const int64_t given = p.job.hyperparameters.per_device_batch;
   const int64_t whole = given == 0 ? RankRows(p.job) : given;
-  const int64_t widest = std::max(2 * p.shape.LargestIntermediate(), p.shape.hidden);
+  const int64_t widest = p.shape.WidestRow();
   std::vector<int64_t> options;
   const int64_t most = std::max<int64_t>(1, kMostTokens / p.row_tokens);
   for (int64_t rows = std::min(whole, most); rows >= 1; --rows) {

@@ -11,7 +11,10 @@ namespace {
 // Measured on one H100 (docs/engine.md).
 constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
-constexpr double kHalfProducts = 150;     // tokens at which products reach half of their rate
+constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
+// Rows an expert at which the products of all experts reach half of that. Not measured: of a Hopper
+// GPU's products, whose tiles have 128 rows or 64.
+constexpr double kHalfExpert = 64;
 constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
 constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory
@@ -46,6 +49,13 @@ int64_t SumOver(const Problem& p, const Get& get) {
   return sum;
 }
 
+// A product with the stacks of all experts runs at m / (m + kHalfExpert) of the rate of others,
+// where m is the mean of rows an expert. So it takes as long as if each expert had kHalfExpert rows
+// more: this adds those to `weights`, which count for each token.
+double WithExperts(double weights, int64_t stacks) {
+  return weights + kHalfExpert * static_cast<double>(stacks);
+}
+
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double length = static_cast<double>(p.row_tokens);
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
@@ -58,7 +68,7 @@ Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
 // Seconds to read and write a block's weights for one pass over it.
 double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
   const double weights =
-      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.weights; })) /
+      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.held_weights; })) /
       static_cast<double>(p.shape.layers);
   double seconds = 0;
   double gathered = weights * static_cast<double>(p.element_bytes);
@@ -87,7 +97,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
 double Fp8CopySeconds(const Problem& p, const GpuRates& gpu, int64_t blocks) {
   if (!p.job.fp8_copies()) return 0;
   const double elements =
-      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.weights; })) *
+      static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.held_weights; })) *
       static_cast<double>(blocks) / static_cast<double>(p.shape.layers);
   return elements * static_cast<double>(3 * p.element_bytes + 2) / (gpu.copy * kElementwise);
 }
@@ -179,7 +189,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
 
   // One product in the forward, one for the gradient of the input, one for that of a trained
   // weight.
-  const double flops = 2 * sum([](const BlockCost& b) { return b.weights; });
+  const int64_t stacks = SumOver(p, [](const BlockCost& b) { return b.stacks; });
+  const double flops = 2 * WithExperts(sum([](const BlockCost& b) { return b.weights; }), stacks);
   const double products = flops / rates.blocks;
   const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
@@ -219,11 +230,13 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     time.recompute +=
         Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
         Bytes(block.adapters_again[level], tokens) / rates.adapters +
-        2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
+        2 * WithExperts(Bytes(block.weights_again[level], tokens), block.stacks_again[level]) /
+            rates.blocks +
         (level == static_cast<size_t>(Recompute::kAll) ? of_blocks[layer].forward : 0);
     if (run.RunsAgain(layer, p.shape.layers)) {
       time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-                        2 * Bytes(block.weights, tokens) / rates.blocks + of_blocks[layer].forward;
+                        2 * WithExperts(Bytes(block.weights, tokens), block.stacks) / rates.blocks +
+                        of_blocks[layer].forward;
     }
     // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes
     // longer than a block's forward.
@@ -245,7 +258,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   }
   if (UsesDora(p.job)) {
     // Norms of rows, once a step: the weights are read, summed up and read again in fp32.
-    const double weights = sum([](const BlockCost& b) { return b.weights; });
+    const double weights = sum([](const BlockCost& b) { return b.held_weights - b.stacks; });
     time.weights +=
         weights * static_cast<double>(p.element_bytes + 3 * 4) / rates.elementwise / tokens;
   }
