@@ -51,7 +51,8 @@ def load_model(folder):
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
         return load_fp8(folder, config)
     kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                experts_implementation="eager").eval()
 
 
 def main():

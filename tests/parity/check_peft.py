@@ -23,6 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+import experts
 import nf4
 
 BLOCK_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -37,11 +38,12 @@ def tensor(path, name):
 
 def load_model(folder, use_nf4):
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager")
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
     if use_nf4:
+        linears = tuple(f".{linear}.weight" for linear in BLOCK_LINEARS)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith(tuple(f".{linear}.weight" for linear in BLOCK_LINEARS)):
+                if name.endswith(linears) or experts.is_stack(name):
                     parameter.copy_(nf4.dequantize(nf4.quantize(parameter)))
     return model.eval()
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trains SmolLM2 for a few steps through sft-rank, with adapters, with embedding and norms beside
-them, with DoRA's, with those on the model as bitsandbytes stores it in 4 bits, and whole, and holds the logits of
-what it delivers, loaded by peft and transformers, against those of sft-rank.
+them, with DoRA's, with those on the model as bitsandbytes stores it in 4 bits, and whole; and a small mixture of
+experts with adapters and whole. Holds the logits of what it delivers, loaded by peft and transformers, against
+those of sft-rank.
 
     delivery.py --bin FOLDER [--model build/demo/model]
 
@@ -24,8 +25,9 @@ LIMIT_S = 1800
 # Rates at which a few steps move the logits by far more than the tolerance.
 TRAINING = {"lora": {"mode": "lora"}, "whole": {"mode": "lora"}, "dora": {"mode": "lora"},
             "stored": {"mode": "lora", "use_qlora": True},
-            "fft": {"mode": "full_finetune"}}
-RATE = {"lora": 1e-3, "whole": 1e-3, "dora": 1e-3, "stored": 1e-3, "fft": 1e-4}
+            "fft": {"mode": "full_finetune"},
+            "experts": {"mode": "lora"}, "experts_fft": {"mode": "full_finetune"}}
+RATE = {"lora": 1e-3, "whole": 1e-3, "dora": 1e-3, "stored": 1e-3, "fft": 1e-4, "experts": 1e-2, "experts_fft": 1e-3}
 LORA = {"whole": {"modules_to_save": ["embed_tokens", "norm"], "ensure_weight_tying": True, "loraplus_lr_ratio": 4.0},
         "dora": {"use_dora": True, "use_rslora": True},
         "stored": {"use_dora": True}}
@@ -84,13 +86,34 @@ def store_in_4_bits(model, folder):
     return folder
 
 
+def write_mixture(model, folder):
+    """A random mixture of experts as transformers writes it, its second layer without any, with the tokenizer's
+    files."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=vocabulary, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=2,
+        norm_topk_prob=True, mlp_only_layers=[1], max_position_embeddings=256, initializer_range=0.1)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for file in model.glob("*token*"):
+        shutil.copy(file, folder)
+    return folder
+
+
 def check(program, kind, model, folder):
     if kind == "stored":
         model = store_in_4_bits(model, folder / "stored")
+    elif kind.startswith("experts"):
+        model = write_mixture(model, folder / "mixture")
     output = train(program, kind, model, folder)
     tokens, logits = folder / "tokens.safetensors", folder / "logits.safetensors"
     save_file({"input_ids": load_file(TOKENS)["input_ids"][0].contiguous()}, tokens)
-    what = ["--model", output] if kind == "fft" else ["--model", model, "--adapter", output]
+    whole = TRAINING[kind]["mode"] == "full_finetune"
+    what = ["--model", output] if whole else ["--model", model, "--adapter", output]
     run(program, "logits", *what, "--tokens", tokens, "--out", logits)
     print(f"delivery: {kind}: " + run(
         sys.executable, ROOT / "tests/parity/check_peft.py", *what, "--tokens", tokens, "--logits",

@@ -13,7 +13,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import experts
 import family_steps
+from file_names import checkpoint_name, unused_weights
 from losses import causal_loss
 
 VOCAB = 128
@@ -237,13 +239,15 @@ CASES = {
         "text_config": ministral3(tie_word_embeddings=False), "tie_word_embeddings": False,
         "vision_config": {"model_type": "pixtral", "head_dim": 8, **VISION},
         "image_token_index": 1, "spatial_merge_size": 2, "torch_dtype": "bfloat16"},
+    **experts.cases(SHAPE),
 }
+EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied"}
+                "gpt2_tied", "qwen3_moe", "mixtral"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
@@ -282,7 +286,7 @@ def randomize(model, generator):
             elif parameter.dim() < 2:
                 value = 0.3 * noise
             else:
-                value = noise * parameter.shape[1] ** -0.5
+                value = noise * parameter.shape[2 if experts.is_stack(name) else 1] ** -0.5
             parameter.copy_(value.to(torch.bfloat16))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -305,12 +309,13 @@ def auto_class(name):
 
 def build(name):
     """The model of a case, in float32, and its case's generator."""
-    generator = seeded(name)
+    generator = seeded(experts.SEEDS.get(name, name))
     values = dict(CASES[name])
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    model = auto_class(name).from_config(
-        config, dtype=torch.float32, attn_implementation="eager")
+    model = auto_class(name).from_config(config, **EAGER)
     randomize(model, generator)
+    with torch.no_grad():
+        experts.prepare(name, model)
     return model.train(), generator
 
 
@@ -329,35 +334,12 @@ def save_weights(weights, folder, shards):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def checkpoint_name(name, model):
-    """The name in a file, of a parameter's name at run time; the two differ in multimodal models."""
-    if not hasattr(model.config, "text_config") or model.config.model_type == "gemma4":
-        return name
-    for runtime, file in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
-                          ("model.", "")):
-        if name.startswith(runtime):
-            return file + name.removeprefix(runtime)
-    return name
-
-
-def unused_weights(model):
-    """Released files of Gemma 4's E models hold keys and values of the layers that share, too, which
-    nothing reads; those of text-only models that transformers has saved do not."""
-    if model.config.model_type != "gemma4":
-        return {}
-    text = model.config.text_config
-    prefix = f"model.language_model.layers.{text.num_hidden_layers - 1}.self_attn."
-    return {f"{prefix}k_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
-            f"{prefix}v_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
-            f"{prefix}k_norm.weight": torch.ones(16, dtype=torch.bfloat16)}
-
-
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
     weights = {checkpoint_name(n, model): p.detach().to(torch.bfloat16).contiguous()
                for n, p in stored_tensors(model).items()}
     weights |= unused_weights(model)
-    save_weights(weights, folder, 2 if name == SHARDED_CASE else 1)
+    save_weights(experts.in_files(weights, model), folder, 2 if name == SHARDED_CASE else 1)
 
 
 def random_tokens(shape, generator):
@@ -421,6 +403,8 @@ def save_adapter(wrapped, folder):
     config["base_model_name_or_path"] = None
     if config["modules_to_save"]:
         config["modules_to_save"].sort()
+    if config["target_parameters"]:
+        config["target_parameters"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -435,16 +419,20 @@ def targets_of(model):
     """All linears of the decoder's blocks. Gemma 4's vision tower has modules of the same names that
     PEFT cannot adapt, so that a pattern is needed."""
     names = linears_of(model)
+    if experts.parameters_of(model):
+        return experts.ATTENTION
     if model.config.model_type != "gemma4":
         return names
     return r".*language_model\..*\.(" + "|".join(names) + ")"
 
 
 def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="none",
-               targets=None):
+               targets=None, parameters=None, rank=LORA_RANK):
     """A PEFT adapter with B away from zero, and its gradients on the same rows."""
-    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA,
-                             target_modules=targets or targets_of(model),
+    if targets is None:
+        targets, parameters = targets_of(model), experts.parameters_of(model)
+    config = peft.LoraConfig(r=rank, lora_alpha=LORA_ALPHA,
+                             target_modules=targets, target_parameters=parameters,
                              fan_in_fan_out=model.config.model_type == "gpt2",
                              lora_dropout=0.0, bias=bias, task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(model, config)
@@ -456,7 +444,8 @@ def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="n
     logits, loss = forward_backward(wrapped, input_ids, labels)
     save_adapter(wrapped, folder / ("adapter" if name == "lora" else f"{name}_adapter"))
     # Without peft's own name for the adapter, and biases where the model has them.
-    names = {n: n.replace(".default.", ".").replace(".base_layer.", ".") for n in trained}
+    names = {n: n.replace(".default.", ".") for n in trained}
+    names |= {n: n.replace(".base_layer.", ".") for n in trained if "lora_" not in n}
     save_file({"logits": logits, "loss": loss,
                **gradients((names[n], p) for n, p in trained.items())}, folder / f"{name}.safetensors")
 
@@ -465,27 +454,33 @@ def make_case(name, folder):
     folder.mkdir(parents=True)
     model, generator = build(name)
     save_model(name, model, folder)
-    input_ids, labels = rows_file(model, generator, folder / "rows.safetensors")
-    if name in PACKED_CASES:
-        packed_file(model, generator, folder / "packed.safetensors")
-    lora_files(model, generator, input_ids, labels, folder)
-    family_steps.make(lambda: build(name)[0], linears_of(build(name)[0]), input_ids, labels, folder)
-    if name in BIAS_CASES:
-        bias, targets = BIAS_CASES[name]
-        lora_files(build(name)[0], seeded(f"{name} bias"), input_ids, labels, folder, "bias", bias,
-                   targets)
+    rank = experts.RANKS.get(name, LORA_RANK)
+    with experts.Choices() as choices:
+        input_ids, labels = rows_file(model, generator, folder / "rows.safetensors")
+        if name in PACKED_CASES:
+            packed_file(model, generator, folder / "packed.safetensors")
+        lora_files(model, generator, input_ids, labels, folder, rank=rank)
+        family_steps.make(lambda: build(name)[0], linears_of(build(name)[0]), input_ids, labels, folder)
+        if name in BIAS_CASES:
+            bias, targets = BIAS_CASES[name]
+            lora_files(build(name)[0], seeded(f"{name} bias"), input_ids, labels, folder, "bias", bias,
+                       targets)
+        if name in experts.SOME:
+            lora_files(build(name)[0], seeded(f"{name} some"), input_ids, labels, folder, "some", "none",
+                       *experts.SOME[name], rank=rank)
+    experts.check_choices(name, model, choices)
 
 
 def check_loads(name, folder):
     """The files written are the model computed with: transformers reads them back to equal logits."""
     import safetensors.torch
 
-    model = auto_class(name).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager")
+    model = auto_class(name).from_pretrained(folder, **EAGER)
     expected = safetensors.torch.load_file(folder / "rows.safetensors")
     logits = model(input_ids=expected["input_ids"]).logits.detach()
     if not torch.equal(logits, expected["logits"]):
         raise AssertionError(f"{name}: the saved model does not give the saved logits")
+    experts.check_files(name, model, folder)
 
 
 def make(out):

@@ -122,6 +122,7 @@ TEST_P(FamilyParityTest, TheDeliveredAdapterHasPeftsNames) {
   if (!prefix.empty() && !pattern)
     targets = {R"(.*language_model\..*\.()" + fmt::format("{}", fmt::join(targets, "|")) + ")"};
   EXPECT_EQ(config.target_modules, targets);
+  EXPECT_EQ(TargetParameters(out / "adapter"), TargetParameters(dir() / "adapter"));
   EXPECT_EQ(config.fan_in_fan_out, adapter.config.fan_in_fan_out);
 }
 
@@ -197,6 +198,65 @@ TEST_P(BiasParityTest, GenerationTakesTheAdaptersBiases) {
   EXPECT_LT(RelativeError(generator.Logits(tokens), golden.Get("logits")[0]), kLogits);
 }
 
+// Adapters of one stack of experts alone, and of both as peft makes them of the names of linears,
+// with the double rank on gate and up.
+class StackParityTest : public FamilyParityTest {
+ protected:
+  static constexpr std::string_view kExperts = "mlp.experts.";
+
+  std::filesystem::path adapter_dir() const { return dir() / "some_adapter"; }
+
+  spec::JobSpec JobOf(const Adapter& adapter) const {
+    spec::JobSpec job = PlainJob(adapter.config);
+    job.lora.target_modules = adapter.config.target_modules;
+    for (const std::string& name : TargetParameters(adapter_dir())) {
+      const bool whole = name.starts_with(kExperts);
+      job.lora.target_modules.push_back(whole ? name : std::string(kExperts) + name);
+    }
+    return job;
+  }
+};
+
+TEST_P(StackParityTest, LogitsLossAndGradientsEqualPeft) {
+  const GoldenTensors golden = Read("some.safetensors");
+  const GoldenTensors rows = Read("rows.safetensors");
+  const Adapter adapter = ReadAdapter(adapter_dir());
+  TrainingModel model(JobOf(adapter), dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const MicroBatch batch = RowsBatch(rows.Get("input_ids"), rows.Get("labels"));
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_LT(RelativeError(model.Logits(batch), golden.Get("logits")), kLogits);
+  }
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+  // Beside the gradients: logits and loss.
+  EXPECT_EQ(model.store().parts().size(), golden.size() - 2) << "peft trains other parameters";
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+}
+
+TEST_P(StackParityTest, TheDeliveredAdapterHoldsWhatPeftSaves) {
+  const Adapter adapter = ReadAdapter(adapter_dir());
+  const spec::JobSpec job = JobOf(adapter);
+  TrainingModel model(job, dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const TempDir out;
+  const DeliveryResult result = Deliver(
+      model, job, {.target = out / "adapter", .model_dir = {}, .model_name = "tiny"}, *comm_);
+  EXPECT_TRUE(result.consistency.consistent);
+  ASSERT_NO_FATAL_FAILURE(ExpectTensorsOfPeft(out / "adapter", adapter_dir()));
+  EXPECT_EQ(TargetParameters(out / "adapter").size(), TargetParameters(adapter_dir()).size());
+}
+
+TEST_P(StackParityTest, GenerationTakesTheAdapter) {
+  const GoldenTensors golden = Read("some.safetensors");
+  Generator generator({.model_dir = dir(), .adapter_dir = adapter_dir()});
+  const Tensor ids = Read("rows.safetensors").Get("input_ids")[0].to(at::kInt).contiguous();
+  const std::vector<int32_t> tokens(ids.const_data_ptr<int32_t>(),
+                                    ids.const_data_ptr<int32_t>() + ids.numel());
+  EXPECT_LT(RelativeError(generator.Logits(tokens), golden.Get("logits")[0]), kLogits);
+}
+
 // The program itself, as an operator compares a delivered adapter with peft.
 TEST_P(FamilyParityTest, SftRankWritesTheLogitsOfPeft) {
   const TempDir out;
@@ -235,12 +295,17 @@ INSTANTIATE_TEST_SUITE_P(
                     "gemma4_e_tied", "gemma4_shared_untied", "gemma4_multimodal_tied",
                     "olmo2_untied", "olmo2_biases_tied", "olmo3_untied", "olmo3_tied",
                     "phi3_untied", "phi3_longrope_partial_tied", "gpt2_tied", "gpt2_untied",
-                    "ministral3_untied", "mistral3_multimodal_untied"),
+                    "ministral3_untied", "mistral3_multimodal_untied", "qwen3_moe",
+                    "qwen3_moe_mixed", "mixtral"),
     [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
                          testing::Values("qwen2_sliding_untied", "llama_biases_rope_linear_untied",
                                          "gpt2_tied"),
+                         [](const auto& info) { return info.param; });
+
+INSTANTIATE_TEST_SUITE_P(Families, StackParityTest,
+                         testing::Values("qwen3_moe", "qwen3_moe_mixed", "mixtral"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
@@ -249,7 +314,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                                          "smollm3_sliding_untied", "gemma3_tied", "gemma4_tied",
                                          "gemma4_e_tied", "olmo2_untied", "olmo3_untied",
                                          "ministral3_untied", "phi3_longrope_partial_tied",
-                                         "gpt2_tied"),
+                                         "gpt2_tied", "qwen3_moe", "mixtral"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

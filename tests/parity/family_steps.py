@@ -11,6 +11,7 @@ import math
 import peft
 import torch
 
+import experts
 import nf4
 from losses import causal_loss
 
@@ -29,6 +30,7 @@ def quantise(model, linears):
             weight = module.weight.t().contiguous() if transposed else module.weight
             value = nf4.dequantize(nf4.quantize(weight))
             module.weight.copy_(value.t() if transposed else value)
+        experts.quantise(model, lambda stack: nf4.dequantize(nf4.quantize(stack)))
 
 
 def train(model, input_ids, labels):

@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import experts
 import families
 
 PROMPTS = [3, 9, 17]  # tokens of each prompt
@@ -19,6 +20,8 @@ NEW_TOKENS = 20
 LEAST_LEAD = 2e-4
 # The same of a candidate of a search, of which there are many at each token.
 LEAST_SEARCH_LEAD = 2e-5
+# The same of a router's choice, which changes all logits; there are a thousand and more in the answers of a model.
+LEAST_ROUTER_LEAD = 1e-4
 VOCABULARY, ROWS = 300, 4
 # Options by the names of transformers' generation config; each case has all of them.
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -114,11 +117,11 @@ def searches(name, model, vocabulary, new_tokens, **others):
             free = search(model, prompt, [], asked, **others)
             eos = sorted({free[0]["tokens"][new_tokens // 3], free[1]["tokens"][new_tokens // 2],
                           free[-1]["tokens"][1]})
-            with Closest(model) as closest:
+            with Closest(model) as closest, experts.Choices() as choices:
                 answers = search(model, prompt, eos, asked, **others)
             scores = [a["score"] for a in answers]
             apart = all(abs(a - b) > LEAST_SEARCH_LEAD for i, a in enumerate(scores) for b in scores[:i])
-            if closest.lead >= LEAST_SEARCH_LEAD and apart:
+            if closest.lead >= LEAST_SEARCH_LEAD and choices.lead >= LEAST_ROUTER_LEAD and apart:
                 break
         else:
             raise AssertionError(f"{name}: every search with {options} is too close to call")
@@ -127,8 +130,7 @@ def searches(name, model, vocabulary, new_tokens, **others):
 
 
 def greedy(name, folder):
-    model = families.auto_class(name).from_pretrained(folder, dtype=torch.float32,
-                                                      attn_implementation="eager").eval()
+    model = families.auto_class(name).from_pretrained(folder, **families.EAGER).eval()
     # Here all tokens are text, those too that stand for an image elsewhere.
     for key in ("image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"):
         if getattr(model.config, key, None) is not None:
@@ -141,12 +143,16 @@ def greedy(name, folder):
     # transformers caches keys as they were rotated; past the length at which longrope changes its
     # frequencies, the tokens before it would have those of a short text.
     options = {"use_cache": "longrope" not in name}
-    case = {"prompts": prompts, "plain": [answer(model, p, new_tokens, **options) for p in prompts],
-            # Tied heads like to say the same again.
-            "unrepeated": [answer(model, p, new_tokens, no_repeat_ngram_size=1, **options) for p in prompts]}
+    with experts.Choices() as choices:
+        case = {"prompts": prompts, "plain": [answer(model, p, new_tokens, **options) for p in prompts],
+                # Tied heads like to say the same again.
+                "unrepeated": [answer(model, p, new_tokens, no_repeat_ngram_size=1, **options) for p in prompts]}
     case["searches"] = searches(name, model, vocabulary, min(new_tokens, 14), **options)
     wrapped = peft.PeftModel.from_pretrained(model, folder / "adapter").eval()
-    case["adapted"] = [answer(wrapped, p, new_tokens, **options) for p in prompts]
+    with choices:
+        case["adapted"] = [answer(wrapped, p, new_tokens, **options) for p in prompts]
+    if choices.lead < LEAST_ROUTER_LEAD:
+        raise AssertionError(f"{name}: a choice of experts leads by {choices.lead:.1e} only: take other prompts")
     return case
 
 

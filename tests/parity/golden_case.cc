@@ -8,12 +8,54 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "common/plan/tensors.h"
 
 namespace sft::engine {
 
 using at::Tensor;
+
+namespace {
+
+constexpr std::string_view kGateUp = ".experts.gate_up_proj";
+constexpr std::string_view kDown = ".experts.down_proj";
+
+void Replace(std::string& text, std::string_view from, std::string_view to) {
+  if (const size_t at = text.find(from); at != std::string::npos) text.replace(at, from.size(), to);
+}
+
+bool OfStack(std::string_view name) {
+  return name.find(kGateUp) != std::string_view::npos || name.find(kDown) != std::string_view::npos;
+}
+
+// The name of a gradient, where a model's parameter is called `name` at run time. transformers and
+// peft know no ".weight" of a stack of experts; peft calls a stack's adapter by the module of both
+// stacks, and with adapters on both that of gate and up "base_layer".
+std::string GradientName(const GoldenTensors& golden, const std::string& prefix, std::string name) {
+  Replace(name, ".block_sparse_moe.gate.", ".mlp.gate.");
+  if (OfStack(name) && name.find(".lora_") == std::string::npos) Replace(name, ".weight", "");
+  const std::string key = "grad." + prefix;
+  if (name.find(".lora_") != std::string::npos) {
+    std::string inner = name;
+    Replace(inner, kGateUp, ".experts.base_layer");
+    if (golden.Contains(key + inner)) return key + inner;
+    Replace(name, kGateUp, ".experts");
+    Replace(name, kDown, ".experts");
+  }
+  return key + name;
+}
+
+// A stack's factor B as the engine has it, [experts * out, rank], of peft's [out, rank * experts],
+// where the expert is the faster index of a column.
+Tensor StackedB(const Tensor& of_peft, const std::vector<int64_t>& shape) {
+  const int64_t out = of_peft.size(0);
+  return of_peft.view({out, shape[1], shape[0] / out}).permute({2, 0, 1}).contiguous();
+}
+
+}  // namespace
 
 std::filesystem::path GoldenDir() { return SFT_PARITY_GOLDENS; }
 
@@ -95,9 +137,12 @@ void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, do
   ASSERT_EQ(parts.size(), model.gradients().size());
   for (size_t i = 0; i < parts.size(); ++i) {
     const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
-    const Tensor expected =
-        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix(), param.name));
+    Tensor expected = golden.Get(
+        GradientName(golden, prefix, plan::RuntimeModule(model.layout().prefix(), param.name)));
     ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
+    if (OfStack(param.name) && param.role == ParamRole::kLoraB) {
+      expected = StackedB(expected, param.shape);
+    }
     Tensor actual = model.gradients()[i] / targets;
     if (param.transposed) actual = actual.view(param.shape).t().contiguous();
     EXPECT_LT(RelativeError(actual, expected), kTolerance) << param.name;
@@ -125,6 +170,16 @@ void ExpectTensorsOfPeft(const std::filesystem::path& adapter,
     EXPECT_TRUE(at::equal(ours->View(name), peft->View(name))) << name;
   }
   EXPECT_EQ(ours->tensors().size(), of_text);
+}
+
+std::vector<std::string> TargetParameters(const std::filesystem::path& adapter) {
+  std::ifstream file(adapter / "adapter_config.json");
+  const nlohmann::json config = nlohmann::json::parse(file);
+  const auto found = config.find("target_parameters");
+  if (found == config.end() || found->is_null()) return {};
+  std::vector<std::string> names = found->get<std::vector<std::string>>();
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace sft::engine

@@ -50,7 +50,7 @@ int StepsToRun(int steps);
 double RelativeError(const at::Tensor& actual, const at::Tensor& expected);
 
 // Compares the gradient of the mean of each trained parameter with "grad.<prefix><name at run
-// time>".
+// time>"; of stacks of experts with those of transformers' parameters and of peft's adapters.
 void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
                      const std::string& prefix);
 
@@ -61,5 +61,8 @@ double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch);
 // vision tower.
 void ExpectTensorsOfPeft(const std::filesystem::path& adapter,
                          const std::filesystem::path& of_peft);
+
+// What the configuration of the adapter in this folder names as "target_parameters", sorted.
+std::vector<std::string> TargetParameters(const std::filesystem::path& adapter);
 
 }  // namespace sft::engine

@@ -1,0 +1,154 @@
+"""Mixtures of experts: their tiny models, whose routers choose clearly, the names that files have for them, and the
+adapters that peft makes of stacks of experts.
+
+transformers keeps the weights of all experts of a layer in two parameters, `mlp.experts.gate_up_proj` and
+`mlp.experts.down_proj`; files have a tensor for each expert and linear.
+"""
+
+import pathlib
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+
+STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
+# What files call the feed-forward layer, its router aside, and an expert's gate, up and down.
+NAMES_IN_FILES = {"qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+                  "mixtral": ("block_sparse_moe", ("w1", "w3", "w2"))}
+RANKS = {"qwen3_moe_mixed": 3}  # neither the number of experts nor a power of two
+# The expert of the first layer that no token goes to: the first, the last, one between.
+UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "mixtral": 2}
+# Adapters of some linears: of one stack alone, whose tensors have the same names whichever it is, and as peft
+# changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters.
+SOME = {"qwen3_moe": (["q_proj", "v_proj"], ["mlp.experts.gate_up_proj"]),
+        "qwen3_moe_mixed": (["q_proj", "gate_proj", "up_proj", "down_proj"], []),
+        "mixtral": ([], ["mlp.experts.down_proj"])}
+# Seeds with which every choice of a case is clear: in rows and documents, with adapters, in each step.
+SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "mixtral": "mixtral 5"}
+LEAST_LEAD = 1e-3
+SCORE_SCALE = 2.0
+# With the first value of each embedding so large a router can refuse an expert to all tokens.
+FIRST_VALUE, REFUSAL = 2.0, -6.0
+
+
+def cases(shape):
+    """The cases, of these sizes where they have none of their own."""
+    qwen3 = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **shape}
+    return {
+        "qwen3_moe": {
+            **qwen3, "num_hidden_layers": 4, "rope_theta": 1000000.0, "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False},
+        # As transformers 5 writes the number of experts and rotary settings.
+        "qwen3_moe_mixed": {
+            **qwen3, "num_hidden_layers": 3, "head_dim": 16, "attention_bias": True, "num_local_experts": 5,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": False,
+            "decoder_sparse_step": 1, "mlp_only_layers": [1], "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "mixtral": {
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **shape,
+            "intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "sliding_window": 8, "rope_theta": 10000.0, "tie_word_embeddings": False},
+    }
+
+
+def is_stack(name):
+    return name.endswith(STACKS)
+
+
+def is_router(module):
+    return type(module).__name__.endswith("TopKRouter")
+
+
+def prepare(name, model):
+    """Routers that choose clearly, and one that leaves an expert without any token."""
+    if name not in UNCHOSEN:
+        return
+    model.get_input_embeddings().weight[:, 0] = FIRST_VALUE
+    for module in model.modules():
+        if is_router(module):
+            module.weight.mul_(SCORE_SCALE)
+    model.model.layers[0].mlp.gate.weight[UNCHOSEN[name], 0] = REFUSAL
+
+
+class Choices:
+    """Looks at all routers: by how much the last chosen score leads the next, and who is chosen."""
+
+    def __init__(self):
+        self.lead = float("inf")
+        self.chosen = {}
+
+    def __enter__(self):
+        self.handle = torch.nn.modules.module.register_module_forward_hook(self.look)
+        return self
+
+    def __exit__(self, *_):
+        self.handle.remove()
+
+    def look(self, module, _, output):
+        if not is_router(module):
+            return
+        scores, _, chosen = output
+        best = scores.detach().topk(module.top_k + 1).values
+        self.lead = min(self.lead, (best[:, -2] - best[:, -1]).min().item())
+        self.chosen[module] = self.chosen.get(module, set()) | set(chosen.reshape(-1).tolist())
+
+
+def check_choices(name, model, choices):
+    """That the forwards seen chose clearly, and left the expert out that they should."""
+    if name not in UNCHOSEN:
+        return
+    if choices.lead < LEAST_LEAD:
+        raise AssertionError(f"{name}: a choice of experts leads by {choices.lead:.1e} only: take another seed")
+    router = model.model.layers[0].mlp.gate
+    expected = set(range(router.weight.shape[0])) - {UNCHOSEN[name]}
+    if choices.chosen[router] != expected:
+        raise AssertionError(f"{name}: the first layer chose {choices.chosen[router]}, not {expected}")
+
+
+def in_files(weights, model):
+    """The tensors of a checkpoint, of a model's parameters by their names at run time."""
+    if model.config.model_type not in NAMES_IN_FILES:
+        return weights
+    layer, (gate, up, down) = NAMES_IN_FILES[model.config.model_type]
+    tensors = {}
+    for name, weight in weights.items():
+        block, _, end = name.partition(".mlp.")
+        if not is_stack(name):
+            tensors[f"{block}.{layer}.gate.weight" if end == "gate.weight" else name] = weight
+            continue
+        for expert, matrix in enumerate(weight):
+            parts = {down: matrix} if end.endswith("down_proj") else dict(zip((gate, up), matrix.chunk(2)))
+            for linear, part in parts.items():
+                tensors[f"{block}.{layer}.experts.{expert}.{linear}.weight"] = part.contiguous()
+    return tensors
+
+
+def check_files(name, model, folder):
+    """That transformers writes the same tensors."""
+    if name not in UNCHOSEN:
+        return
+    with tempfile.TemporaryDirectory() as saved:
+        model.to(torch.bfloat16).save_pretrained(saved)
+        theirs = load_file(pathlib.Path(saved) / "model.safetensors")
+    ours = load_file(folder / "model.safetensors")
+    if theirs.keys() != ours.keys() or not all(torch.equal(theirs[n], ours[n]) for n in ours):
+        raise AssertionError(f"{name}: transformers saves other tensors: {sorted(theirs.keys() ^ ours.keys())}")
+
+
+def parameters_of(model):
+    """What peft's `target_parameters` name beside attention's linears, or nothing. Dense layers between those with
+    experts are among them, for peft takes gate_proj, up_proj and down_proj of `target_modules` for the experts'."""
+    names = [n for n, _ in model.named_parameters()]
+    if not any(is_stack(n) for n in names):
+        return None
+    ends = {f"mlp.{n.partition('.mlp.')[2]}" for n in names if ".mlp." in n}
+    return sorted(ends - {"mlp.gate.weight"})
+
+
+def quantise(model, dequantized):
+    """Replaces each stack by what it stands for in 4 bits, all experts of it quantised as one."""
+    for name, parameter in model.named_parameters():
+        if is_stack(name):
+            parameter.copy_(dequantized(parameter))
