@@ -7,8 +7,10 @@ namespace {
 void ReadQwen3Moe(const ConfigReader& config, ModelConfig& model) {
   const std::vector<int64_t> dense = config.Get("mlp_only_layers", std::vector<int64_t>());
   const int64_t step = config.Size("decoder_sparse_step", 1);
+  // transformers 5 writes num_local_experts.
+  const char* count = config.Has("num_local_experts") ? "num_local_experts" : "num_experts";
   ReadExperts(config,
-              {.count_key = "num_experts",
+              {.count_key = count,
                .count = 128,
                .chosen = 8,
                .size_key = "moe_intermediate_size",

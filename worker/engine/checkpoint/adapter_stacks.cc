@@ -8,6 +8,7 @@
 namespace sft::engine {
 namespace {
 
+constexpr std::string_view kExperts = "experts";  // the module
 // In the order of the module's parameters.
 constexpr std::string_view kStacks[] = {"gate_up_proj", "down_proj"};
 
@@ -64,6 +65,7 @@ at::Tensor OurSecondFactor(const at::Tensor& b, int64_t experts) {
 std::string StackOf(std::string_view wrapper, const std::vector<std::string>& target_parameters) {
   const bool inner = wrapper.ends_with(kBaseLayer);
   if (inner) wrapper.remove_suffix(kBaseLayer.size());
+  if (!EndsAtName(wrapper, kExperts)) return {};
   std::vector<std::string_view> adapted;
   for (const std::string_view stack : kStacks) {
     const bool named = std::any_of(

@@ -30,6 +30,7 @@
 #include "worker/engine/train/other_parts.h"
 #include "worker/engine/train/stamp.h"
 #include "worker/engine/train/training_state.h"
+#include "worker/engine/weights/file_tensors.h"
 
 namespace sft::engine {
 
@@ -87,15 +88,22 @@ bool HasTransposed(const ModelLayout& layout) {
   });
 }
 
-// The stacks of experts' weights, by module name.
-std::set<std::string> StacksOf(const ModelLayout& layout) {
-  std::set<std::string> stacks;
+// The linears that PEFT takes for parameters, not for modules: stacks of experts' weights and, in a
+// model that has those, dense layers' linears of the names that PEFT rewrites to stacks.
+std::set<std::string> PeftParameters(const ModelLayout& layout) {
+  const std::set<std::string, std::less<>> rewritten{"gate_proj", "up_proj", "down_proj"};
+  std::set<std::string> parameters;
+  bool has_stacks = false;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (param.of_base() && param.experts > 0) stacks.emplace(param.module());
+      if (param.role != ParamRole::kLinear) continue;
+      has_stacks |= param.experts > 0;
+      if (param.experts > 0 || rewritten.contains(plan::LastName(param.module()))) {
+        parameters.emplace(param.module());
+      }
     }
   }
-  return stacks;
+  return has_stacks ? parameters : std::set<std::string>();
 }
 
 // The targets as adapter_config.json has them: PEFT takes no "all-linear" in a list of names.
@@ -108,28 +116,28 @@ std::vector<std::string> WrittenTargets(const ModelLayout& layout,
     for (const std::string& linear : linears) names.insert(plan::LastName(linear));
     targets.assign(names.begin(), names.end());
   }
-  // Stacks are no modules to PEFT.
-  const std::set<std::string> stacks = StacksOf(layout);
+  const std::set<std::string> parameters = PeftParameters(layout);
   std::erase_if(targets, [&](const std::string& target) {
     return std::none_of(linears.begin(), linears.end(), [&](const std::string& linear) {
-      return !stacks.contains(linear) && plan::MatchesTarget(linear, target);
+      return !parameters.contains(linear) && plan::MatchesTarget(linear, target);
     });
   });
   return targets;
 }
 
-// The adapted stacks, by their names in a layer.
+// What is adapted as a parameter, by its name in a layer.
 std::vector<std::string> WrittenParameters(const ModelLayout& layout) {
+  const std::set<std::string> parameters = PeftParameters(layout);
   std::set<std::string> names;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      if (param.role == ParamRole::kLoraA && param.experts > 0) {
-        names.insert(NameInLayer(param.module()));
+      if (param.role != ParamRole::kLoraA || !parameters.contains(std::string(param.module()))) {
+        continue;
       }
+      names.insert(NameInLayer(param.module()) + (param.experts > 0 ? "" : ".weight"));
     }
   }
-  // PEFT wraps them in this order.
-  return {names.rbegin(), names.rend()};
+  return {names.begin(), names.end()};
 }
 
 // modules_to_save likewise: PEFT would find ends of names in a vision tower, too.
@@ -207,7 +215,7 @@ std::string ModelFileHash(const ModelLayout& layout, const std::filesystem::path
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!param.trainable) continue;
-      hasher.Add(ReadParam(param, files));
+      hasher.Add(FromFiles(param, [&](const std::string& name) { return files.View(name); }));
     }
   }
   return hasher.Finish();

@@ -1,13 +1,11 @@
 #include "worker/engine/train/other_parts.h"
 
-#include <ATen/ops/cat.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
 
-#include "common/plan/tensors.h"
+#include "worker/engine/weights/file_tensors.h"
 
 namespace sft::engine {
 namespace {
@@ -21,13 +19,6 @@ TensorInfo InfoOf(std::string name, at::ScalarType type, std::vector<int64_t> sh
   info.shape = std::move(shape);
   return info;
 }
-
-std::vector<int64_t> ShapeInFiles(const ParamInfo& param) {
-  return plan::ShapeInFiles(param.shape, param.experts, param.parts.size(), param.transposed);
-}
-
-// A stack that is one tensor of the files.
-bool IsOneStack(const ParamInfo& param) { return param.experts > 0 && param.parts.size() == 1; }
 
 }  // namespace
 
@@ -64,10 +55,9 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
   std::vector<TensorInfo> infos;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      for (const std::string& part : param.parts) {
-        infos.push_back(InfoOf(part, type, ShapeInFiles(param)));
+      for (FileTensor& tensor : FileTensorsOf(param)) {
+        infos.push_back(InfoOf(std::move(tensor.name), type, std::move(tensor.shape)));
       }
-      if (param.parts.empty()) infos.push_back(InfoOf(param.name, type, ShapeInFiles(param)));
     }
   }
   for (const StoredTensor& part : parts) {
@@ -76,35 +66,10 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
   return infos;
 }
 
-void WriteParam(const ParamInfo& param, const at::Tensor& weight, ModelWriter& writer) {
-  if (param.parts.empty()) {
-    writer.Write(param.name, param.transposed ? weight.t().contiguous() : weight);
-    return;
-  }
-  if (IsOneStack(param)) {
-    at::Tensor stack = weight.unflatten(0, {param.experts, -1});
-    if (param.transposed) stack = stack.transpose(1, 2).contiguous();
-    writer.Write(param.parts[0], stack);
-    return;
-  }
-  const int64_t rows = ShapeInFiles(param)[0];
-  for (size_t i = 0; i < param.parts.size(); ++i) {
-    writer.Write(param.parts[i], weight.narrow(0, static_cast<int64_t>(i) * rows, rows));
-  }
-}
-
-at::Tensor ReadParam(const ParamInfo& param, const ModelFiles& files) {
-  if (param.parts.empty()) {
-    const at::Tensor stored = files.View(param.name);
-    return param.transposed ? stored.t().contiguous() : stored;
-  }
-  if (IsOneStack(param)) {
-    const at::Tensor stack = files.View(param.parts[0]);
-    return (param.transposed ? stack.transpose(1, 2) : stack).contiguous().view(param.shape);
-  }
-  std::vector<at::Tensor> parts;
-  for (const std::string& name : param.parts) parts.push_back(files.View(name));
-  return at::cat(parts);
+void WriteParam(const ParamInfo& param, const at::Tensor& value, ModelWriter& writer) {
+  const std::vector<FileTensor> tensors = FileTensorsOf(param);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    writer.Write(tensors[i].name, ToFile(param, value, i));
 }
 
 }  // namespace sft::engine

@@ -23,10 +23,7 @@ at::Tensor ReadPart(const StoredTensor& part, const ModelFiles& files);
 std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFiles& files,
                                        const std::vector<StoredTensor>& parts, at::ScalarType type);
 
-// A parameter in the tensors that a written model has it in: as it is, turned, or as the parts of a
-// stack. `weight` has its shape.
-void WriteParam(const ParamInfo& param, const at::Tensor& weight, ModelWriter& writer);
-// What WriteParam wrote, in the parameter's shape.
-at::Tensor ReadParam(const ParamInfo& param, const ModelFiles& files);
+// Writes a parameter of the layout, as the tensors that stand for it in files.
+void WriteParam(const ParamInfo& param, const at::Tensor& value, ModelWriter& writer);
 
 }  // namespace sft::engine

@@ -3,13 +3,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randn.h>
 
-#include <algorithm>
 #include <fstream>
 #include <vector>
 
 #include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
+#include "worker/engine/weights/file_tensors.h"
 
 namespace sft::engine {
 namespace {
@@ -41,12 +41,12 @@ void WriteTinyModel(const std::filesystem::path& dir, const std::string& config)
   std::vector<NamedTensor> tensors;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      std::vector<int64_t> shape = param.shape;
-      if (param.transposed) std::reverse(shape.begin(), shape.end());
-      at::Tensor values = at::randn(shape, generator, at::kFloat).mul_(0.1);
-      if (param.role == ParamRole::kNorm || param.role == ParamRole::kConstant) values.add_(1.0);
-      if (ScalesScores(config, param.name)) values.mul_(0.25);
-      tensors.push_back({param.name, values.to(at::kBFloat16)});
+      for (const FileTensor& tensor : FileTensorsOf(param)) {
+        at::Tensor values = at::randn(tensor.shape, generator, at::kFloat).mul_(0.1);
+        if (param.role == ParamRole::kNorm || param.role == ParamRole::kConstant) values.add_(1.0);
+        if (ScalesScores(config, param.name)) values.mul_(0.25);
+        tensors.push_back({tensor.name, values.to(at::kBFloat16)});
+      }
     }
   }
   WriteSafetensors(dir / "model.safetensors", tensors);

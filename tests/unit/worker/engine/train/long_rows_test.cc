@@ -45,6 +45,18 @@ constexpr char kGemma[] = R"({"model_type": "gemma3_text", "vocab_size": 96, "hi
 constexpr char kGpt2[] = R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4,
   "n_positions": 64, "vocab_size": 96, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0})";
 
+// A dense layer among those with experts, whose weights are shares of all experts'.
+constexpr char kQwen3Moe[] = R"({"model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 32,
+  "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 3,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 5,
+  "num_experts_per_tok": 2, "norm_topk_prob": false, "mlp_only_layers": [1],
+  "max_position_embeddings": 64})";
+// Sinks, biases of experts and router, stacks that stand in the files as [inputs, outputs].
+constexpr char kGptOss[] = R"({"model_type": "gpt_oss", "vocab_size": 96, "hidden_size": 32,
+  "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+  "sliding_window": 4, "max_position_embeddings": 64})";
+
 class LongRowsTest : public ::testing::TestWithParam<Case> {
  protected:
   struct Result {
@@ -161,7 +173,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"GemmaAdapters", kGemma, Job(spec::Mode::kLora)},
                       Case{"GemmaWhole", kGemma, Job(spec::Mode::kFullFinetune)},
                       Case{"Gpt2Adapters", kGpt2, Job(spec::Mode::kLora)},
-                      Case{"Gpt2Whole", kGpt2, Job(spec::Mode::kFullFinetune)}),
+                      Case{"Gpt2Whole", kGpt2, Job(spec::Mode::kFullFinetune)},
+                      Case{"ExpertsAdapters", kQwen3Moe, Job(spec::Mode::kLora)},
+                      Case{"ExpertsWhole", kQwen3Moe, Job(spec::Mode::kFullFinetune)},
+                      Case{"GptOssAdapters", kGptOss, Job(spec::Mode::kLora)},
+                      Case{"GptOssWhole", kGptOss, Job(spec::Mode::kFullFinetune)}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
