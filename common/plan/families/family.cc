@@ -66,6 +66,11 @@ void CheckExperts(const ConfigReader& config, const char* count_key, const Layer
     config.Fail("num_experts_per_tok",
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));
   }
+  if (sparse.experts > kMostExperts / model.layers) {
+    config.Fail(count_key,
+                fmt::format("{} in each of {} layers are more than any model has, {} in all",
+                            sparse.experts, model.layers, kMostExperts));
+  }
   const double weights = 3.0 * static_cast<double>(sparse.experts) *
                          static_cast<double>(sparse.intermediate) *
                          static_cast<double>(model.hidden) * static_cast<double>(model.layers);
