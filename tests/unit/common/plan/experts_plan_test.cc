@@ -284,17 +284,38 @@ TEST(ExpertsCostTest, FewRowsAnExpertMakeProductsSlow) {
   EXPECT_GT(gain, 1.05 * StepSeconds(Qwen3Of8B(), 1) / StepSeconds(Qwen3Of8B(), 16));
 }
 
-TEST(ExpertsCostTest, ThePlanTakesLargeMicroBatchesWhereMemoryAllows) {
-  const ModelShape qwen = ParsedModel(kQwen3Of30B);
-  int64_t last = 0;
-  for (const double gigabytes : {26.0, 40.0, 60.0, 79.0}) {
-    const auto plan = MakePlan(Input(Auto(16, 2048), gigabytes, qwen));
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_GE(plan->execution.rows, last) << gigabytes;
-    EXPECT_FALSE(plan->execution.graphs);
-    last = plan->execution.rows;
+TEST(ExpertsCostTest, ThePlanTakesLargerMicroBatchesThanOfAModelThatUsesAllItHas) {
+  const ModelShape qwen = ParsedModel(kQwen3Of30B), all = WithExperts(qwen, 8, 8);
+  spec::JobSpec job = Auto(16, 2048);
+  job.lora.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  // Rows of a micro-batch, with so much memory beyond the least.
+  const auto rows = [&](const ModelShape& shape, double gigabytes) {
+    const double least = static_cast<double>(*LeastBytes(shape, job)) / 1e9;
+    const auto plan = MakePlan(Input(job, least + gigabytes, shape));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? plan->execution.rows : 0;
+  };
+  for (const double gigabytes : {4.0, 10.0, 20.0, 45.0}) {
+    EXPECT_GT(rows(qwen, gigabytes), rows(all, gigabytes)) << gigabytes;
   }
-  EXPECT_GE(last, 8);
+  EXPECT_EQ(rows(qwen, 300), 16);
+}
+
+TEST(ExpertsCostTest, TilesSpreadTheirRowsOverAllExpertsAgain) {
+  const ModelShape qwen = ParsedModel(kQwen3Of30B);
+  const Problem problem = ProblemFor(qwen, Auto(16, 2048));
+  const auto seconds = [&](int64_t rows, int64_t tile) {
+    const ExecutionPlan run{.rows = rows,
+                            .micro_batches = 16 / rows,
+                            .deep = Recompute::kAll,
+                            .deep_layers = 48,
+                            .mlp_rows = tile};
+    return PredictTime(problem, run, *FindGpu("H100"));
+  };
+  EXPECT_GT(seconds(16, 4096).products, 1.05 * seconds(16, 0).products);
+  EXPECT_GT(seconds(16, 4096).recompute, 1.05 * seconds(16, 0).recompute);
+  EXPECT_GT(seconds(16, 4096).products, seconds(16, 8192).products);
+  EXPECT_EQ(seconds(2, 4096).products, seconds(2, 0).products) << "one tile is none";
 }
 
 TEST(ExpertsCostTest, KernelsIndexTheRowsOfAllExperts) {
