@@ -31,6 +31,9 @@ struct ExpertDefaults {
   int64_t size = 0;
 };
 
+// Of all layers. Each has names in the files.
+inline constexpr int64_t kMostExperts = int64_t{1} << 17;
+
 // Fails where a token would go to more experts than there are, or the sizes make no model.
 void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                   const LayerShape& sparse, const ModelConfig& model);

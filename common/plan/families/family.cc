@@ -66,6 +66,11 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
     config.Fail(defaults.chosen_key,
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));
   }
+  if (sparse.experts > kMostExperts / model.layers) {
+    config.Fail(count_key,
+                fmt::format("{} in each of {} layers are more than any model has, {} in all",
+                            sparse.experts, model.layers, kMostExperts));
+  }
   const double weights = 3.0 * static_cast<double>(sparse.experts) *
                          static_cast<double>(sparse.intermediate) *
                          static_cast<double>(model.hidden) * static_cast<double>(model.layers);
