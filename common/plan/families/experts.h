@@ -38,6 +38,9 @@ inline constexpr int64_t kMostExperts = int64_t{1} << 17;
 void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                   const LayerShape& sparse, const ModelConfig& model);
 
+// Fails where the experts do not divide into the router's groups.
+void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model);
+
 // Gives the layers that `has_experts(layer)` names a mixture of experts.
 template <typename HasExperts>
 void ReadExperts(const ConfigReader& config, const ExpertDefaults& defaults, ModelConfig& model,

@@ -82,4 +82,24 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
   }
 }
 
+void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model) {
+  const RouterOptions& router = model.router;
+  if (router.best_groups > router.groups) {
+    config.Fail("topk_group",
+                fmt::format("{} is more than the {} groups", router.best_groups, router.groups));
+  }
+  for (const LayerShape& layer : model.layer_shapes) {
+    if (layer.experts == 0) continue;
+    const int64_t of_group = layer.experts / router.groups;
+    if (layer.experts % router.groups != 0 || (router.groups > 1 && of_group < 2)) {
+      config.Fail("n_group", fmt::format("{} does not divide {} experts into groups of two or more",
+                                         router.groups, layer.experts));
+    } else if (layer.chosen > router.best_groups * of_group) {
+      config.Fail("topk_group", fmt::format("{} groups of {} have fewer than {} experts",
+                                            router.best_groups, of_group, layer.chosen));
+    }
+    return;
+  }
+}
+
 }  // namespace sft::plan

@@ -45,7 +45,7 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       if (param.quantized) continue;
       const int index = static_cast<int>(i);
       if (!source->Get(unit, index).defined()) {
-        const bool exact = param.role == ParamRole::kMagnitude;
+        const bool exact = param.exact || param.role == ParamRole::kMagnitude;
         source->Set(unit, index,
                     at::empty(param.shape, exact ? options.dtype(at::kFloat) : options));
       }

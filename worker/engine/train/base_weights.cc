@@ -69,9 +69,10 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
       if (!source->Get(unit, index).defined()) {
         const bool on_host = choices.run.embedding_on_host && device.is_cuda() &&
                              param.role == ParamRole::kEmbedding;
-        source->Set(unit, index,
-                    on_host ? EmptyOnHost(param.shape, choices.compute, device)
-                            : at::empty(param.shape, options));
+        source->Set(
+            unit, index,
+            on_host ? EmptyOnHost(param.shape, choices.compute, device)
+                    : at::empty(param.shape, param.exact ? options.dtype(at::kFloat) : options));
       }
       base.Copy(param, source->Get(unit, index));
       base.Done(param);
