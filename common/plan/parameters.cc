@@ -79,7 +79,7 @@ std::vector<std::string> StacksOf(const ModelShape& shape) {
 }
 
 // What jobs cannot have of the experts of a model.
-std::optional<spec::Problem> CheckExperts(const ModelShape& shape, const spec::JobSpec& job) {
+std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> stacks = StacksOf(shape);
   if (stacks.empty()) return std::nullopt;
   if (job.fp8()) {
@@ -230,7 +230,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
-  if (auto problem = CheckExperts(shape, job)) return problem;
+  if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   if (auto problem = CheckPatterns(shape, job)) return problem;

@@ -53,7 +53,7 @@ int64_t SumOver(const Problem& p, const Get& get) {
 // where m is the mean of rows an expert. So it takes as long as if each expert had kHalfExpert rows
 // more: this adds those to `weights`, which count for each token. `stacks`: as often as they are
 // multiplied with, once a tile.
-double WithExperts(double weights, int64_t stacks) {
+double WithStacks(double weights, int64_t stacks) {
   return weights + kHalfExpert * static_cast<double>(stacks);
 }
 
@@ -199,7 +199,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     stacks += p.blocks[layer].stacks * TilesOf(p, run, layer);
   }
-  const double flops = 2 * WithExperts(sum([](const BlockCost& b) { return b.weights; }), stacks);
+  const double flops = 2 * WithStacks(sum([](const BlockCost& b) { return b.weights; }), stacks);
   const double products = flops / rates.blocks;
   const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
@@ -241,14 +241,14 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
         Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
         Bytes(block.adapters_again[level], tokens) / rates.adapters +
         2 *
-            WithExperts(Bytes(block.weights_again[level], tokens),
-                        of_layer * block.stacks_again[level]) /
+            WithStacks(Bytes(block.weights_again[level], tokens),
+                       of_layer * block.stacks_again[level]) /
             rates.blocks +
         (level == static_cast<size_t>(Recompute::kAll) ? of_blocks[layer].forward : 0);
     if (run.RunsAgain(layer, p.shape.layers)) {
       time.recompute +=
           Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-          2 * WithExperts(Bytes(block.weights, tokens), of_layer * block.stacks) / rates.blocks +
+          2 * WithStacks(Bytes(block.weights, tokens), of_layer * block.stacks) / rates.blocks +
           of_blocks[layer].forward;
     }
     // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes

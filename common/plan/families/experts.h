@@ -32,7 +32,7 @@ struct ExpertDefaults {
 };
 
 // Of all layers. Each has names in the files.
-inline constexpr int64_t kMostExperts = int64_t{1} << 17;
+inline constexpr int64_t kMostExperts = int64_t{1} << 16;
 
 // Fails where a token would go to more experts than there are, or the sizes make no model.
 void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,

@@ -14,19 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-spec::JobSpec Lora(int r, std::vector<std::string> targets) {
-  spec::JobSpec job;
-  job.lora.r = r;
-  job.lora.target_modules = std::move(targets);
-  return job;
-}
-
-spec::JobSpec Full() {
-  spec::JobSpec job;
-  job.training.mode = spec::Mode::kFullFinetune;
-  return job;
-}
-
 int64_t Trained(const ModelShape& shape, const spec::JobSpec& job) {
   const auto units = MakeUnits(shape, job);
   EXPECT_TRUE(units.ok()) << units.status();
