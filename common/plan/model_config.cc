@@ -33,6 +33,7 @@ int64_t ModelShape::WidestRow() const {
   for (const LayerShape& layer : layer_shapes) {
     widest = std::max(widest, 2 * layer.intermediate);
     widest = std::max(widest, layer.chosen * std::max(2 * layer.intermediate, hidden));
+    widest = std::max(widest, 2 * layer.shared);
   }
   return widest;
 }

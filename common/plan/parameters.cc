@@ -282,9 +282,13 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
   const spec::LoraSizes sizes = SizesOf(job);
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     BlockMatrices& block = blocks[layer];
-    BlockMatrices::Matrix* const places[] = {&block.qkv,        &block.o,
-                                             &block.gate_up,    &block.down,
-                                             &block.input_gate, &block.input_projection};
+    const bool shared = shape.Layer(layer).shared > 0;
+    BlockMatrices::Matrix* const places[] = {&block.qkv,
+                                             &block.o,
+                                             &block.gate_up,
+                                             &block.down,
+                                             shared ? &block.shared_gate_up : &block.input_gate,
+                                             shared ? &block.shared_down : &block.input_projection};
     const TensorUnit unit = BlockTensors(shape, layer);
     for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
       for (const int position : unit.shared_matrices[i]) {

@@ -82,6 +82,7 @@ struct BlockMatrices {
   };
   Matrix qkv, o, gate_up, down;
   Matrix input_gate, input_projection;  // empty where layers have no input of their own
+  Matrix shared_gate_up, shared_down;   // of the expert of all tokens; empty where there is none
 };
 // Those of every block.
 std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);

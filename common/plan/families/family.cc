@@ -67,7 +67,7 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));
   }
   if (sparse.experts > kMostExperts / model.layers) {
-    config.Fail(count_key,
+    config.Fail(defaults.count_key,
                 fmt::format("{} in each of {} layers are more than any model has, {} in all",
                             sparse.experts, model.layers, kMostExperts));
   }
