@@ -232,7 +232,7 @@ constexpr FamilyCase kFamilies[] = {
     // Some: in bf16 some tokens go elsewhere, and fp32 alone tells.
     {"mixtral", R"("model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
         "num_local_experts": 8, "num_experts_per_tok": 2)",
-     .rounded = 2.0, .experts = true},
+     2.0, true},
 };
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {
