@@ -15,17 +15,22 @@ STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
 # What files call the feed-forward layer, its router aside, and an expert's gate, up and down.
 NAMES_IN_FILES = {"qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+                  "glm4_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
                   "mixtral": ("block_sparse_moe", ("w1", "w3", "w2"))}
 RANKS = {"qwen3_moe_mixed": 3}  # neither the number of experts nor a power of two
-# The expert of the first layer that no token goes to: the first, the last, one between.
-UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "mixtral": 2}
+# The expert of the first layer with experts that no token goes to: the first, the last, one between.
+UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "glm4_moe": 3, "glm4_moe_groups": 8, "mixtral": 2}
 # Adapters of some linears: of one stack alone, whose tensors have the same names whichever it is, and as peft
-# changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters.
+# changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters. An
+# expert that all tokens go to has no adapter by those names.
 SOME = {"qwen3_moe": (["q_proj", "v_proj"], ["mlp.experts.gate_up_proj"]),
         "qwen3_moe_mixed": (["q_proj", "gate_proj", "up_proj", "down_proj"], []),
+        "glm4_moe": (["k_proj", "gate_proj", "up_proj", "down_proj"], []),
+        "glm4_moe_groups": (["o_proj"], ["mlp.experts.gate_up_proj", "mlp.shared_experts.down_proj.weight"]),
         "mixtral": ([], ["mlp.experts.down_proj"])}
 # Seeds with which every choice of a case is clear: in rows and documents, with adapters, in each step.
-SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "mixtral": "mixtral 5"}
+SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "glm4_moe": "glm4_moe 17",
+         "glm4_moe_groups": "glm4_moe_groups 227", "mixtral": "mixtral 5"}
 LEAST_LEAD = 1e-3
 SCORE_SCALE = 2.0
 # With the first value of each embedding so large a router can refuse an expert to all tokens.
@@ -34,6 +39,8 @@ FIRST_VALUE, REFUSAL = 2.0, -6.0
 
 def cases(shape):
     """The cases, of these sizes where they have none of their own."""
+    glm4 = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", **shape, "moe_intermediate_size": 24,
+            "rope_scaling": None, "tie_word_embeddings": False}
     qwen3 = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **shape}
     return {
         "qwen3_moe": {
@@ -46,6 +53,18 @@ def cases(shape):
             "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": False,
             "decoder_sparse_step": 1, "mlp_only_layers": [1], "tie_word_embeddings": True,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+        # Its files hold a layer beyond the last, for the prediction of several tokens.
+        "glm4_moe": {
+            **glm4, "num_hidden_layers": 4, "head_dim": 8, "attention_bias": True, "use_qk_norm": True,
+            "first_k_dense_replace": 1, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+            "n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.7,
+            "partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "num_nextn_predict_layers": 1},
+        "glm4_moe_groups": {
+            **glm4, "num_hidden_layers": 3, "head_dim": 16, "attention_bias": False, "use_qk_norm": False,
+            "first_k_dense_replace": 0, "n_routed_experts": 9, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+            "n_shared_experts": 2, "norm_topk_prob": False, "routed_scaling_factor": 0.8,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25},
+            "num_nextn_predict_layers": 0},
         "mixtral": {
             "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **shape,
             "intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2,
@@ -58,7 +77,11 @@ def is_stack(name):
 
 
 def is_router(module):
-    return type(module).__name__.endswith("TopKRouter")
+    return type(module).__name__.lower().endswith("topkrouter")
+
+
+def first_router(model):
+    return next(module for module in model.modules() if is_router(module))
 
 
 def prepare(name, model):
@@ -69,7 +92,21 @@ def prepare(name, model):
     for module in model.modules():
         if is_router(module):
             module.weight.mul_(SCORE_SCALE)
-    model.model.layers[0].mlp.gate.weight[UNCHOSEN[name], 0] = REFUSAL
+    first_router(model).weight[UNCHOSEN[name], 0] = REFUSAL
+
+
+def corrected(router, scores):
+    """What a router that corrects sigmoids chooses by: without groups, and in the best groups."""
+    by = scores.detach().sigmoid() + router.e_score_correction_bias
+    groups = by.unflatten(1, (router.num_group, -1))
+    sums = groups.topk(2, dim=-1).values.sum(-1)
+    best = torch.zeros_like(sums).scatter(1, sums.topk(router.topk_group).indices, 1.0).bool()
+    return by, sums, groups.masked_fill(~best.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+def differ(choice, other):
+    """Whether any token has other experts."""
+    return not torch.equal(choice.sort().values, other.sort().values)
 
 
 class Choices:
@@ -78,6 +115,7 @@ class Choices:
     def __init__(self):
         self.lead = float("inf")
         self.chosen = {}
+        self.by_correction = self.by_groups = False  # whether they changed a choice
 
     def __enter__(self):
         self.handle = torch.nn.modules.module.register_module_forward_hook(self.look)
@@ -90,9 +128,20 @@ class Choices:
         if not is_router(module):
             return
         scores, _, chosen = output
-        best = scores.detach().topk(module.top_k + 1).values
-        self.lead = min(self.lead, (best[:, -2] - best[:, -1]).min().item())
+        if hasattr(module, "e_score_correction_bias"):
+            by, sums, scores_in_groups = corrected(module, scores)
+            self.by_correction |= differ(by.topk(module.top_k).indices, scores.topk(module.top_k).indices)
+            self.by_groups |= differ(by.topk(module.top_k).indices, chosen)
+            # A score moves its sigmoid by a quarter of its own move at most.
+            if module.topk_group < module.num_group:
+                self.see_lead(2 * sums, module.topk_group)
+            scores = 4 * scores_in_groups
+        self.see_lead(scores.detach(), module.top_k)
         self.chosen[module] = self.chosen.get(module, set()) | set(chosen.reshape(-1).tolist())
+
+    def see_lead(self, scores, count):
+        best = scores.topk(count + 1).values
+        self.lead = min(self.lead, (best[:, -2] - best[:, -1]).min().item())
 
 
 def check_choices(name, model, choices):
@@ -101,10 +150,18 @@ def check_choices(name, model, choices):
         return
     if choices.lead < LEAST_LEAD:
         raise AssertionError(f"{name}: a choice of experts leads by {choices.lead:.1e} only: take another seed")
-    router = model.model.layers[0].mlp.gate
+    router = first_router(model)
     expected = set(range(router.weight.shape[0])) - {UNCHOSEN[name]}
     if choices.chosen[router] != expected:
-        raise AssertionError(f"{name}: the first layer chose {choices.chosen[router]}, not {expected}")
+        raise AssertionError(f"{name}: the first router chose {choices.chosen[router]}, not {expected}")
+    if hasattr(router, "e_score_correction_bias"):
+        if not choices.by_correction or choices.by_groups != (router.num_group > 1):
+            raise AssertionError(f"{name}: choices changed by corrections {choices.by_correction}, by groups "
+                                 f"{choices.by_groups}")
+
+
+def type_in_files(name):
+    return torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
 
 
 def in_files(weights, model):
@@ -130,9 +187,12 @@ def check_files(name, model, folder):
     if name not in UNCHOSEN:
         return
     with tempfile.TemporaryDirectory() as saved:
-        model.to(torch.bfloat16).save_pretrained(saved)
+        for parameter in model.parameters():  # constants stay in float32
+            parameter.data = parameter.data.to(torch.bfloat16)
+        model.save_pretrained(saved)
         theirs = load_file(pathlib.Path(saved) / "model.safetensors")
-    ours = load_file(folder / "model.safetensors")
+    beyond = f"model.layers.{model.config.num_hidden_layers}."
+    ours = {n: t for n, t in load_file(folder / "model.safetensors").items() if not n.startswith(beyond)}
     if theirs.keys() != ours.keys() or not all(torch.equal(theirs[n], ours[n]) for n in ours):
         raise AssertionError(f"{name}: transformers saves other tensors: {sorted(theirs.keys() ^ ours.keys())}")
 

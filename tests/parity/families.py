@@ -247,7 +247,7 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied", "qwen3_moe", "mixtral"}
+                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
@@ -291,6 +291,8 @@ def randomize(model, generator):
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_((1 + 0.3 * noise_of(buffer.shape, generator)).to(torch.bfloat16))
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * noise_of(buffer.shape, generator))
 
 
 def stored_tensors(model):
@@ -336,7 +338,7 @@ def save_weights(weights, folder, shards):
 
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
-    weights = {checkpoint_name(n, model): p.detach().to(torch.bfloat16).contiguous()
+    weights = {checkpoint_name(n, model): p.detach().to(experts.type_in_files(n)).contiguous()
                for n, p in stored_tensors(model).items()}
     weights |= unused_weights(model)
     save_weights(experts.in_files(weights, model), folder, 2 if name == SHARDED_CASE else 1)

@@ -17,6 +17,8 @@ def checkpoint_name(name, model):
 def unused_weights(model):
     """Released files of Gemma 4's E models hold keys and values of the layers that share, too, which
     nothing reads; those of text-only models that transformers has saved do not."""
+    if model.config.model_type == "glm4_moe":
+        return layer_beyond(model.config)
     if model.config.model_type != "gemma4":
         return {}
     text = model.config.text_config
@@ -24,3 +26,19 @@ def unused_weights(model):
     return {f"{prefix}k_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
             f"{prefix}v_proj.weight": torch.ones(16, text.hidden_size, dtype=torch.bfloat16),
             f"{prefix}k_norm.weight": torch.ones(16, dtype=torch.bfloat16)}
+
+
+def layer_beyond(config):
+    """Files of GLM-4.5 hold a layer behind the last that predicts further tokens, here without some of its parts."""
+    if config.num_nextn_predict_layers == 0:
+        return {}
+    hidden, size = config.hidden_size, config.moe_intermediate_size
+    shapes = {"eh_proj.weight": (hidden, 2 * hidden), "enorm.weight": (hidden,), "hnorm.weight": (hidden,),
+              "shared_head.norm.weight": (hidden,), "input_layernorm.weight": (hidden,),
+              "self_attn.k_proj.weight": (config.num_key_value_heads * config.head_dim, hidden),
+              "mlp.gate.weight": (config.n_routed_experts, hidden),
+              "mlp.shared_experts.down_proj.weight": (hidden, size),
+              "mlp.experts.0.gate_proj.weight": (size, hidden), "mlp.experts.0.down_proj.weight": (hidden, size)}
+    generator = torch.Generator().manual_seed(config.num_hidden_layers)
+    prefix = f"model.layers.{config.num_hidden_layers}."
+    return {prefix + name: torch.rand(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -126,6 +127,30 @@ TEST(ExpertsConfigTest, BadKeysAreNamed) {
     EXPECT_THAT(std::string(Message(model.status())), HasSubstr(says));
   }
   EXPECT_TRUE(ParseModelConfig(mixtral(R"("router_jitter_noise": 0.0)")).ok());
+}
+
+TEST(ExpertsConfigTest, GroupsOfExpertsThatDoNotFitAreNamed) {
+  const auto config = [](int groups, int best, int chosen) {
+    return fmt::format(R"({{"model_type": "glm4_moe", "n_routed_experts": 8, "n_group": {},
+                            "topk_group": {}, "num_experts_per_tok": {}}})",
+                       groups, best, chosen);
+  };
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {config(3, 1, 2), "\"n_group\" 3 does not divide 8 experts into groups of two or more"},
+           {config(8, 2, 2), "\"n_group\" 8 does not divide 8 experts into groups of two or more"},
+           {config(4, 5, 2), "\"topk_group\" 5 is more than the 4 groups"},
+           {config(1, 2, 2), "\"topk_group\" 2 is more than the 1 groups"},
+           {config(4, 1, 3), "\"topk_group\" 1 groups of 2 have fewer than 3 experts"},
+           {config(4, 2, 9), "\"num_experts_per_tok\" 9 is more than the 8 experts"},
+           {config(0, 1, 2), "\"n_group\" must be a whole number above 0"},
+           {config(4, 0, 2), "\"topk_group\" must be a whole number above 0"}}) {
+    const auto model = ParseModelConfig(text);
+    ASSERT_FALSE(model.ok()) << text;
+    EXPECT_THAT(std::string(Message(model.status())), HasSubstr(says));
+  }
+  const ModelConfig model = ParsedModel(config(4, 2, 4));
+  EXPECT_EQ(model.router.groups, 4);
+  EXPECT_EQ(model.router.best_groups, 2);
 }
 
 TEST(ExpertsConfigTest, RelativesThatAreNotReadSayWhatTheyHaveBeside) {
