@@ -131,8 +131,8 @@ TEST(ExpertsConfigTest, BadKeysAreNamed) {
 
 TEST(ExpertsConfigTest, GroupsOfExpertsThatDoNotFitAreNamed) {
   const auto config = [](int groups, int best, int chosen) {
-    return fmt::format(R"({{"model_type": "glm4_moe", "n_routed_experts": 8, "n_group": {},
-                            "topk_group": {}, "num_experts_per_tok": {}}})",
+    return fmt::format(R"({{"model_type": "glm4_moe", "head_dim": 128, "n_routed_experts": 8,
+                            "n_group": {}, "topk_group": {}, "num_experts_per_tok": {}}})",
                        groups, best, chosen);
   };
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
