@@ -76,6 +76,52 @@ void SelfAttention::NormWholeBackward(Tensor& dqkv, const RopeTables& rope, cons
   backward(heads * head_dim, kv_heads * head_dim, k_norm, saved.k_rstd);
 }
 
+void SelfAttention::NormHeads(const RopeTables& rope, const Pass& pass, Saved& saved) const {
+  if (RotatesWholeHeads(rope)) {
+    ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm],
+                  pass.weights[borrows ? q_norm : k_norm], rope.cos, rope.sin, norm);
+    return;
+  }
+  const auto run = [&](Tensor& y, const Tensor& x, int weight) {
+    Tensor rows = y.view({-1, head_dim});
+    const Tensor rstd = ops::RmsNorm(rows, x.reshape({-1, head_dim}), pass.weights[weight], norm);
+    ops::Rope(y, rope.cos, rope.sin, /*inverse=*/false);
+    return rstd;
+  };
+  const Heads x = Split(saved.qkv);
+  saved.q_rstd = run(saved.q, x.q, q_norm);
+  if (!borrows) saved.k_rstd = run(saved.k, x.k, k_norm);
+}
+
+void SelfAttention::NormHeadsBackward(Tensor& dqkv, const RopeTables& rope, const Pass& pass,
+                                      const Saved& saved, UnitGradients& gradients) const {
+  if (RotatesWholeHeads(rope)) {
+    const bool trained = gradients.Wants(q_norm) || (!borrows && gradients.Wants(k_norm));
+    const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
+        dqkv, saved.qkv, pass.weights[q_norm], pass.weights[borrows ? q_norm : k_norm], rope.cos,
+        rope.sin, heads, own_kv_heads(), norm, trained);
+    if (trained) {
+      gradients.Add(q_norm, dq_norm);
+      gradients.Add(k_norm, dk_norm);
+    }
+    return;
+  }
+  const auto run = [&](Tensor& d, const Tensor& x, int weight, const Tensor& rstd) {
+    ops::Rope(d, rope.cos, rope.sin, /*inverse=*/true);
+    Tensor rows = d.reshape({-1, head_dim});
+    const bool trained = gradients.Wants(weight);
+    const Tensor dweight =
+        ops::RmsNormBackward(rows, rows, x.reshape({-1, head_dim}), pass.weights[weight], rstd,
+                             norm.kind, Tensor(), trained);
+    d.copy_(rows.view(d.sizes()));
+    if (trained) gradients.Add(weight, dweight);
+  };
+  Heads d = Split(dqkv);
+  const Heads x = Split(saved.qkv);
+  run(d.q, x.q, q_norm, saved.q_rstd);
+  if (!borrows) run(d.k, x.k, k_norm, saved.k_rstd);
+}
+
 void SelfAttention::NormValues(Saved& saved) const {
   const Tensor rows = Split(saved.qkv).v.reshape({-1, head_dim});
   Tensor normed = at::empty_like(rows);
@@ -122,8 +168,7 @@ void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& sav
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWhole(rope, pass, saved);
   } else {
-    ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm],
-                  pass.weights[borrows ? q_norm : k_norm], rope.cos, rope.sin, norm);
+    NormHeads(rope, pass, saved);
   }
   ScaleQueries(saved.q, rope);
   if (value_norm && !borrows) NormValues(saved);
@@ -210,14 +255,7 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWholeBackward(dqkv, rope, pass, saved, gradients);
   } else if (has_norms()) {
-    const bool trained = gradients.Wants(q_norm) || (!borrows && gradients.Wants(k_norm));
-    const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
-        dqkv, saved.qkv, pass.weights[q_norm], pass.weights[borrows ? q_norm : k_norm], rope.cos,
-        rope.sin, heads, own_kv_heads(), norm, trained);
-    if (trained) {
-      gradients.Add(q_norm, dq_norm);
-      gradients.Add(k_norm, dk_norm);
-    }
+    NormHeadsBackward(dqkv, rope, pass, saved, gradients);
   } else if (rope.cos.defined()) {
     Tensor rotated = QueriesAndKeys(dqkv);
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);

@@ -50,10 +50,11 @@ struct SelfAttention {
     // values, both where they are borrowed). As projected where queries and keys are normed; else
     // these two are rotated in place.
     at::Tensor qkv;
-    at::Tensor q, k;            // [T, heads, D], normed and rotated; only with norms
-    at::Tensor q_rstd, k_rstd;  // [T]; only with norms over all heads together
-    at::Tensor v, v_rstd;       // [T, kv_heads, D] and [T * kv_heads]; only with value_norm
-    at::Tensor out;             // rows [T, heads * D]
+    at::Tensor q, k;  // [T, heads, D], normed and rotated; only with norms
+    // [T] with norms over all heads together, [T * heads] where a part of each head is rotated.
+    at::Tensor q_rstd, k_rstd;
+    at::Tensor v, v_rstd;  // [T, kv_heads, D] and [T * kv_heads]; only with value_norm
+    at::Tensor out;        // rows [T, heads * D]
     at::Tensor lse;
     at::Tensor qkv_xa, o_xa;
   };
@@ -97,6 +98,11 @@ struct SelfAttention {
   void NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const;
   void NormWholeBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
                          const Saved& saved, UnitGradients& gradients) const;
+  // The same of each head. One operation also rotates, but whole heads only.
+  void NormHeads(const RopeTables& rope, const Pass& pass, Saved& saved) const;
+  void NormHeadsBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
+                         const Saved& saved, UnitGradients& gradients) const;
+  bool RotatesWholeHeads(const RopeTables& rope) const { return 2 * rope.cos.size(1) == head_dim; }
   // Norms the values, and turns their gradient `dv` [T, kv_heads, D] back, into `dqkv`.
   void NormValues(Saved& saved) const;
   void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
