@@ -1,5 +1,6 @@
 #include "worker/engine/nn/experts.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +14,7 @@
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -27,6 +29,26 @@ namespace {
 
 // transformers adds it to the sum of sigmoids that it divides by.
 constexpr double kLeastSum = 1e-20;
+
+// Each by itself: ATen's sigmoid on a CPU rounds what fills a vector register otherwise than the
+// rest, so that a token's would depend on the tokens beside it.
+Tensor Sigmoids(const Tensor& scores) {
+  if (!scores.is_cpu()) return at::sigmoid(scores);
+  Tensor sigmoids = at::empty_like(scores);
+  const float* from = scores.const_data_ptr<float>();
+  float* to = sigmoids.mutable_data_ptr<float>();
+  at::parallel_for(0, scores.numel(), 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = 1.0F / (1.0F + std::exp(-from[i]));
+  });
+  return sigmoids;
+}
+
+// Sums [T, 1] of columns [T, k], added in their order whatever T is.
+Tensor SumOfColumns(const Tensor& columns) {
+  Tensor sum = columns.narrow(1, 0, 1).clone();
+  for (int64_t j = 1; j < columns.size(1); ++j) sum.add_(columns.narrow(1, j, 1));
+  return sum;
+}
 
 // Rows of each expert, of the sorted experts of all routed rows.
 ExpertRows RowsOf(const Tensor& sorted, int64_t experts) {
@@ -83,13 +105,13 @@ void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) c
     }
     return;
   }
-  routing.probabilities = at::sigmoid(scores);
+  routing.probabilities = Sigmoids(scores);
   const Tensor by =
       correction >= 0 ? routing.probabilities.add(pass.weights[correction]) : routing.probabilities;
   routing.chosen = std::get<1>(at::topk(InBestGroups(by), chosen, 1));
   routing.weights = routing.probabilities.gather(1, routing.chosen);
   if (options.weights == plan::RouterWeights::kSigmoidOverTheirSum) {
-    routing.weights.div_(at::sum(routing.weights, {1}, /*keepdim=*/true).add_(kLeastSum));
+    routing.weights.div_(SumOfColumns(routing.weights).add_(kLeastSum));
   }
   routing.weights.mul_(options.scale);
 }
