@@ -75,7 +75,7 @@ struct DecoderBlock {
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
     Experts::Saved experts;
-    std::vector<Routing> routing_of_tiles;
+    std::vector<Experts::Saved> experts_of_tiles;  // what the forward leaves: routing and down_xa
     LayerInput::Saved input_layer;
   };
 
