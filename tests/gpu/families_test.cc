@@ -226,8 +226,8 @@ constexpr FamilyCase kFamilies[] = {
         "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 48)",
      0.4, true},
     {"glm4_moe", R"("model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"],
-        "head_dim": 64, "attention_bias": true, "n_routed_experts": 4, "num_experts_per_tok": 4,
-        "moe_intermediate_size": 256, "first_k_dense_replace": 1)",
+        "head_dim": 64, "attention_bias": true, "use_qk_norm": true, "n_routed_experts": 4,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 256, "first_k_dense_replace": 1)",
      0.4, true},
     // Some: in bf16 some tokens go elsewhere, and fp32 alone tells.
     {"mixtral", R"("model_type": "mixtral", "architectures": ["MixtralForCausalLM"],

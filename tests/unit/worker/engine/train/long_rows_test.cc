@@ -57,6 +57,13 @@ constexpr char kGptOss[] = R"({"model_type": "gpt_oss", "vocab_size": 96, "hidde
   "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
   "sliding_window": 4, "max_position_embeddings": 64})";
 
+// An expert of all tokens beside those of groups, and heads that are normed and rotated in part.
+constexpr char kGlm4Moe[] = R"({"model_type": "glm4_moe", "vocab_size": 96, "hidden_size": 32,
+  "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 3,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "use_qk_norm": true,
+  "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+  "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "max_position_embeddings": 64})";
+
 class LongRowsTest : public ::testing::TestWithParam<Case> {
  protected:
   struct Result {
@@ -176,6 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Gpt2Whole", kGpt2, Job(spec::Mode::kFullFinetune)},
                       Case{"ExpertsAdapters", kQwen3Moe, Job(spec::Mode::kLora)},
                       Case{"ExpertsWhole", kQwen3Moe, Job(spec::Mode::kFullFinetune)},
+                      Case{"Glm4MoeAdapters", kGlm4Moe, Job(spec::Mode::kLora)},
+                      Case{"Glm4MoeWhole", kGlm4Moe, Job(spec::Mode::kFullFinetune)},
                       Case{"GptOssAdapters", kGptOss, Job(spec::Mode::kLora)},
                       Case{"GptOssWhole", kGptOss, Job(spec::Mode::kFullFinetune)}),
     [](const auto& info) { return std::string(info.param.name); });
