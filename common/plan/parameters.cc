@@ -166,12 +166,14 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
-    unit.parameters.push_back({.name = tensor.name,
-                               .elements = tensor.elements(),
-                               .trainable = trained,
-                               .quantized = quantized,
-                               .rows = linear ? tensor.shape[0] : 0,
-                               .double_quant = quantized && double_quant});
+    unit.parameters.push_back(
+        {.name = tensor.name,
+         .elements = tensor.elements(),
+         .trainable = trained,
+         .quantized = quantized,
+         .rows = linear ? tensor.shape[0] : 0,
+         .double_quant = quantized && double_quant,
+         .mxfp4 = quantized && tensor.experts > 0 && shape.stored.form == StoredForm::kMxfp4});
     if (!linear || !adapted) continue;
     const int64_t r = sizes.RankOf(module), out = tensor.shape[0], in = tensor.shape[1];
     unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
