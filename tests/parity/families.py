@@ -5,6 +5,7 @@ are drawn from a seed and rounded to bfloat16, so that the stored model is exact
 arithmetic is float32. tests/parity/README.md lists the files of a case.
 """
 
+import copy
 import json
 import zlib
 
@@ -312,7 +313,7 @@ def auto_class(name):
 def build(name):
     """The model of a case, in float32, and its case's generator."""
     generator = seeded(experts.SEEDS.get(name, name))
-    values = dict(CASES[name])
+    values = copy.deepcopy(CASES[name])  # transformers writes into it
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto_class(name).from_config(config, **EAGER)
     randomize(model, generator)
