@@ -49,10 +49,19 @@ std::string NeedText(const v1::NodeModel& model, bool smallest) {
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : text; }
 
 // "135M", "8.19B": billions, as the names of models have them.
+std::string Parameters(int64_t parameters) {
+  std::string text = Count(static_cast<double>(parameters));
+  if (text.back() == 'G') text.back() = 'B';
+  return text;
+}
+
+// "8.19B", "30.53B, 3.35B active".
 std::string ParametersText(const v1::NodeModel& model) {
   if (model.parameters() == 0) return "-";
-  std::string text = Count(static_cast<double>(model.parameters()));
-  if (text.back() == 'G') text.back() = 'B';
+  std::string text = Parameters(model.parameters());
+  const int64_t active = model.active_parameters();
+  if (active > 0 && active < model.parameters())
+    text += fmt::format(", {} active", Parameters(active));
   return text;
 }
 

@@ -311,11 +311,17 @@ Json ModelJson(const v1::NodeModel& entry) {
                      {"tokens_per_second", need.tokens_per_second()},
                      {"speed_from_peaks", need.speed_from_peaks()}});
   }
-  Json json = {{"model", model.id()},      {"node", ShortName(entry.node())},
-               {"path", model.path()},     {"bytes", model.bytes()},
-               {"hash", model.hash()},     {"problem", model.problem()},
-               {"family", entry.family()}, {"parameters", entry.parameters()},
-               {"stored", entry.stored()}, {"needs", std::move(needs)}};
+  Json json = {{"model", model.id()},
+               {"node", ShortName(entry.node())},
+               {"path", model.path()},
+               {"bytes", model.bytes()},
+               {"hash", model.hash()},
+               {"problem", model.problem()},
+               {"family", entry.family()},
+               {"parameters", entry.parameters()},
+               {"active_parameters", entry.active_parameters()},
+               {"stored", entry.stored()},
+               {"needs", std::move(needs)}};
   if (entry.has_download()) {
     json["download"] = {{"commit", entry.download().commit()},
                         {"bytes_done", entry.download().bytes_done()},

@@ -35,6 +35,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"batch", plan.batch()},
                   {"trainable_parameters", plan.trainable_parameters()},
                   {"total_parameters", plan.total_parameters()},
+                  {"active_parameters", plan.active_parameters()},
                   {"memory_bytes_per_rank", memory},
                   {"memory_limit_bytes", plan.memory_limit_bytes()},
                   {"execution", plan.execution()},
@@ -46,6 +47,13 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
 }
 
 namespace {
+
+// "", ", 3.35G of them active for a token".
+std::string ActiveText(const v1::JobPlan& plan) {
+  const int64_t active = plan.active_parameters();
+  if (active == 0 || active == plan.total_parameters()) return "";
+  return fmt::format(", {} of them active for a token", Count(static_cast<double>(active)));
+}
 
 void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
   if (plan.memory().empty()) return;
@@ -83,11 +91,12 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   }
   if (!plan.batch().empty()) out << fmt::format("batch        {}\n", plan.batch());
   if (plan.total_parameters() > 0 && plan.trainable_parameters() == 0) {
-    out << fmt::format("parameters   {}\n", Count(plan.total_parameters()));
+    out << fmt::format("parameters   {}{}\n", Count(plan.total_parameters()), ActiveText(plan));
   } else if (plan.total_parameters() > 0) {
-    out << fmt::format("parameters   {} trainable of {} ({:.3f} %)\n",
+    out << fmt::format("parameters   {} trainable of {} ({:.3f} %){}\n",
                        Count(plan.trainable_parameters()), Count(plan.total_parameters()),
-                       100.0 * plan.trainable_parameters() / plan.total_parameters());
+                       100.0 * plan.trainable_parameters() / plan.total_parameters(),
+                       ActiveText(plan));
   }
   PrintMemory(out, plan);
   if (plan.tokens_per_second() > 0) {

@@ -141,7 +141,7 @@ class CostMaker {
         borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
         kv_(borrowed_ > 0 ? 0 : layer.kv_heads * layer.head_dim),
         copies_(layer.experts > 0 ? layer.chosen : 1),
-        activated_(copies_ * layer.intermediate * e),
+        activated_((copies_ * layer.intermediate + layer.shared) * e),
         partials_(OnePassPartials(layer, job, m, e)),
         norms_outputs_(NamesOf(s).attention_out_norm != nullptr),
         r_(RowsOfBlock()) {}
@@ -177,11 +177,14 @@ class CostMaker {
       r.activated = RowStride(layer_.intermediate, m_.down.rank) * e_;
       return r;
     }
-    // Rows of experts have no room for adapters beside them.
-    r.middle_normed = r.hidden;
-    r.gate_up = copies_ * m_.gate_up.rows * e_;
-    r.activated = activated_;
-    r.mlp_always += copies_ * kChoiceBytes;
+    // Rows of experts have no room for adapters beside them, those of the expert of all tokens do.
+    r.middle_normed = RowStride(s_.hidden, m_.shared_gate_up.rank) * e_;
+    r.gate_up = copies_ * m_.gate_up.rows * e_ +
+                RowStride(m_.shared_gate_up.rows, m_.shared_gate_up.rank) * e_;
+    r.activated =
+        copies_ * layer_.intermediate * e_ + RowStride(layer_.shared, m_.shared_down.rank) * e_;
+    r.gate_up_xa += m_.shared_gate_up.rank * e_;
+    r.mlp_always += m_.shared_down.rank * e_ + copies_ * kChoiceBytes;
     r.gathered = copies_ * r.hidden;
     r.scores = layer_.experts * kStatisticBytes;
     return r;
@@ -215,7 +218,10 @@ class CostMaker {
     return input_layer() + 2 * r_.hidden + 2 * kStatisticBytes + 2 * output() + r_.qkv +
            attended() + r_.attention_xa + r_.mlp_always;
   }
-  int64_t dy() const { return RowStride(s_.hidden, std::max(m_.o.rank, m_.down.rank)) * e_; }
+  int64_t dy() const {
+    const int64_t mlp_rank = sparse() ? m_.shared_down.rank : m_.down.rank;
+    return RowStride(s_.hidden, std::max(m_.o.rank, mlp_rank)) * e_;
+  }
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
   int64_t own_dy() const { return s_.residual_scale == 1.0 && !norms_outputs_ ? 0 : dy(); }
 
@@ -267,7 +273,8 @@ class CostMaker {
 
   void AddPasses(BlockCost* cost) const {
     const int64_t norm_bytes = 2 * s_.hidden * e_, rope_bytes = 2 * (q_ + kv_) * e_;
-    const int64_t glu_bytes = copies_ * m_.gate_up.rows * e_ + activated_;
+    const int64_t glu_bytes =
+        (copies_ * m_.gate_up.rows + m_.shared_gate_up.rows) * e_ + activated_;
     const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
     cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * activated_;
     if (sparse()) cost->elementwise += RoutingBytes();
@@ -334,8 +341,14 @@ class CostMaker {
   }
 
   void AddProducts(BlockCost* cost) const {
-    const BlockMatrices::Matrix* const matrices[] = {
-        &m_.qkv, &m_.o, &m_.gate_up, &m_.down, &m_.input_gate, &m_.input_projection};
+    const BlockMatrices::Matrix* const matrices[] = {&m_.qkv,
+                                                     &m_.o,
+                                                     &m_.gate_up,
+                                                     &m_.down,
+                                                     &m_.input_gate,
+                                                     &m_.input_projection,
+                                                     &m_.shared_gate_up,
+                                                     &m_.shared_down};
     int64_t adapter_forward = 0;
     for (const BlockMatrices::Matrix* matrix : matrices) {
       cost->weights += WeightsOf(*matrix);
@@ -347,8 +360,10 @@ class CostMaker {
           (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
     }
     if (sparse()) AddStacks(cost);
-    const int64_t linears_again = cost->weights - (output_again() ? 0 : WeightsOf(m_.down));
-    cost->weights_again = {0, 0, WeightsOf(m_.gate_up), linears_again, linears_again};
+    const int64_t downs = WeightsOf(m_.down) + m_.shared_down.weights();
+    const int64_t linears_again = cost->weights - (output_again() ? 0 : downs);
+    const int64_t gate_ups = WeightsOf(m_.gate_up) + m_.shared_gate_up.weights();
+    cost->weights_again = {0, 0, gate_ups, linears_again, linears_again};
     // Experts are chosen once.
     cost->weights += layer_.experts * s_.hidden;
     // The one pass reads what SwiGLU's backward reads anyway, and writes and reads its partial
@@ -357,8 +372,10 @@ class CostMaker {
       cost->adapters += 2 * partials_ - (2 * m_.gate_up.rows + m_.down.columns) * e_;
     }
     cost->adapters += adapter_forward;
-    const int64_t adapters_again = adapter_forward - (output_again() ? 0 : AdapterForward(m_.down));
-    cost->adapters_again = {0, 0, AdapterForward(m_.gate_up), adapters_again, adapters_again};
+    const int64_t of_downs = AdapterForward(m_.down) + AdapterForward(m_.shared_down);
+    const int64_t adapters_again = adapter_forward - (output_again() ? 0 : of_downs);
+    const int64_t of_gate_ups = AdapterForward(m_.gate_up) + AdapterForward(m_.shared_gate_up);
+    cost->adapters_again = {0, 0, of_gate_ups, adapters_again, adapters_again};
   }
 
   const ModelShape& s_;

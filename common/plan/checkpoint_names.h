@@ -17,7 +17,8 @@ struct CheckpointNames {
   std::string prefix;               // ModelShape::prefix
   std::string optional_prefix;      // which files may leave out (TensorNames)
   std::vector<std::string> blocks;  // of all layers
-  std::vector<std::string> unused;  // modules that files may hold and that are not read
+  std::vector<std::string> unused;  // modules that files may hold and that are not read: beyond the
+                                    // last layer too
 
   // True for a tensor that is no part of the decoder: of a vision tower, say.
   bool IsOtherPart(std::string_view name) const;

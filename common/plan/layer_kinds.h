@@ -30,10 +30,13 @@ enum class ActivationKind {
   kClampedPairs,
 };
 
-// How a router weighs the experts that it chooses for a token, those with the largest scores.
+// How a router weighs the experts that it chooses for a token, those with the largest scores, or of
+// kSigmoid... the largest sigmoids plus a correction of each expert's.
 enum class RouterWeights {
-  kOfChosen,  // softmax over the scores of the chosen
-  kOfAll,     // softmax over all scores: the weights of the chosen add up to less than 1
+  kOfChosen,             // softmax over the scores of the chosen
+  kOfAll,                // softmax over all scores: the weights of the chosen add up to less than 1
+  kSigmoid,              // sigmoid of each score
+  kSigmoidOverTheirSum,  // the same over the sum of the chosen
 };
 
 }  // namespace sft::plan

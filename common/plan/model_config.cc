@@ -33,6 +33,7 @@ int64_t ModelShape::WidestRow() const {
   for (const LayerShape& layer : layer_shapes) {
     widest = std::max(widest, 2 * layer.intermediate);
     widest = std::max(widest, layer.chosen * std::max(2 * layer.intermediate, hidden));
+    widest = std::max(widest, 2 * layer.shared);
   }
   return widest;
 }
@@ -126,6 +127,11 @@ ModelConfig ReadModel(const ConfigReader& config, const Family& family) {
   return model;
 }
 
+// True for a model whose files hold experts as stacks.
+bool HasWholeStacks(const ModelShape& shape) {
+  return shape.HasExperts() && NamesOf(shape).experts == nullptr;
+}
+
 // transformers 5 writes "dtype", earlier versions "torch_dtype". Only shown: nothing depends on it.
 std::string ReadDtype(const Json& config) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -181,7 +187,14 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   const std::optional<ConfigReader> text =
       FindWrapper(type) != nullptr ? config.Object("text_config") : std::nullopt;
   const bool in_text = text && !config.Has("quantization_config");
-  model.stored = ReadStoredWeights(in_text ? *text : config);
+  const ConfigReader& storing = in_text ? *text : config;
+  model.stored = ReadStoredWeights(storing);
+  if (model.stored.form == StoredForm::kMxfp4 && !HasWholeStacks(model)) {
+    storing.Object("quantization_config")
+        ->Fail("quant_method",
+               "\"mxfp4\" is read of gpt_oss's experts alone: use the original "
+               "weights, which QLoRA quantises when they are loaded");
+  }
   model.dtype = ReadDtype(json);
   if (model.dtype.empty() && text) model.dtype = ReadDtype(json["text_config"]);
   if (!error.ok()) return error;

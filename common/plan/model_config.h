@@ -24,6 +24,7 @@ struct LayerShape {
   int64_t keys_of = -1;  // the layer before whose keys and values it attends to; -1: its own
   int64_t experts = 0;   // 0: one feed-forward layer for all tokens
   int64_t chosen = 0;    // experts that a token goes to
+  int64_t shared = 0;    // intermediate size of an expert that every token goes to; 0: none
 
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
@@ -34,6 +35,16 @@ struct LayerOptions {
   int rope = 0;        // which of ModelConfig::ropes
 
   friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
+};
+
+// How tokens are given experts.
+struct RouterOptions {
+  RouterWeights weights = RouterWeights::kOfChosen;
+  double scale = 1.0;  // multiplies the weights
+  // Experts are chosen within the best groups, as the sum of a group's two best tells; 1: all are
+  // one group.
+  int64_t groups = 1;
+  int64_t best_groups = 1;
 };
 
 // The sizes of a decoder that determine its parameters, and what the work of its attention is.
@@ -57,7 +68,7 @@ struct ModelShape {
   bool value_norm = false;  // over each head, without a weight
   NormKind norm = NormKind::kRms;
   ActivationKind activation = ActivationKind::kSilu;
-  RouterWeights router_weights = RouterWeights::kOfChosen;
+  RouterOptions router;
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;

@@ -79,7 +79,7 @@ std::vector<std::string> StacksOf(const ModelShape& shape) {
 }
 
 // What jobs cannot have of the experts of a model.
-std::optional<spec::Problem> CheckExperts(const ModelShape& shape, const spec::JobSpec& job) {
+std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> stacks = StacksOf(shape);
   if (stacks.empty()) return std::nullopt;
   if (job.fp8()) {
@@ -166,12 +166,14 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
-    unit.parameters.push_back({.name = tensor.name,
-                               .elements = tensor.elements(),
-                               .trainable = trained,
-                               .quantized = quantized,
-                               .rows = linear ? tensor.shape[0] : 0,
-                               .double_quant = quantized && double_quant});
+    unit.parameters.push_back(
+        {.name = tensor.name,
+         .elements = tensor.elements(),
+         .trainable = trained,
+         .quantized = quantized,
+         .rows = linear ? tensor.shape[0] : 0,
+         .double_quant = quantized && double_quant,
+         .mxfp4 = quantized && tensor.experts > 0 && shape.stored.form == StoredForm::kMxfp4});
     if (!linear || !adapted) continue;
     const int64_t r = sizes.RankOf(module), out = tensor.shape[0], in = tensor.shape[1];
     unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
@@ -230,7 +232,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
-  if (auto problem = CheckExperts(shape, job)) return problem;
+  if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   if (auto problem = CheckPatterns(shape, job)) return problem;
@@ -282,9 +284,13 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
   const spec::LoraSizes sizes = SizesOf(job);
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     BlockMatrices& block = blocks[layer];
-    BlockMatrices::Matrix* const places[] = {&block.qkv,        &block.o,
-                                             &block.gate_up,    &block.down,
-                                             &block.input_gate, &block.input_projection};
+    const bool shared = shape.Layer(layer).shared > 0;
+    BlockMatrices::Matrix* const places[] = {&block.qkv,
+                                             &block.o,
+                                             &block.gate_up,
+                                             &block.down,
+                                             shared ? &block.shared_gate_up : &block.input_gate,
+                                             shared ? &block.shared_down : &block.input_projection};
     const TensorUnit unit = BlockTensors(shape, layer);
     for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
       for (const int position : unit.shared_matrices[i]) {

@@ -25,6 +25,7 @@ struct Parameter {
   bool adapter = false;       // added by LoRA, not part of the base
   int64_t rows = 0;           // outputs of a linear's weight
   bool double_quant = false;  // of weights in 4 bits, the blocks' scales are quantised too
+  bool mxfp4 = false;         // quantised: as the checkpoint has it, in MXFP4
 };
 
 // The parameters that are gathered, reduced and sharded as one, in the engine's order: the
@@ -82,6 +83,7 @@ struct BlockMatrices {
   };
   Matrix qkv, o, gate_up, down;
   Matrix input_gate, input_projection;  // empty where layers have no input of their own
+  Matrix shared_gate_up, shared_down;   // of the expert of all tokens; empty where there is none
 };
 // Those of every block.
 std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);

@@ -51,8 +51,9 @@ int64_t SumOver(const Problem& p, const Get& get) {
 
 // A product with the stacks of all experts runs at m / (m + kHalfExpert) of the rate of others,
 // where m is the mean of rows an expert. So it takes as long as if each expert had kHalfExpert rows
-// more: this adds those to `weights`, which count for each token.
-double WithExperts(double weights, int64_t stacks) {
+// more: this adds those to `weights`, which count for each token. `stacks`: as often as they are
+// multiplied with, once a tile.
+double WithStacks(double weights, int64_t stacks) {
   return weights + kHalfExpert * static_cast<double>(stacks);
 }
 
@@ -167,6 +168,11 @@ std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const
   return seconds;
 }
 
+// The tiles in which a block's feed-forward layer takes a micro-batch.
+int64_t TilesOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  return run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run));
+}
+
 // Passes over the logits, those that cap them and turn their gradient included.
 double LossPasses(const Problem& p) {
   constexpr double kCapPasses = 8;
@@ -189,8 +195,11 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
 
   // One product in the forward, one for the gradient of the input, one for that of a trained
   // weight.
-  const int64_t stacks = SumOver(p, [](const BlockCost& b) { return b.stacks; });
-  const double flops = 2 * WithExperts(sum([](const BlockCost& b) { return b.weights; }), stacks);
+  int64_t stacks = 0;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    stacks += p.blocks[layer].stacks * TilesOf(p, run, layer);
+  }
+  const double flops = 2 * WithStacks(sum([](const BlockCost& b) { return b.weights; }), stacks);
   const double products = flops / rates.blocks;
   const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
@@ -227,16 +236,20 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const BlockCost& block = p.blocks[layer];
+    const int64_t of_layer = TilesOf(p, run, layer);
     time.recompute +=
         Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
         Bytes(block.adapters_again[level], tokens) / rates.adapters +
-        2 * WithExperts(Bytes(block.weights_again[level], tokens), block.stacks_again[level]) /
+        2 *
+            WithStacks(Bytes(block.weights_again[level], tokens),
+                       of_layer * block.stacks_again[level]) /
             rates.blocks +
         (level == static_cast<size_t>(Recompute::kAll) ? of_blocks[layer].forward : 0);
     if (run.RunsAgain(layer, p.shape.layers)) {
-      time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-                        2 * WithExperts(Bytes(block.weights, tokens), block.stacks) / rates.blocks +
-                        of_blocks[layer].forward;
+      time.recompute +=
+          Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
+          2 * WithStacks(Bytes(block.weights, tokens), of_layer * block.stacks) / rates.blocks +
+          of_blocks[layer].forward;
     }
     // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes
     // longer than a block's forward.
@@ -244,7 +257,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     const double waited =
         std::max(0.0, kept / kHostBus - products / layers - of_blocks[layer].forward);
     time.recompute += 2 * (kept / gpu.copy + waited);
-    tiles += static_cast<double>(run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run)) - 1);
+    tiles += static_cast<double>(of_layer - 1);
   }
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;

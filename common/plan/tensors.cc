@@ -107,10 +107,22 @@ void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) 
     unit.tensors.push_back(
         {unit.name + "." + names.router + ".bias", {layer.experts}, TensorRole::kBias});
   }
+  if (names.router_correction != nullptr) {
+    unit.tensors.push_back({.name = unit.name + "." + names.router_correction,
+                            .shape = {layer.experts},
+                            .role = TensorRole::kConstant,
+                            .exact = true});
+  }
   AddStack(unit, names, names.experts_gate_up, layer, 2 * layer.intermediate, s.hidden,
            {names.expert_gate, names.expert_up});
   AddStack(unit, names, names.experts_down, layer, s.hidden, layer.intermediate,
            {names.expert_down});
+  if (layer.shared == 0) return;
+  const std::string prefix = unit.name + ".";
+  AddLinears(unit,
+             {{prefix + names.shared_gate, layer.shared}, {prefix + names.shared_up, layer.shared}},
+             s.hidden, false);
+  AddLinears(unit, {{prefix + names.shared_down, s.hidden}}, layer.shared, false);
 }
 
 void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {

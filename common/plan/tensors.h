@@ -48,6 +48,12 @@ struct TensorNames {
   const char* experts_gate_up = nullptr;
   const char* experts_down = nullptr;
   bool router_bias = false, experts_bias = false;
+  const char* router_correction = nullptr;  // a constant, added to scores to choose by
+  // Linears of the expert that every token goes to.
+  const char* shared_gate = nullptr;
+  const char* shared_up = nullptr;
+  const char* shared_down = nullptr;
+  bool layers_beyond = false;  // files may hold a layer more than the model has, which is not read
   // Where files hold the stacks, as [experts, inputs, outputs] or [experts, outputs, inputs], under
   // their names without ".weight", and biases with "_bias".
   bool transposed_stacks = false;
@@ -101,6 +107,7 @@ struct TensorInfo {
   // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0:
   // one linear.
   int64_t experts = 0;
+  bool exact = false;  // held in fp32, whatever the model is computed in
   // The tensors of the files that this one is made of, one below the other and of one shape, or one
   // that has the experts as a dimension of its own; empty: it stands there under its name.
   std::vector<std::string> parts;

@@ -62,6 +62,7 @@ v1::NodeModel FactsOf(const ModelRecord& model, const std::vector<GpuType>& type
   }
   facts.set_family(config->family);
   facts.set_parameters(plan::BaseParameters(*config));
+  facts.set_active_parameters(plan::ActiveParameters(*config));
   facts.set_stored(plan::StoredText(*config, model.bytes));
   for (const GpuType& type : types) {
     for (const plan::Need& need : plan::NeedsOf(*config, type.name, type.memory)) {

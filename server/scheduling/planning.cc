@@ -88,6 +88,7 @@ int64_t WeightBytes(const plan::ModelShape& shape, const spec::JobSpec& spec) {
 absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
                         v1::JobPlan& plan) {
   SFT_ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseModelConfig(config));
+  plan.set_active_parameters(plan::ActiveParameters(model));
   if (!spec.trains()) {
     AddMemory({{"weights", WeightBytes(model, spec)}}, plan);
     plan.set_total_parameters(plan::BaseParameters(model));

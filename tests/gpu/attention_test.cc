@@ -136,6 +136,32 @@ AttentionResult Reference(const AttentionCase& c, const at::Tensor& qkv, const a
   return r;
 }
 
+// What sinks make of Attention's results and gradients.
+struct SinkResult {
+  at::Tensor out, dq, dk, dv, dsinks;
+};
+
+SinkResult AttendWithSinks(const AttentionCase& c, const at::Tensor& qkv, const at::Tensor& dout,
+                           const at::Tensor& sinks) {
+  const ops::Documents documents{Offsets(c.lengths).to(qkv.device()), c.lengths};
+  const auto heads = [&](int64_t first, int64_t count) {
+    return qkv.narrow(1, first * c.size, count * c.size).view({qkv.size(0), count, c.size});
+  };
+  const at::Tensor q = heads(0, c.heads), k = heads(c.heads, c.kv_heads);
+  const at::Tensor v = heads(c.heads + c.kv_heads, c.kv_heads);
+  SinkResult r{at::empty(q.sizes(), q.options()),
+               at::empty(q.sizes(), q.options()),
+               at::empty(k.sizes(), q.options()),
+               at::empty(v.sizes(), q.options()),
+               {}};
+  const double scale = 0.8 / std::sqrt(static_cast<double>(c.size));
+  at::Tensor lse = ops::Attention(r.out, q, k, v, documents, scale, c.window);
+  ops::AddSinks(r.out, lse, sinks, documents);
+  ops::AttentionBackward(r.dq, r.dk, r.dv, dout, q, k, v, r.out, lse, documents, scale, c.window);
+  r.dsinks = ops::SinkGradient(dout, r.out, lse, sinks, documents);
+  return r;
+}
+
 // cuDNN returns [documents, heads, longest], the others [heads, tokens]: here all as the latter.
 bool IsCudnn(const AttentionResult& r) { return r.lse.dim() == 3; }
 at::Tensor LseOfTokens(const AttentionCase& c, const AttentionResult& r) {
@@ -387,6 +413,30 @@ TEST_F(GpuTest, DropoutAttentionDropsProbabilitiesByASeedAndBackward) {
   EXPECT_THROW(ops::DropoutAttention(out, q, q, q, {cu_seqlens, lengths}, 1.0, 0, {0.1, 1}),
                c10::Error)
       << "fp32";
+}
+
+// Of each implementation: plain products (fp32), FlashAttention-2 and cuDNN, ragged and not.
+TEST_F(GpuTest, SinksAreThoseOfTheCpu) {
+  const AttentionCase cases[] = {{"short", {70, 1, 130}, 8, 2, 64, 0},
+                                 {"equal", {2048, 2048}, 8, 2, 64, 0},
+                                 {"ragged", {2048, 900, 1500}, 8, 2, 64, 0},
+                                 {"windows", {2048, 1500}, 8, 2, 64, 128}};
+  for (const AttentionCase& c : cases) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      at::manual_seed(3);
+      const at::Tensor qkv = at::randn({Tokens(c), (c.heads + 2 * c.kv_heads) * c.size}).to(type);
+      const at::Tensor dout = at::randn({Tokens(c), c.heads, c.size}).to(type);
+      const at::Tensor sinks = at::tensor({-20.0F, 0.0F, 1.5F, 4.0F, 9.0F, 2.0F, -1.0F, 0.5F});
+      const SinkResult gpu = AttendWithSinks(c, ToGpu(qkv), ToGpu(dout), ToGpu(sinks));
+      const SinkResult cpu = AttendWithSinks(c, qkv.to(at::kFloat), dout.to(at::kFloat), sinks);
+      const double tolerance = type == at::kFloat ? 1e-4 : 2e-2;
+      EXPECT_LT(RelativeError(gpu.out, cpu.out), tolerance) << c.name;
+      EXPECT_LT(RelativeError(gpu.dq, cpu.dq), tolerance) << c.name;
+      EXPECT_LT(RelativeError(gpu.dk, cpu.dk), tolerance) << c.name;
+      EXPECT_LT(RelativeError(gpu.dv, cpu.dv), tolerance) << c.name;
+      EXPECT_LT(RelativeError(gpu.dsinks, cpu.dsinks), tolerance) << c.name;
+    }
+  }
 }
 
 }  // namespace

@@ -111,6 +111,7 @@ TEST_F(GenerationOpsTest, ProductsWithNf4EqualThoseWithItsValuesAndDoNotSeeTheir
 // What attention to pages is run on: two requests of as many pages each, pages in any order.
 struct Paged {
   at::Tensor k, v, tables;
+  at::Tensor sinks;  // undefined: none
   int64_t kv_heads = 0, size = 0;
 
   Paged(int64_t heads, int64_t head_size, at::ScalarType type, int64_t pages = 40)
@@ -123,14 +124,14 @@ struct Paged {
   at::Tensor Reference(const at::Tensor& q, const at::Tensor& places, int64_t window) const {
     at::Tensor out = at::empty(q.sizes(), at::kFloat);
     ops::PagedAttention(out, q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), tables, places,
-                        Scale(), window, true);
+                        Scale(), window, true, sinks);
     return out;
   }
   at::Tensor OnGpu(const at::Tensor& q, const at::Tensor& places, int64_t window,
                    bool pieces) const {
     at::Tensor out = ToGpu(at::empty_like(q));
     ops::PagedAttention(out, ToGpu(q), ToGpu(k), ToGpu(v), ToGpu(tables), ToGpu(places), Scale(),
-                        window, pieces);
+                        window, pieces, sinks.defined() ? ToGpu(sinks) : sinks);
     return out;
   }
   double Scale() const { return 1.0 / std::sqrt(static_cast<double>(size)); }
@@ -191,6 +192,25 @@ TEST_F(GenerationOpsTest, PiecesOfAPromptGiveTheBitsOfTheWhole) {
 }
 
 // Where small chunks of keys end and large ones begin.
+TEST_F(GenerationOpsTest, PagedAttentionTakesSinks) {
+  const at::Tensor places = PlacesOf({0, 0, 1, 319, 0, 17, 1, 160, 0, -1});
+  for (const int64_t size : {64, 80}) {  // on tensor cores, and not
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      Paged paged(2, size, type);
+      paged.sinks = at::tensor({-20.0F, 0.0F, 1.5F, 4.0F, 60.0F, 2.0F, -1.0F, 0.5F});
+      const at::Tensor q = Normal({places.size(0), 8, size}, 3).to(type);
+      for (const int64_t window : {0, 33}) {
+        for (const bool pieces : {false, true}) {
+          EXPECT_LT(RelativeError(paged.OnGpu(q, places, window, pieces),
+                                  paged.Reference(q, places, window)),
+                    type == at::kFloat ? 1e-5 : 5e-3)
+              << size << ", window " << window << ", pieces " << pieces;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(GenerationOpsTest, PagedAttentionOfLongRequestsEqualsTheReference) {
   const at::Tensor places =
       PlacesOf({0, 127, 0, 128, 1, 1022, 0, 1023, 0, 1024, 1, 1279, 1, 1280, 0, 2047});

@@ -31,9 +31,15 @@ struct ExpertDefaults {
   int64_t size = 0;
 };
 
+// Of all layers. Each has names in the files.
+inline constexpr int64_t kMostExperts = int64_t{1} << 16;
+
 // Fails where a token would go to more experts than there are, or the sizes make no model.
 void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                   const LayerShape& sparse, const ModelConfig& model);
+
+// Fails where the experts do not divide into the router's groups.
+void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model);
 
 // Gives the layers that `has_experts(layer)` names a mixture of experts.
 template <typename HasExperts>

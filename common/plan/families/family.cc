@@ -66,6 +66,11 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
     config.Fail(defaults.chosen_key,
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));
   }
+  if (sparse.experts > kMostExperts / model.layers) {
+    config.Fail(defaults.count_key,
+                fmt::format("{} in each of {} layers are more than any model has, {} in all",
+                            sparse.experts, model.layers, kMostExperts));
+  }
   const double weights = 3.0 * static_cast<double>(sparse.experts) *
                          static_cast<double>(sparse.intermediate) *
                          static_cast<double>(model.hidden) * static_cast<double>(model.layers);
@@ -74,6 +79,26 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                 fmt::format("{} with the other sizes makes {:.0e} weights, more than "
                             "any model has",
                             sparse.experts, weights));
+  }
+}
+
+void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model) {
+  const RouterOptions& router = model.router;
+  if (router.best_groups > router.groups) {
+    config.Fail("topk_group",
+                fmt::format("{} is more than the {} groups", router.best_groups, router.groups));
+  }
+  for (const LayerShape& layer : model.layer_shapes) {
+    if (layer.experts == 0) continue;
+    const int64_t of_group = layer.experts / router.groups;
+    if (layer.experts % router.groups != 0 || (router.groups > 1 && of_group < 2)) {
+      config.Fail("n_group", fmt::format("{} does not divide {} experts into groups of two or more",
+                                         router.groups, layer.experts));
+    } else if (layer.chosen > router.best_groups * of_group) {
+      config.Fail("topk_group", fmt::format("{} groups of {} have fewer than {} experts",
+                                            router.best_groups, of_group, layer.chosen));
+    }
+    return;
   }
 }
 

@@ -19,7 +19,7 @@ void ReadQwen3Moe(const ConfigReader& config, ModelConfig& model) {
                 return (layer + 1) % step == 0 &&
                        std::find(dense.begin(), dense.end(), layer) == dense.end();
               });
-  model.router_weights =
+  model.router.weights =
       config.Flag("norm_topk_prob") ? RouterWeights::kOfChosen : RouterWeights::kOfAll;
   if (config.Flag("use_sliding_window")) {
     config.Fail("use_sliding_window", "is not supported for qwen3_moe: no published model has it");

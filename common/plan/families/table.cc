@@ -10,9 +10,9 @@ namespace sft::plan {
 
 namespace {
 
-constexpr std::array kFamilies = {&kLlama,  &kMistral,  &kQwen2,   &kQwen3, &kGranite,    &kSmolLm3,
-                                  &kGemma3, &kGemma4,   &kOlmo2,   &kOlmo3, &kMinistral3, &kPhi3,
-                                  &kGpt2,   &kQwen3Moe, &kMixtral, &kGptOss};
+constexpr std::array kFamilies = {
+    &kLlama, &kMistral,    &kQwen2, &kQwen3, &kGranite,  &kSmolLm3, &kGemma3, &kGemma4, &kOlmo2,
+    &kOlmo3, &kMinistral3, &kPhi3,  &kGpt2,  &kQwen3Moe, &kMixtral, &kGptOss, &kGlm4Moe};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},
@@ -43,7 +43,6 @@ constexpr std::array kUnread = {
     Unread{"gemma", "gemma3_text", "no norms of queries and keys, none behind the sub-layers"},
     Unread{"gemma2", "gemma3_text", "attention scores and logits are capped by tanh"},
     Unread{"glm4", "llama", "rope turns neighbours, and norms stand behind the sub-layers too"},
-    Unread{"glm4_moe", "llama", kExperts},
     Unread{"gpt_neox", "llama", "LayerNorm, attention and feed-forward layer read one input"},
     Unread{"granitemoehybrid", "granite", kLinearAttention},
     Unread{"llama4", "llama", kExperts},

@@ -308,10 +308,14 @@ TEST(ClusterTest, AModelIsToldWithWhatItNeeds) {
   v1::NodeModel other = model;
   other.mutable_model()->set_id("other");
   other.mutable_model()->set_path("/models/other");
+  other.set_parameters(30'532'122'624);
+  other.set_active_parameters(3'353'032'704);
+  model.set_active_parameters(model.parameters());
   server.models = {model, other};
 
   const std::string list = Sftctl(server, {"models"}).out;
-  EXPECT_THAT(list, HasSubstr("qwen3   8.19B       bf16"));
+  EXPECT_THAT(list, HasSubstr("qwen3   8.19B" + std::string(17, ' ') + "bf16"));
+  EXPECT_THAT(list, HasSubstr("qwen3   30.53B, 3.35B active  bf16"));
   EXPECT_THAT(list, HasSubstr("QLoRA 9.00 GB on 1 x H100 "));
   EXPECT_THAT(list, HasSubstr("LoRA 50.0 GB on 1 x H100; full 70.0 GB on 4 x H100 "));
   EXPECT_THAT(list, ::testing::Not(HasSubstr("L4"))) << "one type in the list";
@@ -329,6 +333,7 @@ TEST(ClusterTest, AModelIsToldWithWhatItNeeds) {
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["family"], "qwen3");
   EXPECT_EQ(json[0]["parameters"], 8'190'735'360);
+  EXPECT_EQ(json[1]["active_parameters"], 3'353'032'704);
   EXPECT_EQ(json[0]["stored"], "bf16");
   ASSERT_EQ(json[0]["needs"].size(), 4U);
   EXPECT_EQ(json[0]["needs"][2]["method"], "full");

@@ -176,6 +176,7 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   plan->set_batch("1 x 4 x 16 = 64");
   plan->set_trainable_parameters(1000);
   plan->set_total_parameters(100000);
+  plan->set_active_parameters(40000);
   v1::MemoryItem* memory = plan->add_memory();
   memory->set_category("weights");
   memory->set_bytes(2'000'000'000);
@@ -184,6 +185,7 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   EXPECT_THAT(run.out, HasSubstr("lora.r"));
   EXPECT_THAT(run.out, HasSubstr("H100-4x on 1 node: 4 ranks; can start now"));
   EXPECT_THAT(run.out, HasSubstr("1 x 4 x 16 = 64"));
+  EXPECT_THAT(run.out, HasSubstr("1.0k trainable of 100.0k (1.000 %), 40.0k of them active"));
   EXPECT_THAT(run.out, HasSubstr("weights 2.00 GB"));
   EXPECT_THAT(server_.blobs, IsEmpty());
   EXPECT_THAT(server_.calls, ElementsAre("ResolveJob"));
@@ -194,6 +196,7 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   EXPECT_EQ(parsed["valid"], true);
   EXPECT_EQ(parsed["values"]["lora.r"]["origin"], "default");
   EXPECT_EQ(parsed["plan"]["ranks"], 4);
+  EXPECT_EQ(parsed["plan"]["active_parameters"], 40000);
 }
 
 TEST_F(SubmitTest, ADryRunOfABadJobIsInvalidJsonToo) {

@@ -73,11 +73,16 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   if (shape.experts > 0) {
     block.experts = {.router = find(names.router, ".weight"),
                      .router_bias = find(names.router, ".bias"),
+                     .correction = find(names.router_correction, ""),
                      .gate_up = ExpertLinear(unit, names.experts_gate_up),
                      .down = ExpertLinear(unit, names.experts_down),
                      .chosen = shape.chosen,
-                     .weights = config.router_weights,
+                     .options = config.router,
                      .kind = config.activation};
+    if (shape.shared > 0) {
+      block.mlp.gate_up = BindProjection(unit, names.shared_gate, module + 4);
+      block.mlp.down = BindProjection(unit, names.shared_down, module + 6);
+    }
   } else {
     block.mlp.gated = names.gate != nullptr;
     block.mlp.gate_up = BindProjection(unit, block.mlp.gated ? names.gate : names.up, module + 4);
@@ -196,7 +201,7 @@ void DecoderBlock::RunAttention(const Tensor& x, const BlockContext& context, co
 }
 
 Activation DecoderBlock::MlpInput(const Tensor& x, const Pass& pass, bool again) const {
-  if (experts) return Tensor(at::empty(x.sizes(), x.options()));
+  if (!HasMlp()) return Tensor(at::empty(x.sizes(), x.options()));
   return again ? mlp.gate_up.EmptyInputRows(x) : mlp.gate_up.EmptyInput(x, pass);
 }
 
@@ -205,11 +210,8 @@ void DecoderBlock::RunMlp(Tensor& y, const Pass& pass, Saved& saved) const {
   Activation normed = Before(MlpInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = normed.rows;
   AddSubLayer(y, x, mlp_ends, pass, saved.mlp_out, [&](Tensor& out, const Tensor& addend) {
-    if (experts) {
-      experts.Forward(out, normed.rows, addend, pass, saved.experts);
-    } else {
-      mlp.Forward(out, std::move(normed), addend, pass, saved.mlp);
-    }
+    if (experts) experts.Forward(out, normed.rows, addend, pass, saved.experts);
+    if (HasMlp()) mlp.Forward(out, std::move(normed), experts ? out : addend, pass, saved.mlp);
   });
 }
 
@@ -340,11 +342,8 @@ void DecoderBlock::RestoreMlp(const Pass& pass, Saved& saved) const {
     normed = Before(std::move(normed), saved.middle, mlp_ends, pass, saved.middle_statistics);
     saved.middle_normed = normed.rows;
   }
-  if (experts) {
-    experts.Restore(normed.rows, pass, saved.experts);
-  } else {
-    mlp.Restore(std::move(normed), pass, saved.mlp);
-  }
+  if (experts) experts.Restore(normed.rows, pass, saved.experts);
+  if (HasMlp()) mlp.Restore(std::move(normed), pass, saved.mlp);
 }
 
 Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor& dinput,
@@ -379,15 +378,18 @@ Activation DecoderBlock::MlpBackward(Activation dy, const Pass& pass, Saved& sav
                                      const Projection* reader) const {
   Tensor dinput;
   if (need_input) dinput = at::empty(saved.middle.sizes(), saved.middle.options());
-  Activation dout =
-      SubLayerGradient(dy, experts ? nullptr : &mlp.down, mlp_ends, saved.mlp_out, pass, gradients);
+  Activation dout = SubLayerGradient(dy, HasMlp() ? &mlp.down : nullptr, mlp_ends, saved.mlp_out,
+                                     pass, gradients);
   Tensor* const dx = need_input ? &dinput : nullptr;
+  Tensor of_experts;
   if (experts) {
-    experts.Backward(dout.rows, saved.middle_normed, pass, saved.experts, gradients, dx);
+    if (HasMlp() && need_input) of_experts = at::empty(dinput.sizes(), dinput.options());
+    experts.Backward(dout.rows, saved.middle_normed, pass, saved.experts, gradients,
+                     of_experts.defined() ? &of_experts : dx);
     saved.experts = {};
-  } else {
-    mlp.Backward(std::move(dout), saved.middle_normed, pass, saved.mlp, gradients, dx);
   }
+  if (HasMlp()) mlp.Backward(std::move(dout), saved.middle_normed, pass, saved.mlp, gradients, dx);
+  if (of_experts.defined()) dinput.add_(of_experts);
   saved.middle_normed = Tensor();
   if (!need_input) return {};
   return AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,

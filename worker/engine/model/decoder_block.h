@@ -44,7 +44,8 @@ struct SubLayerEnds {
 struct DecoderBlock {
   SelfAttention attention;
   Mlp mlp;
-  Experts experts;   // in the place of `mlp`, where the layer has them
+  // Where the layer has them: in the place of `mlp`, or beside it as the expert of all tokens.
+  Experts experts;
   LayerInput input;  // where the layer has an input of its own
   SubLayerEnds attention_ends, mlp_ends, input_ends;
   int64_t keys_of = 0;  // the layer whose keys and values it attends to, its own or another
@@ -135,6 +136,7 @@ struct DecoderBlock {
   void Restore(const BlockContext& context, const Pass& pass, const plan::BlockPlan& plan,
                Saved& saved) const;
   void RestoreMlp(const Pass& pass, Saved& saved) const;
+  bool HasMlp() const { return mlp.down.inputs() > 0; }
   // Room for what the feed-forward layer reads of x; `again`: for what the backward reads alone.
   Activation MlpInput(const at::Tensor& x, const Pass& pass, bool again = false) const;
   // Multiplies what the block writes, or its gradient.

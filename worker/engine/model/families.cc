@@ -46,6 +46,7 @@ ModelLayout MakeLayout(const ModelConfig& config) {
                              .role = RoleOf(tensor.role),
                              .transposed = tensor.transposed,
                              .experts = tensor.experts,
+                             .exact = tensor.exact,
                              .parts = std::move(tensor.parts)});
     }
     layout.units.push_back(std::move(unit));

@@ -4,13 +4,16 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 
+#include <limits>
 #include <utility>
 
 #include "worker/engine/kernels/ops.h"
@@ -21,6 +24,9 @@ namespace sft::engine {
 using at::Tensor;
 
 namespace {
+
+// transformers adds it to the sum of sigmoids that it divides by.
+constexpr double kLeastSum = 1e-20;
 
 // Rows of each expert, of the sorted experts of all routed rows.
 ExpertRows RowsOf(const Tensor& sorted, int64_t experts) {
@@ -44,22 +50,55 @@ Tensor SumOfChoices(const Tensor& rows, const Routing& routing, const Tensor& we
 
 }  // namespace
 
-Routing Experts::Route(const Tensor& x, const Pass& pass) const {
-  const Tensor& table = pass.weights[router];
-  const int64_t experts = table.size(0);
-  Tensor scores = at::empty({x.size(0), experts}, x.options());
-  AddProduct(scores, x, table, {}, 1.0, pass);
+Tensor Experts::Scores(const Tensor& x, const Pass& pass) const {
+  const at::ScalarType type = HasSigmoids() ? at::kFloat : x.scalar_type();
+  const Tensor table = pass.weights[router].to(type);
+  Tensor scores = at::empty({x.size(0), table.size(0)}, x.options().dtype(type));
+  AddProduct(scores, x.to(type), table, {}, 1.0, pass);
   if (router_bias >= 0) ops::AddBias(scores, pass.weights[router_bias]);
-  Routing routing;
-  const Tensor all = scores.to(at::kFloat);
-  auto [largest, which] = at::topk(all, chosen, 1);
-  routing.chosen = which;
-  if (weights == plan::RouterWeights::kOfChosen) {
-    routing.weights = at::softmax(largest, 1);
-  } else {
-    routing.probabilities = at::softmax(all, 1);
-    routing.weights = routing.probabilities.gather(1, which);
+  return scores.to(at::kFloat);
+}
+
+// The scores to choose by, without those of groups that are not among the best.
+Tensor Experts::InBestGroups(const Tensor& scores) const {
+  if (options.groups == 1) return scores;
+  const Tensor groups = scores.unflatten(1, {options.groups, -1});
+  const Tensor sums = at::sum(std::get<0>(at::topk(groups, 2, 2)), {2});
+  const Tensor best = std::get<1>(at::topk(sums, options.best_groups, 1));
+  Tensor kept = at::full_like(groups, -std::numeric_limits<double>::infinity());
+  const Tensor index = best.unsqueeze(2).expand({-1, -1, groups.size(2)});
+  kept.scatter_(1, index, groups.gather(1, index));
+  return kept.flatten(1);
+}
+
+void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) const {
+  if (!HasSigmoids()) {
+    const auto [largest, which] = at::topk(scores, chosen, 1);
+    routing.chosen = which;
+    if (options.weights == plan::RouterWeights::kOfChosen) {
+      routing.weights = at::softmax(largest, 1);
+    } else {
+      routing.probabilities = at::softmax(scores, 1);
+      routing.weights = routing.probabilities.gather(1, which);
+    }
+    return;
   }
+  routing.probabilities = at::sigmoid(scores);
+  const Tensor by =
+      correction >= 0 ? routing.probabilities.add(pass.weights[correction]) : routing.probabilities;
+  routing.chosen = std::get<1>(at::topk(InBestGroups(by), chosen, 1));
+  routing.weights = routing.probabilities.gather(1, routing.chosen);
+  if (options.weights == plan::RouterWeights::kSigmoidOverTheirSum) {
+    routing.weights.div_(at::sum(routing.weights, {1}, /*keepdim=*/true).add_(kLeastSum));
+  }
+  routing.weights.mul_(options.scale);
+}
+
+Routing Experts::Route(const Tensor& x, const Pass& pass) const {
+  const int64_t experts = pass.weights[router].size(0);
+  Routing routing;
+  Choose(Scores(x, pass), pass, routing);
+  const Tensor& which = routing.chosen;
   auto [sorted, order] = at::sort(which.reshape({-1}), /*stable=*/true, /*dim=*/0, false);
   routing.rows = RowsOf(sorted, experts);
   routing.tokens = order.div(chosen, "floor");
@@ -105,16 +144,25 @@ void Experts::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
   Activate(saved);
 }
 
+Tensor Experts::SigmoidGradient(const Routing& routing, const Tensor& dweights) const {
+  const Tensor s = routing.probabilities.gather(1, routing.chosen);
+  Tensor d = dweights;
+  if (options.weights == plan::RouterWeights::kSigmoidOverTheirSum) {
+    const Tensor sum = at::sum(s, {1}, /*keepdim=*/true).add_(kLeastSum);
+    d = d.sub(at::sum(s * d, {1}, /*keepdim=*/true).div_(sum)).div_(sum);
+  }
+  return d.mul(options.scale).mul_(s).mul_(s.neg().add_(1.0));
+}
+
 Tensor Experts::ScoreGradient(const Routing& routing, const Tensor& dweights,
                               int64_t experts) const {
+  Tensor all = at::zeros({dweights.size(0), experts}, dweights.options());
+  if (HasSigmoids()) return all.scatter_(1, routing.chosen, SigmoidGradient(routing, dweights));
   const Tensor along = at::sum(routing.weights * dweights, {1}, /*keepdim=*/true);
-  if (weights == plan::RouterWeights::kOfChosen) {
-    return at::zeros({dweights.size(0), experts}, dweights.options())
-        .scatter_(1, routing.chosen, routing.weights * (dweights - along));
+  if (options.weights == plan::RouterWeights::kOfChosen) {
+    return all.scatter_(1, routing.chosen, routing.weights * (dweights - along));
   }
-  Tensor d = at::zeros({dweights.size(0), experts}, dweights.options());
-  d.scatter_(1, routing.chosen, dweights);
-  return d.sub_(along).mul_(routing.probabilities);
+  return all.scatter_(1, routing.chosen, dweights).sub_(along).mul_(routing.probabilities);
 }
 
 void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
@@ -141,12 +189,14 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   const Tensor dweights =
       drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
   const Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
-  const Tensor dscores = exact.to(x.scalar_type());
+  // The product that made the scores is in fp32 where their sigmoids are taken.
+  const at::ScalarType type = HasSigmoids() ? at::kFloat : x.scalar_type();
+  const Tensor dscores = exact.to(type);
   if (gradients.Wants(router_bias)) gradients.Add(router_bias, at::sum(exact, {0}));
   if (const ProductSum sum = gradients.Wants(router) ? gradients.Product(router) : ProductSum();
       sum.sum.defined()) {
     Tensor of_router = sum.sum;
-    ops::Gemm(of_router, dscores.t(), x, 1.0, sum.beta);
+    ops::Gemm(of_router, dscores.t(), x.to(type), 1.0, sum.beta);
   }
   if (dx == nullptr && !gate_up.trained(gradients)) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
@@ -165,8 +215,9 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   }
   if (dx == nullptr) return;
   const Tensor sum = SumOfChoices(drouted, routing, {});
-  ops::Gemm(*dx, dscores, pass.weights[router], 1.0, 0.0);
-  dx->add_(sum);
+  Tensor of_router = at::empty(x.sizes(), x.options().dtype(type));
+  ops::Gemm(of_router, dscores, pass.weights[router].to(type), 1.0, 0.0);
+  dx->copy_(sum.add(of_router));
 }
 
 }  // namespace sft::engine

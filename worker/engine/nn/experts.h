@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/plan/layer_kinds.h"
+#include "common/plan/model_config.h"
 #include "worker/engine/nn/expert_linear.h"
 #include "worker/engine/nn/pass.h"
 
@@ -15,7 +15,7 @@ namespace sft::engine {
 struct Routing {
   at::Tensor weights;        // fp32 [T, k]: what each chosen expert's output counts
   at::Tensor chosen;         // int64 [T, k]: the experts
-  at::Tensor probabilities;  // fp32 [T, E], where the weights' gradients need all (kOfAll)
+  at::Tensor probabilities;  // fp32 [T, E]: sigmoids, or the softmax over all scores (kOfAll)
   at::Tensor tokens;         // int64 [S]: the token of each routed row, sorted by expert
   at::Tensor order;          // int64 [S]: its place in `weights`, token * k + choice
   at::Tensor places;         // int64 [T, k]: the routed row of each choice
@@ -26,22 +26,26 @@ struct Routing {
 // experts of weight * down_e(act(gate_e(x)) * up_e(x)). H hidden size, I intermediate size of an
 // expert.
 //
-// The router scores experts, scores = x W^T (+ b), in the activations' type; its weights are a
-// softmax in fp32 (plan::RouterWeights). Outputs are weighed and added in fp32, in the order of the
-// choices. Routing is decided once a step: what recomputes a layer is given the routing of its
+// The router scores experts, scores = x W^T (+ b), in the activations' type, and in fp32 where it
+// takes their sigmoids; its weights are fp32 (plan::RouterOptions). Outputs are weighed and added
+// in fp32, in the order of the choices. Routing is decided once a step: what recomputes a layer is
+// given the routing of its
 // forward. With w the weights and dout the gradient of the sum, a token's choice j gets
 //
 //       dw_j = <dout W_down, a_j>        a_j what down reads, so down's output need not be kept
 //       dscore_j = w_j (dw_j - sum_c w_c dw_c)                     softmax over the chosen
 //       dscore_e = p_e ([e chosen] dw_e - sum_c p_c dw_c)          softmax over all
+//       dscore_j = s (1 - s) c dw_j                                sigmoids s, scale c
+//       dscore_j = s (1 - s) c (dw_j - sum_i (s_i / S) dw_i) / S   over their sum S
 //
-// (the softmax's Jacobian). A frozen router passes its gradient to x all the same.
+// A frozen router passes its gradient to x all the same.
 struct Experts {
   int router = -1;       // position of its weight [E, H]
   int router_bias = -1;  // [E]; -1: none
+  int correction = -1;   // fp32 [E]: added to sigmoids to choose by; -1: none
   ExpertLinear gate_up, down;
   int64_t chosen = 0;  // k
-  plan::RouterWeights weights = plan::RouterWeights::kOfChosen;
+  plan::RouterOptions options;
   plan::ActivationKind kind = plan::ActivationKind::kSilu;
 
   explicit operator bool() const { return router >= 0; }
@@ -66,9 +70,16 @@ struct Experts {
                 UnitGradients& gradients, at::Tensor* dx) const;
 
  private:
+  // fp32 [T, E].
+  at::Tensor Scores(const at::Tensor& x, const Pass& pass) const;
+  // Fills `weights`, `chosen` and `probabilities` of scores [T, E].
+  void Choose(const at::Tensor& scores, const Pass& pass, Routing& routing) const;
   Routing Route(const at::Tensor& x, const Pass& pass) const;
+  bool HasSigmoids() const { return options.weights >= plan::RouterWeights::kSigmoid; }
   void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
   void Activate(Saved& saved) const;
+  at::Tensor InBestGroups(const at::Tensor& scores) const;
+  at::Tensor SigmoidGradient(const Routing& routing, const at::Tensor& dweights) const;
   // dw [T, k] -> the gradient of the scores [T, E], fp32.
   at::Tensor ScoreGradient(const Routing& routing, const at::Tensor& dweights,
                            int64_t experts) const;

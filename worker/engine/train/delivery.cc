@@ -257,7 +257,8 @@ void WriteConstants(const Trained& trained, const ModelFiles& base, ModelWriter&
   for (const UnitInfo& unit : trained.layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (param.role != ParamRole::kConstant) continue;
-      writer.Write(param.name, base.View(param.name).to(trained.compute_type));
+      const Tensor value = base.View(param.name);
+      writer.Write(param.name, value.to(param.exact ? at::kFloat : trained.compute_type));
     }
   }
 }

@@ -38,7 +38,8 @@ struct Ceiling {
 // Floating-point operations that a training step needs, recomputation not counted: for N weights of
 // matrix products 2N a token forward, 2N for the gradient of its input (above the first trained
 // unit), 2N for the gradient of a trained weight; attention at the real lengths of the documents.
-// The head runs over the targets only.
+// Of a layer's experts and their adapters those count that a token goes to. The head runs over the
+// targets only.
 class StepFlops {
  public:
   StepFlops(const ModelConfig& config, const ModelLayout& layout);

@@ -56,7 +56,8 @@ std::vector<TensorInfo> TensorsToWrite(const ModelLayout& layout, const ModelFil
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       for (FileTensor& tensor : FileTensorsOf(param)) {
-        infos.push_back(InfoOf(std::move(tensor.name), type, std::move(tensor.shape)));
+        infos.push_back(InfoOf(std::move(tensor.name), param.exact ? at::kFloat : type,
+                               std::move(tensor.shape)));
       }
     }
   }

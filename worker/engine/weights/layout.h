@@ -43,6 +43,7 @@ struct ParamInfo {
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
   bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
+  bool mxfp4 = false;      // quantised: as the checkpoint has it, in MXFP4
   // Counted as quantised, but plain in the checkpoint: it stands in one matrix with weights that
   // the checkpoint has in 4 bits.
   bool plain_among_quantized = false;
@@ -53,6 +54,7 @@ struct ParamInfo {
   // Of a stack and its adapter's factors: the experts whose parts lie one below the other; 0: of
   // one linear.
   int64_t experts = 0;
+  bool exact = false;              // held in fp32, whatever the model is computed in
   std::vector<std::string> parts;  // plan::TensorInfo::parts
 
   // A parameter of the model, not of an adapter.

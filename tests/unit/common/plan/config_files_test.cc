@@ -58,6 +58,10 @@ ModelShape Gemma27B() {
 }
 
 ModelShape Gpt2() { return Parsed(R"({"model_type": "gpt2"})"); }
+ModelShape GptOss20B() {
+  return Parsed(R"({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32,
+      "quantization_config": {"quant_method": "mxfp4"}})");
+}
 ModelShape DialoGptMedium() {
   return Parsed(R"({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16})");
 }
@@ -102,6 +106,13 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"Gemma27BOnTwoH100", "qlora_gemma3_27b_2xh100.toml", Gemma27B, 84.5},
         ConfigFile{"Gemma27BOnTwoA100", "qlora_gemma3_27b_2xa100.toml", Gemma27B, 84.5},
         ConfigFile{"Gemma27BOnTwoH200", "qlora_gemma3_27b_2xh200.toml", Gemma27B, 149.5},
+        ConfigFile{"GptOssOnAnA100", "lora_gpt_oss_20b_1xa100.toml", GptOss20B, 84.5},
+        ConfigFile{"GptOssOnFourA100", "lora_gpt_oss_20b_4xa100.toml", GptOss20B, 84.5},
+        ConfigFile{"GptOssExpertsOnAnH200", "lora_experts_gpt_oss_20b_1xh200.toml", GptOss20B,
+                   149.5},
+        ConfigFile{"GptOssFullOnFourA100", "full_gpt_oss_20b_4xa100.toml", GptOss20B, 84.5},
+        ConfigFile{"GptOssOffloadedOnFourA100", "full_offload_gpt_oss_20b_4xa100.toml", GptOss20B,
+                   84.5},
         ConfigFile{"Gpt2OnAnH100", "lora_gpt2_1xh100.toml", Gpt2, 84.5},
         ConfigFile{"DialoGptOnAnH100", "dialogpt_medium_1xh100.toml", DialoGptMedium, 84.5},
         ConfigFile{"DialoGptOnTwoH100", "dialogpt_medium_2xh100.toml", DialoGptMedium, 84.5},

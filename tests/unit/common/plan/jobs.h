@@ -1,9 +1,13 @@
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "common/plan/plan.h"
 #include "tests/unit/common/plan/shapes.h"
 
-// Jobs on an H100, for the tests of this folder.
+// Jobs for the tests of this folder. Those with rows run on an H100.
 
 namespace sft::plan {
 
@@ -25,6 +29,19 @@ inline spec::JobSpec Auto(int64_t global, int64_t tokens) {
   job.hyperparameters.per_device_batch = 0;
   job.hyperparameters.gradient_accumulation_steps = 0;
   job.hyperparameters.global_batch = static_cast<int>(global);
+  return job;
+}
+
+inline spec::JobSpec Lora(int r, std::vector<std::string> targets) {
+  spec::JobSpec job;
+  job.lora.r = r;
+  job.lora.target_modules = std::move(targets);
+  return job;
+}
+
+inline spec::JobSpec Full() {
+  spec::JobSpec job;
+  job.training.mode = spec::Mode::kFullFinetune;
   return job;
 }
 

@@ -3,25 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/unit/common/plan/jobs.h"
 #include "tests/unit/common/plan/shapes.h"
 
 namespace sft::plan {
 namespace {
 
 using ::testing::HasSubstr;
-
-spec::JobSpec Lora(int r, std::vector<std::string> targets) {
-  spec::JobSpec job;
-  job.lora.r = r;
-  job.lora.target_modules = std::move(targets);
-  return job;
-}
-
-spec::JobSpec Full() {
-  spec::JobSpec job;
-  job.training.mode = spec::Mode::kFullFinetune;
-  return job;
-}
 
 TEST(ParametersTest, PublishedCountsAreReached) {
   EXPECT_EQ(BaseParameters(SmolLm2()), 134'515'008);

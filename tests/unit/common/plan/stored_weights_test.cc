@@ -109,7 +109,7 @@ TEST(StoredWeightsTest, OtherFormsAreRefusedWithTheKeyAndWhatToUse) {
             "original weights"},
            {R"("quant_method": "awq")", "\"quant_method\" \"awq\" is not read: use the original"},
            {R"("quant_method": "compressed-tensors")", "\"compressed-tensors\" is not read"},
-           {R"("quant_method": "mxfp4")", "\"mxfp4\" is not read"},
+           {R"("quant_method": "mxfp4")", "\"mxfp4\" is read of gpt_oss's experts alone"},
            {R"("bits": 4)", "\"quant_method\" \"\" is not read"},
            {R"("quant_method": 8)", "\"quant_method\" has the wrong type"},
            {bnb + R"("load_in_8bit": true)",

@@ -44,6 +44,7 @@ TEST_F(ModelFactsTest, NeedsAreToldForEachTypeOfTheFleetTheLargestFirst) {
     EXPECT_EQ(model.model().problem(), "");
     EXPECT_EQ(model.family(), "llama");
     EXPECT_EQ(model.parameters(), 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 2 * 128 * 64 + 64);
+    EXPECT_EQ(model.active_parameters(), model.parameters());
     EXPECT_EQ(model.stored(), "bf16");
     ASSERT_EQ(model.needs_size(), 6);
     EXPECT_EQ(model.needs(0).gpu_type(), "H200");

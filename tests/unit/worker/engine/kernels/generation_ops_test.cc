@@ -113,7 +113,7 @@ TEST(PagedAttentionTest, EqualsSoftmaxOverTheKeysThatATokenSees) {
   for (const int64_t window : {0, 1, 7, 40}) {
     Tensor out = at::empty(q.sizes(), q.options());
     ops::PagedAttention(out, q, pages.k, pages.v, pages.tables, place, kScale, window,
-                        /*pieces=*/true);
+                        /*pieces=*/true, /*sinks=*/{});
     for (int64_t token = 0; token < q.size(0); ++token) {
       const int64_t request = places[static_cast<size_t>(2 * token)];
       const int64_t last = places[static_cast<size_t>(2 * token + 1)];
@@ -134,7 +134,8 @@ TEST(PagedAttentionTest, EqualsSoftmaxOverTheKeysThatATokenSees) {
     // One token alone has the bits that it has beside others.
     Tensor alone = at::empty({1, kHeads, kSize}, q.options());
     ops::PagedAttention(alone, q.narrow(0, 4, 1), pages.k, pages.v, pages.tables,
-                        place.narrow(0, 4, 1).contiguous(), kScale, window, /*pieces=*/true);
+                        place.narrow(0, 4, 1).contiguous(), kScale, window, /*pieces=*/true,
+                        /*sinks=*/{});
     EXPECT_TRUE(at::equal(alone[0], out[4]));
   }
 }

@@ -1,10 +1,10 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include "worker/engine/kernels/cpu_ops.h"
 #include "worker/engine/kernels/nf4_tables.h"
@@ -38,9 +38,10 @@ TEST(Nf4TablesTest, DynamicMapIsBitsandbytesFormula) {
   std::vector<float> values = {0.0f, 1.0f};
   for (int decade = 0; decade < 7; ++decade) {
     const Tensor bounds = at::linspace(0.1, 1, (1 << decade) + 1, at::kFloat);
-    const Tensor means =
-        bounds.narrow(0, 0, 1 << decade).add(bounds.narrow(0, 1, 1 << decade)).div(2.0).mul(
-            std::pow(10.0, decade - 6));
+    const Tensor means = bounds.narrow(0, 0, 1 << decade)
+                             .add(bounds.narrow(0, 1, 1 << decade))
+                             .div(2.0)
+                             .mul(std::pow(10.0, decade - 6));
     for (int i = 0; i < means.numel(); ++i) {
       values.push_back(means[i].item<float>());
       values.push_back(-means[i].item<float>());
@@ -67,8 +68,7 @@ TEST(Nf4Test, CodesFollowTheDefinitionForWholeAndRaggedLengths) {
         }
         const float inverse = 1.0f / absmax.data_ptr<float>()[block];
         const int byte = codes.data_ptr<uint8_t>()[i / 2];
-        ASSERT_EQ(i % 2 == 0 ? byte >> 4 : byte & 15,
-                  DefinedCode(w.data_ptr<float>()[i] * inverse))
+        ASSERT_EQ(i % 2 == 0 ? byte >> 4 : byte & 15, DefinedCode(w.data_ptr<float>()[i] * inverse))
             << "n " << n << " element " << i;
       }
       if (n % 2 == 1) {
