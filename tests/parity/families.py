@@ -5,6 +5,7 @@ are drawn from a seed and rounded to bfloat16, so that the stored model is exact
 arithmetic is float32. tests/parity/README.md lists the files of a case.
 """
 
+import copy
 import json
 import zlib
 
@@ -247,7 +248,7 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied", "qwen3_moe", "mixtral"}
+                "gpt2_tied", "qwen3_moe", "mixtral", "gpt_oss"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
@@ -279,6 +280,8 @@ def randomize(model, generator):
                 if "gemma4" in model.config.model_type and name.endswith(
                         ("q_norm.weight", "k_norm.weight", "per_layer_input_norm.weight")):
                     value *= 0.4
+            elif name.endswith("sinks"):
+                value = noise
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name or "wte" in name or "wpe" in name:
@@ -286,7 +289,7 @@ def randomize(model, generator):
             elif parameter.dim() < 2:
                 value = 0.3 * noise
             else:
-                value = noise * parameter.shape[2 if experts.is_stack(name) else 1] ** -0.5
+                value = noise * parameter.shape[experts.fan_in_dimension(name, model)] ** -0.5
             parameter.copy_(value.to(torch.bfloat16))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -310,7 +313,7 @@ def auto_class(name):
 def build(name):
     """The model of a case, in float32, and its case's generator."""
     generator = seeded(experts.SEEDS.get(name, name))
-    values = dict(CASES[name])
+    values = copy.deepcopy(CASES[name])  # transformers writes into it
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto_class(name).from_config(config, **EAGER)
     randomize(model, generator)
