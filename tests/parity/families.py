@@ -253,7 +253,8 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
-              "gpt2_tied": ("all", ["c_attn", "c_fc"])}
+              "gpt2_tied": ("all", ["c_attn", "c_fc"]),
+              "gpt_oss": ("all", ["q_proj", "o_proj"])}
 # Written as two files with an index, as large checkpoints are.
 SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
 
