@@ -78,6 +78,21 @@ std::vector<std::string> StacksOf(const ModelShape& shape) {
   return stacks;
 }
 
+std::optional<spec::Problem> CheckBalance(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.hyperparameters.router_aux_loss_coef == 0) return std::nullopt;
+  const bool softmax = shape.router.weights == RouterWeights::kOfChosen ||
+                       shape.router.weights == RouterWeights::kOfAll;
+  if (shape.HasExperts() && softmax) return std::nullopt;
+  return spec::Problem{
+      "hyperparameters.router_aux_loss_coef", 0,
+      fmt::format("{}: leave it out",
+                  shape.HasExperts()
+                      ? fmt::format("the routers of {} models are balanced by their correction, "
+                                    "which training leaves as it is",
+                                    shape.family)
+                      : fmt::format("this {} model has no experts", shape.family))};
+}
+
 // What jobs cannot have of the experts of a model.
 std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> stacks = StacksOf(shape);
@@ -232,6 +247,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
+  if (auto problem = CheckBalance(shape, job)) return problem;
   if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "worker/engine/kernels/mxfp4_format.h"
+
 // Checks that the implementations of ops.h share, whatever the device.
 
 namespace sft::engine {

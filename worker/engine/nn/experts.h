@@ -13,12 +13,13 @@ namespace sft::engine {
 // Which experts the tokens of a micro-batch go to: T tokens, E experts, k of them for each token,
 // S = T k routed rows.
 struct Routing {
-  at::Tensor weights;        // fp32 [T, k]: what each chosen expert's output counts
-  at::Tensor chosen;         // int64 [T, k]: the experts
-  at::Tensor probabilities;  // fp32 [T, E]: sigmoids, or the softmax over all scores (kOfAll)
-  at::Tensor tokens;         // int64 [S]: the token of each routed row, sorted by expert
-  at::Tensor order;          // int64 [S]: its place in `weights`, token * k + choice
-  at::Tensor places;         // int64 [T, k]: the routed row of each choice
+  at::Tensor weights;  // fp32 [T, k]: what each chosen expert's output counts
+  at::Tensor chosen;   // int64 [T, k]: the experts
+  // fp32 [T, E]: sigmoids, or the softmax over all scores, for kOfAll and for the routers' balance.
+  at::Tensor probabilities;
+  at::Tensor tokens;  // int64 [S]: the token of each routed row, sorted by expert
+  at::Tensor order;   // int64 [S]: its place in `weights`, token * k + choice
+  at::Tensor places;  // int64 [T, k]: the routed row of each choice
   ExpertRows rows;
 };
 

@@ -150,7 +150,10 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
-      DecoderOptions{.lora = ScalingOf(spec_.lora), .noise_alpha = NoiseAlpha(), .run = run});
+      DecoderOptions{.lora = ScalingOf(spec_.lora),
+                     .noise_alpha = NoiseAlpha(),
+                     .router_balance = spec_.hyperparameters.router_aux_loss_coef,
+                     .run = run});
   if (run.graphs) RecordBlocks();
 }
 
