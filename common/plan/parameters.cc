@@ -174,7 +174,7 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool linear = tensor.role == TensorRole::kLinear;
     const bool adapted = MatchesAny(tensor.module(), targets);
     const bool bias_trained =
-        tensor.role == TensorRole::kBias &&
+        tensor.role == TensorRole::kBias && tensor.experts == 0 &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
     const std::string module = RuntimeModule(shape.prefix, tensor.module());
     const bool whole = TrainsWhole(module, module == TiedTo(shape), job.lora);

@@ -301,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
                          testing::Values("qwen2_sliding_untied", "llama_biases_rope_linear_untied",
-                                         "gpt2_tied"),
+                                         "gpt2_tied", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, StackParityTest,

@@ -18,6 +18,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import experts
 import families
+import family_steps
 import mxfp4
 
 # Weights of more than 16,384 elements have more than one nested block. Rows are whole blocks of 64, for
@@ -186,7 +187,12 @@ def make_case(name, folder):
         save_file({f"{module}.weight": weight.to(torch.bfloat16).flatten(0, -2) for module, weight in dequantized.items()
                    if any(part in module for part in (".0.self_attn.", ".0.attn.", ".0.mlp.experts."))},
                   folder / "dequantized.safetensors")
-        families.lora_files(model, generator, input_ids, labels, folder, rank=3 if name == MXFP4_CASE else families.LORA_RANK)
+        rank = 3 if name == MXFP4_CASE else families.LORA_RANK
+        adapted = families.lora_files(model, generator, input_ids, labels, folder, rank=rank)
+        if name == MXFP4_CASE:
+            # The linears that are plain in the files in NF4, experts as the files have them.
+            family_steps.quantise_linears(adapted, experts.ATTENTION)
+            families.adapted_file(adapted, input_ids, labels, folder / "qlora.safetensors")
     if name == MXFP4_CASE:
         experts.check_clear(name, choices)
 

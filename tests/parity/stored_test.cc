@@ -157,6 +157,30 @@ class Mxfp4Test : public testing::Test {
   Tensors tensors_;
 };
 
+// QLoRA has the linears of attention in NF4 and leaves experts as they are.
+TEST_F(Mxfp4Test, QloraKeepsExpertsAsTheyArePublished) {
+  const GoldenTensors golden(golden_ / "qlora.safetensors"), rows(golden_ / "rows.safetensors");
+  const Adapter adapter = ReadAdapter(golden_ / "adapter");
+  const MicroBatch batch = RowsBatch(rows.Get("input_ids"), rows.Get("labels"));
+  for (const int world : {1, 3}) {
+    RunRanks(world, [&](Communicator& comm) {
+      spec::JobSpec job = PlainJob(adapter.config);
+      job.lora.target_modules = {"all-linear"};
+      job.training.use_qlora = true;
+      job.compute.gpu_count = job.compute.gpus_per_node = world;
+      if (world > 1) job.parallelism.sharding = spec::Sharding::kFullShard;
+      TrainingModel model(job, golden_, comm);
+      model.LoadAdapter(adapter);
+      const at::NoGradGuard no_grad;
+      EXPECT_LT(RelativeError(model.Logits(batch), golden.Get("logits")), kLogits);
+      if (world > 1) return;
+      const double loss = MeanLossAndGradients(model, batch);
+      EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+      ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+    });
+  }
+}
+
 TEST_F(Mxfp4Test, PlanesThatDoNotBelongTogetherAreRefusedByName) {
   const std::string name = "model.layers.1.mlp.experts.gate_up_proj";
   const std::string blocks = name + "_blocks", scales = name + "_scales";
