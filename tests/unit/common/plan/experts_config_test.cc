@@ -272,7 +272,7 @@ TEST(RouterBalanceJobTest, IsForRoutersThatTakeASoftmax) {
     return found ? found->key + ": " + found->message : std::string();
   };
   EXPECT_EQ(problem(R"({"model_type": "mixtral"})"), "");
-  EXPECT_EQ(problem(R"({"model_type": "glm4_moe"})"),
+  EXPECT_EQ(problem(R"({"model_type": "glm4_moe", "head_dim": 128})"),
             "hyperparameters.router_aux_loss_coef: the routers of glm4_moe models are balanced by "
             "their correction, which training leaves as it is: leave it out");
   EXPECT_EQ(problem(R"({"model_type": "gpt2"})"),
