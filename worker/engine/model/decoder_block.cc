@@ -227,7 +227,7 @@ void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const P
     part.middle = tile.Of(saved.middle);
     Tensor out = tile.Of(y);
     RunMlp(out, of_tile, part);
-    if (experts) saved.routing_of_tiles.push_back(std::move(part.experts.routing));
+    if (experts) saved.experts_of_tiles.push_back(Experts::AlwaysKept(std::move(part.experts)));
     if (part.mlp.down_xa.defined()) tile.Of(saved.mlp.down_xa).copy_(part.mlp.down_xa);
     if (!keeps_output) return;
     tile.Of(saved.mlp_out.rows).copy_(part.mlp_out.rows);
@@ -286,14 +286,14 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   }
   if (level >= Recompute::kMlp) {
     all.mlp = {.down_xa = all.mlp.down_xa};
-    all.experts = {.routing = std::move(all.experts.routing), .down_xa = all.experts.down_xa};
+    all.experts = Experts::AlwaysKept(std::move(all.experts));
   }
   if (level >= Recompute::kLinears) {
     all = {.input = all.input,
            .attention = all.attention,
            .mlp = all.mlp,
            .experts = std::move(all.experts),
-           .routing_of_tiles = std::move(all.routing_of_tiles)};
+           .experts_of_tiles = std::move(all.experts_of_tiles)};
   }
   *saved = std::move(all);
   return y;
@@ -404,14 +404,14 @@ Activation DecoderBlock::MlpBackwardInTiles(const Activation& dy, int64_t rows, 
     part.middle = tile.Of(saved.middle);
     part.mlp_out = {tile.Of(saved.mlp_out.rows), tile.Of(saved.mlp_out.statistics)};
     part.mlp.down_xa = tile.Of(saved.mlp.down_xa);
-    if (experts) part.experts.routing = std::move(saved.routing_of_tiles[tile.first / rows]);
+    if (experts) part.experts = std::move(saved.experts_of_tiles[tile.first / rows]);
     RestoreMlp(of_tile, part);
     const ops::Fp8Rows fp8{tile.Of(dy.fp8.values), tile.Of(dy.fp8.scale)};
     MlpBackward({tile.Of(dy.rows), fp8}, of_tile, part, gradients, need_input, nullptr);
   });
   saved.mlp_out = {};
   saved.mlp = {};
-  saved.routing_of_tiles.clear();
+  saved.experts_of_tiles.clear();
   return need_input ? Activation(dy.rows) : Activation();
 }
 

@@ -77,7 +77,7 @@ struct DecoderBlock {
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
     Experts::Saved experts;
-    std::vector<Routing> routing_of_tiles;
+    std::vector<Experts::Saved> experts_of_tiles;
     LayerInput::Saved input_layer;
   };
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "common/plan/model_config.h"
 #include "worker/engine/nn/expert_linear.h"
@@ -51,13 +52,17 @@ struct Experts {
 
   explicit operator bool() const { return router >= 0; }
 
-  // Kept for the backward; Restore computes undefined ones again, but for the routing.
+  // Kept for the backward; Restore computes undefined ones again, but for the routing and down_xa.
   struct Saved {
     Routing routing;
     at::Tensor gate_up;    // [S, 2 I]
     at::Tensor activated;  // [S, I]
     at::Tensor gate_up_xa, down_xa;
   };
+  // What every backward needs of them, whatever is computed again.
+  static Saved AlwaysKept(Saved saved) {
+    return {.routing = std::move(saved.routing), .down_xa = std::move(saved.down_xa)};
+  }
 
   // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined. Takes the routing
   // of `saved` where there is one.
