@@ -13,6 +13,9 @@ constexpr int64_t kNestedBlock = 256;
 constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
 constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
+// MXFP4: half a byte an element and a byte a block of 32.
+constexpr int64_t kMxfp4CutUnit = 16384;
+constexpr int64_t kMxfp4CutUnitBytes = kMxfp4CutUnit / 2 + kMxfp4CutUnit / kMxfp4Block;
 
 // Layout of the job's quantised weights: pieces that are shared out over ranks, and scales of whole
 // rows.
@@ -47,11 +50,12 @@ int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
 
 // Totals of a unit's parameters before any of it is cut over ranks.
 struct UnitSizes {
-  int64_t frozen = 0;     // elements not quantised
-  int64_t linears = 0;    // of these, weights of linear layers
-  int64_t cut_units = 0;  // pieces of quantised weights
-  int64_t rows = 0;       // rows of quantised weights
-  int64_t trained = 0;    // elements
+  int64_t frozen = 0;       // elements not quantised
+  int64_t linears = 0;      // of these, weights of linear layers
+  int64_t cut_units = 0;    // pieces of quantised weights
+  int64_t mxfp4_units = 0;  // of those that are kept in MXFP4
+  int64_t rows = 0;         // rows of quantised weights
+  int64_t trained = 0;      // elements
 };
 
 UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
@@ -59,6 +63,8 @@ UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
   for (const Parameter& p : unit.parameters) {
     if (p.trainable) {
       sizes.trained += p.elements;
+    } else if (p.mxfp4) {
+      sizes.mxfp4_units += CeilDiv(p.elements, kMxfp4CutUnit);
     } else if (p.quantized) {
       sizes.cut_units += CeilDiv(p.elements, quant.cut_unit);
       sizes.rows += p.rows;
@@ -131,7 +137,8 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
     const Unit& unit = units[i];
     const QuantSizes quant = QuantSizesOf(job, unit);
     UnitSizes sizes = SizesOf(unit, quant);
-    const int64_t codes = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes;
+    const int64_t codes = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes +
+                          CeilDiv(sizes.mxfp4_units, parts.weights) * kMxfp4CutUnitBytes;
     const bool streams = Streams(job, device) && IsBlock(units, i);
     if (streams) {
       memory.host_weights += codes;

@@ -132,6 +132,24 @@ bool HasWholeStacks(const ModelShape& shape) {
   return shape.HasExperts() && NamesOf(shape).experts == nullptr;
 }
 
+void CheckMxfp4(const ConfigReader& config, const ModelConfig& model) {
+  const ConfigReader quantization = *config.Object("quantization_config");
+  if (!HasWholeStacks(model)) {
+    quantization.Fail("quant_method",
+                      "\"mxfp4\" is read of gpt_oss's experts alone: use the original "
+                      "weights, which QLoRA quantises when they are loaded");
+    return;
+  }
+  for (const int64_t inputs : {model.hidden, model.Layer(0).intermediate}) {
+    if (inputs % kMxfp4Block == 0) continue;
+    quantization.Fail("quant_method",
+                      fmt::format("\"mxfp4\" has blocks of {} inputs, which experts with {} do not "
+                                  "divide into: hidden_size and intermediate_size must be those of "
+                                  "the model's weights",
+                                  kMxfp4Block, inputs));
+  }
+}
+
 // transformers 5 writes "dtype", earlier versions "torch_dtype". Only shown: nothing depends on it.
 std::string ReadDtype(const Json& config) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -189,12 +207,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   const bool in_text = text && !config.Has("quantization_config");
   const ConfigReader& storing = in_text ? *text : config;
   model.stored = ReadStoredWeights(storing);
-  if (model.stored.form == StoredForm::kMxfp4 && !HasWholeStacks(model)) {
-    storing.Object("quantization_config")
-        ->Fail("quant_method",
-               "\"mxfp4\" is read of gpt_oss's experts alone: use the original "
-               "weights, which QLoRA quantises when they are loaded");
-  }
+  if (model.stored.form == StoredForm::kMxfp4) CheckMxfp4(storing, model);
   model.dtype = ReadDtype(json);
   if (model.dtype.empty() && text) model.dtype = ReadDtype(json["text_config"]);
   if (!error.ok()) return error;

@@ -111,6 +111,7 @@ std::vector<Need> NeedsOf(const ModelConfig& model, std::string_view gpu_type, i
 std::string StoredText(const ModelConfig& model, int64_t bytes) {
   if (model.stored.form == StoredForm::kNf4) return "bnb 4-bit";
   if (model.stored.form == StoredForm::kFp8) return "FP8";
+  if (model.stored.form == StoredForm::kMxfp4) return "MXFP4";
   for (const auto& [name, text] : {std::pair("bfloat16", "bf16"), std::pair("float16", "fp16"),
                                    std::pair("float32", "fp32")}) {
     if (model.dtype == name) return text;

@@ -78,6 +78,21 @@ std::vector<std::string> StacksOf(const ModelShape& shape) {
   return stacks;
 }
 
+std::optional<spec::Problem> CheckBalance(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.hyperparameters.router_aux_loss_coef == 0) return std::nullopt;
+  const bool softmax = shape.router.weights == RouterWeights::kOfChosen ||
+                       shape.router.weights == RouterWeights::kOfAll;
+  if (shape.HasExperts() && softmax) return std::nullopt;
+  return spec::Problem{
+      "hyperparameters.router_aux_loss_coef", 0,
+      fmt::format("{}: leave it out",
+                  shape.HasExperts()
+                      ? fmt::format("the routers of {} models are balanced by their correction, "
+                                    "which training leaves as it is",
+                                    shape.family)
+                      : fmt::format("this {} model has no experts", shape.family))};
+}
+
 // What jobs cannot have of the experts of a model.
 std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> stacks = StacksOf(shape);
@@ -159,19 +174,21 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const bool linear = tensor.role == TensorRole::kLinear;
     const bool adapted = MatchesAny(tensor.module(), targets);
     const bool bias_trained =
-        tensor.role == TensorRole::kBias &&
+        tensor.role == TensorRole::kBias && tensor.experts == 0 &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
     const std::string module = RuntimeModule(shape.prefix, tensor.module());
     const bool whole = TrainsWhole(module, module == TiedTo(shape), job.lora);
     const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
     const bool quantized =
         linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
-    unit.parameters.push_back({.name = tensor.name,
-                               .elements = tensor.elements(),
-                               .trainable = trained,
-                               .quantized = quantized,
-                               .rows = linear ? tensor.shape[0] : 0,
-                               .double_quant = quantized && double_quant});
+    unit.parameters.push_back(
+        {.name = tensor.name,
+         .elements = tensor.elements(),
+         .trainable = trained,
+         .quantized = quantized,
+         .rows = linear ? tensor.shape[0] : 0,
+         .double_quant = quantized && double_quant,
+         .mxfp4 = quantized && tensor.experts > 0 && shape.stored.form == StoredForm::kMxfp4});
     if (!linear || !adapted) continue;
     const int64_t r = sizes.RankOf(module), out = tensor.shape[0], in = tensor.shape[1];
     unit.parameters.push_back({.name = tensor.module() + ".lora_A.weight",
@@ -230,6 +247,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
                     length, shape.learned_positions, shape.family, shape.learned_positions)};
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
+  if (auto problem = CheckBalance(shape, job)) return problem;
   if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;

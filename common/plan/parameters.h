@@ -25,6 +25,7 @@ struct Parameter {
   bool adapter = false;       // added by LoRA, not part of the base
   int64_t rows = 0;           // outputs of a linear's weight
   bool double_quant = false;  // of weights in 4 bits, the blocks' scales are quantised too
+  bool mxfp4 = false;         // quantised: as the checkpoint has it, in MXFP4
 };
 
 // The parameters that are gathered, reduced and sharded as one, in the engine's order: the

@@ -38,7 +38,7 @@ constexpr Field kAdapterTable[] = {
      .type = Type::kChoice,
      .def = "none",
      .doc = "Which biases of the model are trained beside the adapters: none, all, or those of the "
-            "adapted linears.",
+            "adapted linears; never those of experts, as PEFT has it.",
      .choices = "none|all|lora_only",
      .aliases = "tuning.lora.bias lora_bias bias"},
     {.key = "lora.use_rslora",

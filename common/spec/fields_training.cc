@@ -407,6 +407,17 @@ constexpr Field kTrainingTable[] = {
      .max = 1e6,
      .aliases = "noisy_embedding_alpha train.noisy_embedding_alpha",
      .since = 2},
+    {.key = "hyperparameters.router_aux_loss_coef",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc =
+         "Of a mixture of experts: adds this times the load-balancing loss of the routers to the "
+         "loss, as transformers does with output_router_logits. The loss that steps report has it "
+         "in it, that of validation has not. Usual are 0.001 to 0.01; 0: none, whatever the "
+         "model's config.json says.",
+     .min = 0,
+     .max = 1e3,
+     .since = 2},
     {.key = "hyperparameters.max_steps",
      .type = Type::kInt,
      .def = "0",

@@ -184,7 +184,8 @@ struct JobSpec {
     double adam_epsilon = 1e-8;
     double max_grad_norm = 1.0;        // 0: no clipping
     double neftune_noise_alpha = 0.0;  // 0: no noise
-    int64_t max_steps = 0;             // 0: n_epochs counts
+    double router_aux_loss_coef = 0.0;
+    int64_t max_steps = 0;  // 0: n_epochs counts
     int logging_steps = 1;
     uint64_t seed = 42;
   } hyperparameters;

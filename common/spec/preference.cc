@@ -79,6 +79,10 @@ void CheckTogether(const std::string& loss, Draft* draft) {
   if (draft->Has(kNoise) && draft->Float(kNoise) > 0) {
     refuse(kNoise, "answers are compared without noise; leave it out");
   }
+  constexpr std::string_view kBalance = "hyperparameters.router_aux_loss_coef";
+  if (draft->Has(kBalance) && draft->Float(kBalance) > 0) {
+    refuse(kBalance, "it is added to the mean loss of a token; leave it out");
+  }
   const std::string rule = draft->Has(kLongRows) ? draft->String(kLongRows) : "error";
   if (rule != "error" && rule != "skip" && rule != "truncate_left") {
     refuse(kLongRows,

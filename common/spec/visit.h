@@ -219,6 +219,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.adam_epsilon", h.adam_epsilon);
   visit("hyperparameters.max_grad_norm", h.max_grad_norm);
   visit("hyperparameters.neftune_noise_alpha", h.neftune_noise_alpha);
+  visit("hyperparameters.router_aux_loss_coef", h.router_aux_loss_coef);
   visit("hyperparameters.max_steps", h.max_steps);
   visit("hyperparameters.logging_steps", h.logging_steps);
   visit("hyperparameters.seed", h.seed);

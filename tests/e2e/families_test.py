@@ -23,8 +23,9 @@ FIRST = f"step-{SAVE_STEPS}"  # the folder of the first checkpoint
 FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rope_yarn_untied",
             "mistral_sliding_untied", "smollm3_tied", "granite_tied", "gemma3_tied", "gemma3_multimodal_tied",
             "gemma4_e_tied", "gemma4_multimodal_tied", "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
-            "mistral3_multimodal_untied", "phi3_longrope_partial_tied", "qwen3_moe_mixed", "mixtral")
-STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks")
+            "mistral3_multimodal_untied", "phi3_longrope_partial_tied", "qwen3_moe_mixed", "mixtral",
+            "gpt_oss")
+STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks", "mxfp4")
 
 
 def write_tokenizer(folder):
@@ -156,7 +157,8 @@ class FamiliesTest(harness.ServiceCase):
         self.assertEqual({case: listed[case]["problem"] for case in FAMILIES + STORED},
                          dict.fromkeys(FAMILIES + STORED, ""))
         self.assertEqual({case: listed[case]["stored"] for case in STORED},
-                         {"nf4_double_quant": "bnb 4-bit", "nf4_transposed": "bnb 4-bit", "fp8_blocks": "FP8"})
+                         {"nf4_double_quant": "bnb 4-bit", "nf4_transposed": "bnb 4-bit", "fp8_blocks": "FP8",
+                          "mxfp4": "MXFP4"})
         self.assertEqual(listed["gemma3_multimodal_tied"]["family"], "gemma3_text")
         self.assertEqual([need["method"] for need in listed["gpt2_tied"]["needs"]], ["QLoRA", "LoRA", "full"])
         self.assertTrue(listed["gpt2_tied"]["needs"][0]["assumed"], "there are no GPUs")

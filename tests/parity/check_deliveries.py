@@ -50,9 +50,10 @@ def load_model(folder):
     config = json.loads((folder / "config.json").read_text())
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
         return load_fp8(folder, config)
+    # Experts in MXFP4 are bfloat16 once transformers has de-quantised them, whatever is asked for.
     kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                experts_implementation="eager").eval()
+                                experts_implementation="eager").float().eval()
 
 
 def main():

@@ -2,7 +2,8 @@
 adapters that peft makes of stacks of experts.
 
 transformers keeps the weights of all experts of a layer in two parameters, `mlp.experts.gate_up_proj` and
-`mlp.experts.down_proj`; files have a tensor for each expert and linear.
+`mlp.experts.down_proj`. Files have a tensor for each expert and linear; those of gpt_oss have the two as they are, which
+there are [experts, inputs, outputs], with biases and with gate and up in turn.
 """
 
 import pathlib
@@ -10,16 +11,19 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+DENSE = tuple(f"mlp.{of}{linear}_proj.weight" for of in ("", "shared_experts.") for linear in ("gate", "up", "down"))
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
 # What files call the feed-forward layer, its router aside, and an expert's gate, up and down.
 NAMES_IN_FILES = {"qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
                   "glm4_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
                   "mixtral": ("block_sparse_moe", ("w1", "w3", "w2"))}
-RANKS = {"qwen3_moe_mixed": 3}  # neither the number of experts nor a power of two
+RANKS = {"qwen3_moe_mixed": 3, "gpt_oss": 3}  # neither the number of experts nor a power of two
 # The expert of the first layer with experts that no token goes to: the first, the last, one between.
-UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "glm4_moe": 3, "glm4_moe_groups": 8, "mixtral": 2}
+UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "glm4_moe": 3, "glm4_moe_groups": 8, "mixtral": 2, "gpt_oss": 1,
+            "gpt_oss_tied": 4}
 # Adapters of some linears: of one stack alone, whose tensors have the same names whichever it is, and as peft
 # changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters. An
 # expert that all tokens go to has no adapter by those names.
@@ -27,11 +31,18 @@ SOME = {"qwen3_moe": (["q_proj", "v_proj"], ["mlp.experts.gate_up_proj"]),
         "qwen3_moe_mixed": (["q_proj", "gate_proj", "up_proj", "down_proj"], []),
         "glm4_moe": (["k_proj", "gate_proj", "up_proj", "down_proj"], []),
         "glm4_moe_groups": (["o_proj"], ["mlp.experts.gate_up_proj", "mlp.shared_experts.down_proj.weight"]),
-        "mixtral": ([], ["mlp.experts.down_proj"])}
+        "mixtral": ([], ["mlp.experts.down_proj"]),
+        "gpt_oss": (["q_proj", "v_proj"], ["mlp.experts.down_proj"]),
+        "gpt_oss_tied": ([], ["mlp.experts.gate_up_proj"])}
 # Seeds with which every choice of a case is clear: in rows and documents, with adapters, in each step.
 SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "glm4_moe": "glm4_moe 17",
-         "glm4_moe_groups": "glm4_moe_groups 227", "mixtral": "mixtral 5"}
+         "glm4_moe_groups": "glm4_moe_groups 227", "mixtral": "mixtral 5", "gpt_oss": "gpt_oss 13",
+         "gpt_oss_tied": "gpt_oss_tied 4"}
 LEAST_LEAD = 1e-3
+# gpt_oss's gates and ups are clamped at this. Biases of theirs are so large that a good share is (weights as large would
+# make gradients of rounding), and weights of down so much smaller. At the limit the gradient jumps: no value may be so near that another order of sums decides.
+LIMIT, GATE_UP_SCALE, BIAS_SCALE, DOWN_SCALE = 7.0, 1.5, 17.0, 0.05
+LEAST_CLAMPED, LEAST_DISTANCE = 0.1, 1e-5
 SCORE_SCALE = 2.0
 # With the first value of each embedding so large a router can refuse an expert to all tokens.
 FIRST_VALUE, REFUSAL = 2.0, -6.0
@@ -41,6 +52,7 @@ def cases(shape):
     """The cases, of these sizes where they have none of their own."""
     glm4 = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", **shape, "moe_intermediate_size": 24,
             "rope_scaling": None, "tie_word_embeddings": False}
+    gpt_oss = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", **shape}
     qwen3 = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **shape}
     return {
         "qwen3_moe": {
@@ -69,11 +81,37 @@ def cases(shape):
             "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **shape,
             "intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2,
             "sliding_window": 8, "rope_theta": 10000.0, "tie_word_embeddings": False},
+        # With all keys of the released files.
+        "gpt_oss": {
+            **gpt_oss, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size": 24, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "experts_per_token": 2, "attention_bias": True, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "swiglu_limit": 7.0,
+            "max_position_embeddings": 8192, "initial_context_length": 256, "rope_theta": 150000.0,
+            "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "truncate": False, "original_max_position_embeddings": 256},
+            "router_aux_loss_coef": 0.9, "output_router_logits": False, "tie_word_embeddings": False},
+        "gpt_oss_tied": {
+            **gpt_oss, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 16,
+            "max_position_embeddings": 128, "intermediate_size": 40, "num_local_experts": 5, "num_experts_per_tok": 3,
+            "sliding_window": 8, "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "truncate": False,
+                                "original_max_position_embeddings": 32},
+            "tie_word_embeddings": True},
     }
 
 
 def is_stack(name):
     return name.endswith(STACKS)
+
+
+def fan_in_dimension(name, model):
+    """The dimension of a matrix or stack along which its inputs are."""
+    return (1 if has_transposed_stacks(model) else 2) if is_stack(name) else 1
+
+
+def has_transposed_stacks(model):
+    return model.config.model_type == "gpt_oss"
 
 
 def is_router(module):
@@ -92,7 +130,18 @@ def prepare(name, model):
     for module in model.modules():
         if is_router(module):
             module.weight.mul_(SCORE_SCALE)
-    first_router(model).weight[UNCHOSEN[name], 0] = REFUSAL
+        if isinstance(module, GptOssExperts):
+            let_clamps_act(module)
+    router = first_router(model)
+    router.weight[UNCHOSEN[name], 0] = REFUSAL
+    if hasattr(router, "bias"):
+        router.bias[UNCHOSEN[name]] = REFUSAL
+
+
+def let_clamps_act(module):
+    for parameter, scale in ((module.gate_up_proj, GATE_UP_SCALE), (module.gate_up_proj_bias, BIAS_SCALE),
+                             (module.down_proj, DOWN_SCALE)):
+        parameter.copy_((parameter * scale).to(torch.bfloat16))
 
 
 def corrected(router, scores):
@@ -110,19 +159,35 @@ def differ(choice, other):
 
 
 class Choices:
-    """Looks at all routers: by how much the last chosen score leads the next, and who is chosen."""
+    """Looks at all routers: by how much the last chosen score leads the next, and who is chosen; and at all gates and
+    ups that are clamped: how many they are, and how near to the limit a value is."""
 
     def __init__(self):
-        self.lead = float("inf")
+        self.lead = self.distance = float("inf")
         self.chosen = {}
         self.by_correction = self.by_groups = False  # whether they changed a choice
+        self.values = self.clamped = 0
 
     def __enter__(self):
         self.handle = torch.nn.modules.module.register_module_forward_hook(self.look)
+        self.apply_gate = GptOssExperts._apply_gate
+        GptOssExperts._apply_gate = self.clamp
         return self
 
     def __exit__(self, *_):
         self.handle.remove()
+        GptOssExperts._apply_gate = self.apply_gate
+
+    @property
+    def clamp(self):
+        def look(module, gate_up):
+            values = gate_up.detach()
+            size = torch.cat((values[..., ::2], values[..., 1::2].abs()))
+            self.values += size.numel()
+            self.clamped += (size > LIMIT).sum().item()
+            self.distance = min(self.distance, (size - LIMIT).abs().min().item())
+            return self.apply_gate(module, gate_up)
+        return look
 
     def look(self, module, _, output):
         if not is_router(module):
@@ -148,8 +213,7 @@ def check_choices(name, model, choices):
     """That the forwards seen chose clearly, and left the expert out that they should."""
     if name not in UNCHOSEN:
         return
-    if choices.lead < LEAST_LEAD:
-        raise AssertionError(f"{name}: a choice of experts leads by {choices.lead:.1e} only: take another seed")
+    check_clear(name, choices)
     router = first_router(model)
     expected = set(range(router.weight.shape[0])) - {UNCHOSEN[name]}
     if choices.chosen[router] != expected:
@@ -162,6 +226,16 @@ def check_choices(name, model, choices):
 
 def type_in_files(name):
     return torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
+
+
+def check_clear(name, choices):
+    """That no other order of sums would have chosen or clamped otherwise, and that clamps act."""
+    if choices.lead < LEAST_LEAD:
+        raise AssertionError(f"{name}: a choice of experts leads by {choices.lead:.1e} only: take another seed")
+    if choices.distance < LEAST_DISTANCE:
+        raise AssertionError(f"{name}: a value is {choices.distance:.1e} from the limit: take another seed")
+    if choices.clamped < LEAST_CLAMPED * choices.values:
+        raise AssertionError(f"{name}: of {choices.values} gates and ups but {choices.clamped} are clamped")
 
 
 def in_files(weights, model):
@@ -199,16 +273,20 @@ def check_files(name, model, folder):
 
 def parameters_of(model):
     """What peft's `target_parameters` name beside attention's linears, or nothing. Dense layers between those with
-    experts are among them, for peft takes gate_proj, up_proj and down_proj of `target_modules` for the experts'."""
+    experts, and experts of all tokens, are among them, for peft takes gate_proj, up_proj and down_proj of
+    `target_modules` for the experts'."""
     names = [n for n, _ in model.named_parameters()]
     if not any(is_stack(n) for n in names):
         return None
     ends = {f"mlp.{n.partition('.mlp.')[2]}" for n in names if ".mlp." in n}
-    return sorted(ends - {"mlp.gate.weight"})
+    return sorted(e for e in ends if is_stack(e) or e in DENSE)
 
 
 def quantise(model, dequantized):
-    """Replaces each stack by what it stands for in 4 bits, all experts of it quantised as one."""
+    """Replaces each stack by what it stands for in 4 bits, all experts of it quantised as one, in the order
+    [experts, outputs, inputs] whatever the files' is."""
     for name, parameter in model.named_parameters():
         if is_stack(name):
-            parameter.copy_(dequantized(parameter))
+            stack = parameter.transpose(1, 2) if has_transposed_stacks(model) else parameter
+            value = dequantized(stack.contiguous())
+            parameter.copy_(value.transpose(1, 2) if has_transposed_stacks(model) else value)

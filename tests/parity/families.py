@@ -5,6 +5,7 @@ are drawn from a seed and rounded to bfloat16, so that the stored model is exact
 arithmetic is float32. tests/parity/README.md lists the files of a case.
 """
 
+import copy
 import json
 import zlib
 
@@ -176,9 +177,10 @@ CASES = {
     "smollm3_sliding_untied": smollm3(
         no_rope_layers=[1, 0, 0, 1], mlp_bias=True, use_sliding_window=True,
         sliding_window=8, pad_token_id=None, rope_theta=10000.0, tie_word_embeddings=False),
+    # The base beside the scaling is the one that counts.
     "gemma3_tied": gemma3(
         sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0,
-        rope_scaling=LINEAR, tie_word_embeddings=True),
+        rope_scaling={**LINEAR, "rope_theta": 10000.0}, tie_word_embeddings=True),
     "gemma3_biases_untied": gemma3(
         attention_bias=True, tie_word_embeddings=False,
         layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
@@ -247,11 +249,12 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral"}
+                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
-              "gpt2_tied": ("all", ["c_attn", "c_fc"])}
+              "gpt2_tied": ("all", ["c_attn", "c_fc"]),
+              "gpt_oss": ("all", ["q_proj", "o_proj"])}
 # Written as two files with an index, as large checkpoints are.
 SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
 
@@ -279,6 +282,8 @@ def randomize(model, generator):
                 if "gemma4" in model.config.model_type and name.endswith(
                         ("q_norm.weight", "k_norm.weight", "per_layer_input_norm.weight")):
                     value *= 0.4
+            elif name.endswith("sinks"):
+                value = noise
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name or "wte" in name or "wpe" in name:
@@ -286,7 +291,7 @@ def randomize(model, generator):
             elif parameter.dim() < 2:
                 value = 0.3 * noise
             else:
-                value = noise * parameter.shape[2 if experts.is_stack(name) else 1] ** -0.5
+                value = noise * parameter.shape[experts.fan_in_dimension(name, model)] ** -0.5
             parameter.copy_(value.to(torch.bfloat16))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -312,7 +317,7 @@ def auto_class(name):
 def build(name):
     """The model of a case, in float32, and its case's generator."""
     generator = seeded(experts.SEEDS.get(name, name))
-    values = dict(CASES[name])
+    values = copy.deepcopy(CASES[name])  # transformers writes into it
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto_class(name).from_config(config, **EAGER)
     randomize(model, generator)
@@ -443,13 +448,20 @@ def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="n
         for parameter in trained.values():
             noise = noise_of(parameter.shape, generator)
             parameter.copy_(noise * 0.5 * parameter.shape[-1] ** -0.5)
-    logits, loss = forward_backward(wrapped, input_ids, labels)
     save_adapter(wrapped, folder / ("adapter" if name == "lora" else f"{name}_adapter"))
+    adapted_file(wrapped, input_ids, labels, folder / f"{name}.safetensors")
+    return wrapped
+
+
+def adapted_file(wrapped, input_ids, labels, path):
+    """What a model with an adapter computes, and the gradients of all that is trained."""
+    trained = [n for n, p in wrapped.named_parameters() if p.requires_grad]
+    logits, loss = forward_backward(wrapped, input_ids, labels)
     # Without peft's own name for the adapter, and biases where the model has them.
     names = {n: n.replace(".default.", ".") for n in trained}
     names |= {n: n.replace(".base_layer.", ".") for n in trained if "lora_" not in n}
     save_file({"logits": logits, "loss": loss,
-               **gradients((names[n], p) for n, p in trained.items())}, folder / f"{name}.safetensors")
+               **gradients((names[n], p) for n, p in wrapped.named_parameters() if n in names)}, path)
 
 
 def make_case(name, folder):

@@ -296,17 +296,18 @@ INSTANTIATE_TEST_SUITE_P(
                     "olmo2_untied", "olmo2_biases_tied", "olmo3_untied", "olmo3_tied",
                     "phi3_untied", "phi3_longrope_partial_tied", "gpt2_tied", "gpt2_untied",
                     "ministral3_untied", "mistral3_multimodal_untied", "qwen3_moe",
-                    "qwen3_moe_mixed", "glm4_moe", "glm4_moe_groups", "mixtral"),
+                    "qwen3_moe_mixed", "glm4_moe", "glm4_moe_groups", "mixtral", "gpt_oss",
+                    "gpt_oss_tied"),
     [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
                          testing::Values("qwen2_sliding_untied", "llama_biases_rope_linear_untied",
-                                         "gpt2_tied"),
+                                         "gpt2_tied", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, StackParityTest,
                          testing::Values("qwen3_moe", "qwen3_moe_mixed", "glm4_moe",
-                                         "glm4_moe_groups", "mixtral"),
+                                         "glm4_moe_groups", "mixtral", "gpt_oss", "gpt_oss_tied"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
@@ -315,7 +316,8 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                                          "smollm3_sliding_untied", "gemma3_tied", "gemma4_tied",
                                          "gemma4_e_tied", "olmo2_untied", "olmo3_untied",
                                          "ministral3_untied", "phi3_longrope_partial_tied",
-                                         "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral"),
+                                         "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral",
+                                         "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

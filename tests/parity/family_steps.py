@@ -19,7 +19,7 @@ STEPS = 5
 LEARNING_RATE = 1e-3
 
 
-def quantise(model, linears):
+def quantise_linears(model, linears):
     """Replaces the weights of the linears called so by what their NF4 form stands for. Conv1D of GPT-2
     is stored as [inputs, outputs]; bitsandbytes has its codes in the order of a linear's."""
     with torch.no_grad():
@@ -30,6 +30,12 @@ def quantise(model, linears):
             weight = module.weight.t().contiguous() if transposed else module.weight
             value = nf4.dequantize(nf4.quantize(weight))
             module.weight.copy_(value.t() if transposed else value)
+
+
+def quantise(model, linears):
+    """The same, and stacks of experts."""
+    quantise_linears(model, linears)
+    with torch.no_grad():
         experts.quantise(model, lambda stack: nf4.dequantize(nf4.quantize(stack)))
 
 

@@ -23,6 +23,8 @@ namespace {
 constexpr std::string_view kGateUp = ".experts.gate_up_proj";
 constexpr std::string_view kDown = ".experts.down_proj";
 
+constexpr std::string_view kBias = ".bias";
+
 void Replace(std::string& text, std::string_view from, std::string_view to) {
   if (const size_t at = text.find(from); at != std::string::npos) text.replace(at, from.size(), to);
 }
@@ -32,13 +34,17 @@ bool OfStack(std::string_view name) {
 }
 
 // The name of a gradient, where a model's parameter is called `name` at run time. transformers and
-// peft know no ".weight" of a stack of experts; peft calls a stack's adapter by the module of both
-// stacks, and with adapters on both that of gate and up "base_layer".
+// peft know no ".weight" of a stack of experts, and end its biases in "_bias"; peft calls a stack's
+// adapter by the module of both stacks, and with adapters on both that of gate and up "base_layer".
 std::string GradientName(const GoldenTensors& golden, const std::string& prefix, std::string name) {
   Replace(name, ".block_sparse_moe.gate.", ".mlp.gate.");
-  if (OfStack(name) && name.find(".lora_") == std::string::npos) Replace(name, ".weight", "");
+  const bool of_adapter = name.find(".lora_") != std::string::npos;
+  if (OfStack(name) && !of_adapter) {
+    Replace(name, ".weight", "");
+    if (name.ends_with(kBias)) Replace(name, kBias, "_bias");
+  }
   const std::string key = "grad." + prefix;
-  if (name.find(".lora_") != std::string::npos) {
+  if (of_adapter) {
     std::string inner = name;
     Replace(inner, kGateUp, ".experts.base_layer");
     if (golden.Contains(key + inner)) return key + inner;
@@ -53,6 +59,12 @@ std::string GradientName(const GoldenTensors& golden, const std::string& prefix,
 Tensor StackedB(const Tensor& of_peft, const std::vector<int64_t>& shape) {
   const int64_t out = of_peft.size(0);
   return of_peft.view({out, shape[1], shape[0] / out}).permute({2, 0, 1}).contiguous();
+}
+
+// The gradient of a parameter in the order that the engine has it in.
+Tensor Ordered(const Tensor& golden, const ParamInfo& param) {
+  if (OfStack(param.name) && param.role == ParamRole::kLoraB) return StackedB(golden, param.shape);
+  return param.transposed ? golden.transpose(-2, -1).contiguous() : golden;
 }
 
 }  // namespace
@@ -137,15 +149,11 @@ void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, do
   ASSERT_EQ(parts.size(), model.gradients().size());
   for (size_t i = 0; i < parts.size(); ++i) {
     const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
-    Tensor expected = golden.Get(
+    const Tensor expected = golden.Get(
         GradientName(golden, prefix, plan::RuntimeModule(model.layout().prefix(), param.name)));
     ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
-    if (OfStack(param.name) && param.role == ParamRole::kLoraB) {
-      expected = StackedB(expected, param.shape);
-    }
-    Tensor actual = model.gradients()[i] / targets;
-    if (param.transposed) actual = actual.view(param.shape).t().contiguous();
-    EXPECT_LT(RelativeError(actual, expected), kTolerance) << param.name;
+    EXPECT_LT(RelativeError(model.gradients()[i] / targets, Ordered(expected, param)), kTolerance)
+        << param.name;
   }
 }
 

@@ -1,7 +1,8 @@
 """Tiny models as quantised checkpoints are published, and what they compute once de-quantised.
 
 `nf4_*` are what transformers writes of a model quantised by bitsandbytes on a CPU. `fp8_blocks` is made
-from the format's definition, for transformers reads no partial blocks. The reference is the de-quantised
+from the format's definition, for transformers reads no partial blocks, and so is `mxfp4`, for it writes
+none on a CPU. The reference is the de-quantised
 model in float32, with a PEFT adapter as in `families`. tests/parity/README.md lists the files.
 """
 
@@ -13,8 +14,12 @@ import bitsandbytes
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+import experts
 import families
+import family_steps
+import mxfp4
 
 # Weights of more than 16,384 elements have more than one nested block. Rows are whole blocks of 64, for
 # bitsandbytes' CPU code reads no others rightly (its CUDA code does); blocks of 128 x 128 end early.
@@ -22,6 +27,10 @@ LLAMA = families.llama(hidden_size=192, intermediate_size=128, num_hidden_layers
                        rope_theta=10000.0, tie_word_embeddings=True)
 # Its weights stand transposed in a plain checkpoint, and as those of all others in one in 4 bits.
 GPT2 = families.gpt2(n_embd=128, n_inner=192, tie_word_embeddings=True)
+GPT_OSS = experts.cases(families.SHAPE)["gpt_oss"] | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+SEEDS = {"mxfp4": "mxfp4 0"}  # with which choices of experts are clear
+CONFIGS = {"nf4_transposed": GPT2, "mxfp4": GPT_OSS}
 NF4_CASES = {
     # As the repositories of Unsloth's users: some linears are left as they are, alone (k_proj beside
     # quantised q_proj and v_proj) or with all that read the same input.
@@ -32,14 +41,17 @@ NF4_CASES = {
 FP8_CASE = "fp8_blocks"
 FP8_BLOCK = 128
 FP8_SKIPPED = ["lm_head", "model.layers.1.self_attn.o_proj"]
+MXFP4_CASE = "mxfp4"
+# Of the powers of two of each stack, such that many gates and ups are clamped.
+MXFP4_EXPONENTS = {"gate_up_proj": (-4, 0), "down_proj": (-9, -6)}
+MXFP4_SKIPPED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 
 
 def build(name):
-    generator = families.seeded(name)
-    values = dict(GPT2 if name == "nf4_transposed" else LLAMA)
+    generator = families.seeded(SEEDS.get(name, name))
+    values = copy.deepcopy(CONFIGS.get(name, LLAMA))
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config, **families.EAGER)
     families.randomize(model, generator)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(0.25)
@@ -56,6 +68,14 @@ def linear_weights(model):
             yield name, module.weight.t()
         elif isinstance(module, torch.nn.Linear) and name != "lm_head":
             yield name, module.weight
+
+
+def quantised_weights(model):
+    """The same, and [experts, outputs, inputs] of each stack."""
+    yield from linear_weights(model)
+    for name, parameter in model.named_parameters():
+        if experts.is_stack(name):
+            yield name, parameter.transpose(1, 2)
 
 
 def write_nf4(name, model, folder):
@@ -122,32 +142,68 @@ def write_fp8(model, folder):
     return dequantized
 
 
+def write_mxfp4(model, folder):
+    generator = families.seeded("planes")
+    weights, dequantized = {}, {}
+    for name, parameter in model.named_parameters():
+        if not experts.is_stack(name):
+            weights[name] = parameter.detach().to(torch.bfloat16)
+            continue
+        count, inputs, outputs = parameter.shape
+        planes = mxfp4.random_planes(count, outputs, inputs, MXFP4_EXPONENTS[name.rpartition(".")[2]], generator)
+        weights[f"{name}_blocks"], weights[f"{name}_scales"] = planes
+        dequantized[name] = mxfp4.dequantize(*planes)
+        if not torch.equal(dequantized[name].transpose(1, 2), convert_moe_packed_tensors(*planes).float()):
+            raise AssertionError(f"{name}: transformers de-quantises to other values")
+    config = {**GPT_OSS, "quantization_config": {"modules_to_not_convert": MXFP4_SKIPPED, "quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    families.save_weights(weights, folder, 1)
+    return dequantized
+
+
+def write_case(name, model, folder):
+    """The case's files; what the quantised weights stand for, by linear or stack."""
+    if name in NF4_CASES:
+        return write_nf4(name, model, folder)
+    return write_fp8(model, folder) if name == FP8_CASE else write_mxfp4(model, folder)
+
+
 def make_case(name, folder):
     folder.mkdir(parents=True)
     model, generator = build(name)
-    write = write_fp8 if name == FP8_CASE else lambda m, f: write_nf4(name, m, f)
-    dequantized = write(model, folder)
+    dequantized = write_case(name, model, folder)
     with torch.no_grad():
-        for module, weight in linear_weights(model):
+        for module, weight in quantised_weights(model):
             if module in dequantized:
                 weight.copy_(dequantized[module])
     input_ids = families.random_tokens((families.ROWS, families.LENGTH), generator)
     labels = input_ids.clone()
     labels[1, :9] = -100
-    logits, loss = families.forward_backward(model, input_ids, labels)
-    save_file({"input_ids": input_ids, "labels": labels, "logits": logits, "loss": loss},
-              folder / "rows.safetensors")
-    # bitsandbytes would round these to bfloat16 for the computation; so are they kept, to be small.
-    save_file({f"{module}.weight": weight.to(torch.bfloat16)
-               for module, weight in dequantized.items() if ".0.self_attn." in module or ".0.attn." in module},
-              folder / "dequantized.safetensors")
-    families.lora_files(model, generator, input_ids, labels, folder)
+    with experts.Choices() as choices:
+        logits, loss = families.forward_backward(model, input_ids, labels)
+        save_file({"input_ids": input_ids, "labels": labels, "logits": logits, "loss": loss},
+                  folder / "rows.safetensors")
+        # bitsandbytes would round these to bfloat16 for the computation; so are they kept, to be small.
+        save_file({f"{module}.weight": weight.to(torch.bfloat16).flatten(0, -2) for module, weight in dequantized.items()
+                   if any(part in module for part in (".0.self_attn.", ".0.attn.", ".0.mlp.experts."))},
+                  folder / "dequantized.safetensors")
+        rank = 3 if name == MXFP4_CASE else families.LORA_RANK
+        adapted = families.lora_files(model, generator, input_ids, labels, folder, rank=rank)
+        if name == MXFP4_CASE:
+            # The linears that are plain in the files in NF4, experts as the files have them.
+            family_steps.quantise_linears(adapted, experts.ATTENTION)
+            families.adapted_file(adapted, input_ids, labels, folder / "qlora.safetensors")
+    if name == MXFP4_CASE:
+        experts.check_clear(name, choices)
 
 
 def check_loads(name, folder):
     """transformers reads the folder and computes, with bitsandbytes' products, the logits kept."""
+    options = {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if name == MXFP4_CASE else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
+        folder, device_map="cpu", **families.EAGER, **options)
+    if name == MXFP4_CASE:
+        model.float()  # transformers de-quantises to bfloat16, whatever is asked for
     model.train()  # bitsandbytes repacks weights for inference on some CPUs, and fails on these
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
@@ -161,7 +217,7 @@ def check_loads(name, folder):
 
 def make(out):
     torch.set_num_threads(1)
-    for name in [*NF4_CASES, FP8_CASE]:
+    for name in [*NF4_CASES, FP8_CASE, MXFP4_CASE]:
         make_case(name, out / name)
         if name != FP8_CASE:
             check_loads(name, out / name)

@@ -79,7 +79,9 @@ class Merger {
     const auto own = values_.find(param.name);
     if (own != values_.end()) return own->second.view(param.shape);
     Tensor weight = base_.Read(param, 0, param.numel()).view(param.shape);
-    if (options_.quantized != nullptr && param.role == ParamRole::kLinear) {
+    // The job kept what the files hold in MXFP4 as it is.
+    if (options_.quantized != nullptr && param.role == ParamRole::kLinear &&
+        !base_.HoldsMxfp4(param)) {
       weight = AfterQuantizing(*options_.quantized, weight, *alone_);
     }
     const auto pair = pairs_.find(param.name);

@@ -52,7 +52,8 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       const auto found = replaced.find(param.name);
       if (found != replaced.end()) {
         source->Get(unit, index).copy_(found->second.view(param.shape));
-      } else if (choices.quantized != nullptr && param.role == ParamRole::kLinear) {
+      } else if (choices.quantized != nullptr && param.role == ParamRole::kLinear &&
+                 !base.HoldsMxfp4(param)) {  // which the job kept as it is
         const Tensor weight = base.Read(param, 0, param.numel()).view(param.shape);
         source->Get(unit, index).copy_(AfterQuantizing(*choices.quantized, weight, *alone));
         base.Done(param);

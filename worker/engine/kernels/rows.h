@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "worker/engine/kernels/mxfp4_format.h"
+
 // Checks that the implementations of ops.h share, whatever the device.
 
 namespace sft::engine {
@@ -118,6 +120,21 @@ inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
   CheckVector(q_weight, size, qkv, operation);
   CheckVector(k_weight, size, qkv, operation);
   CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);
+}
+
+// Checks the arguments of Mxfp4Dequantize.
+inline void CheckMxfp4(const at::Tensor& out, const at::Tensor& codes, const at::Tensor& scales) {
+  constexpr const char* kName = "Mxfp4Dequantize";
+  const int64_t n = out.numel();
+  TORCH_CHECK(out.is_contiguous() && codes.is_contiguous() && scales.is_contiguous(), kName,
+              ": tensors must be dense");
+  TORCH_CHECK(out.scalar_type() == at::kFloat || out.scalar_type() == at::kBFloat16, kName,
+              ": out must be fp32 or bf16");
+  TORCH_CHECK(codes.scalar_type() == at::kByte && scales.scalar_type() == at::kByte &&
+                  codes.numel() >= (n + 1) / 2 &&
+                  scales.numel() >= (n + kMxfp4Block - 1) / kMxfp4Block,
+              kName, ": ", codes.numel(), " bytes of codes and ", scales.numel(), " scales for ", n,
+              " elements");
 }
 
 // Checks the arguments of Nf4RowProduct, whose codes have `rows` rows.

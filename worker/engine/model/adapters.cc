@@ -105,7 +105,8 @@ void AdaptUnit(UnitInfo& unit, std::string_view prefix, const spec::JobSpec::Lor
         {module + ".lora_magnitude_vector", {param.shape[0]}, ParamRole::kMagnitude, true});
   }
   for (ParamInfo& param : unit.params) {
-    if (param.role != ParamRole::kBias) continue;
+    // Of experts PEFT knows none: they are parameters of other names to it.
+    if (param.role != ParamRole::kBias || param.experts > 0) continue;
     param.trainable =
         lora.bias == spec::Bias::kAll ||
         (lora.bias == spec::Bias::kLoraOnly && adapted.contains(std::string(param.module())));

@@ -165,7 +165,7 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
     const bool next_is_head = unit + 1 == layout_.head_unit();
     source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
     if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
-    const Pass pass{acquired.weights(), options_.lora, dropout};
+    const Pass pass = PassOf(acquired.weights(), context, dropout);
     const plan::BlockPlan plan = PlanOf(layer);
     const bool keeps = saved != nullptr && layer >= lowest;
     x = blocks_[layer].Forward(x, context, pass, plan, keeps ? &(*saved)[layer] : nullptr);
@@ -179,6 +179,14 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
   }
   if (on_host_ != nullptr) on_host_->Await();
   return x;
+}
+
+Pass Decoder::PassOf(const UnitWeights& weights, const BlockContext& context,
+                     const DropoutKey* dropout) const {
+  return {.weights = weights,
+          .lora = options_.lora,
+          .dropout = dropout,
+          .balance = context.links->balance.get()};
 }
 
 Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {
@@ -330,7 +338,7 @@ void Decoder::RebuildInputs(size_t layer, const BlockContext& context, const Dro
     const int unit = static_cast<int>(from) + 1;
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
     source_.Prefetch(unit + 1, from + 1 == layer ? BackwardUse(layer) : WeightUse::kForward);
-    const Pass pass{acquired.weights(), options_.lora, dropout};
+    const Pass pass = PassOf(acquired.weights(), context, dropout);
     saved[from + 1].input =
         blocks_[from].Forward(saved[from].input, context, pass, PlanOf(from), nullptr);
   }
@@ -360,7 +368,7 @@ Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const 
     FetchFor(unit - 1, saved);
     AcquiredUnit acquired(source_, layout_, unit, BackwardUse(layer));
     PrefetchBefore(unit, saved);
-    const Pass pass{acquired.weights(), options_.lora, dropout};
+    const Pass pass = PassOf(acquired.weights(), context, dropout);
     UnitGradients gradients(sink, unit);
     dx = blocks_[layer].Backward(std::move(dx), context, pass, PlanOf(layer), saved[layer],
                                  gradients, /*need_dx=*/unit > first,
@@ -379,13 +387,19 @@ Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* drop
 
 Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {
   const BlockContext context = MakeContext(batch);
+  LayerLinks& links = *context.links;
+  if (options_.router_balance > 0.0) {
+    // As the loss of tokens, which is a sum over those that count.
+    const auto weight = options_.router_balance * static_cast<double>(batch.targets.size(0));
+    links.balance = std::make_unique<RouterBalance>(weight);
+  }
   std::vector<DecoderBlock::Saved> saved(blocks_.size());
   Tensor x = Forward(batch, context, dropout, &saved);
   auto [loss, dx] = BackwardHead(x, batch, sink, {});
+  if (links.balance) loss = loss.add(links.balance->Finish());
   x = Tensor();
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
   const bool to_embedding = layout_.first_trainable() == kEmbeddingUnit;
-  LayerLinks& links = *context.links;
   if (to_embedding && links.inputs.defined()) links.dinputs = at::empty_like(links.inputs);
   dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
   if (to_embedding) {

@@ -22,7 +22,9 @@ namespace sft::engine {
 struct DecoderOptions {
   LoraScaling lora;
   double noise_alpha = 0.0;  // of NEFTune; 0: none
-  plan::ExecutionPlan run;   // what each block recomputes, and how many logits are made at a time
+  // Weight of the routers' balance (nn/router_balance.h) beside the mean loss of a token; 0: none.
+  double router_balance = 0.0;
+  plan::ExecutionPlan run;  // what each block recomputes, and how many logits are made at a time
 };
 
 // The model walked unit by unit: forward, and backward in reverse. Weights come from a
@@ -125,6 +127,8 @@ class Decoder {
   bool DropsEmbedding(const DropoutKey* dropout) const {
     return dropout != nullptr && config_.embedding_dropout > 0.0;
   }
+  Pass PassOf(const UnitWeights& weights, const BlockContext& context,
+              const DropoutKey* dropout) const;
   struct Normed {
     at::Tensor normed, statistics;
   };

@@ -227,10 +227,7 @@ void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const P
     part.middle = tile.Of(saved.middle);
     Tensor out = tile.Of(y);
     RunMlp(out, of_tile, part);
-    if (experts) {
-      saved.experts_of_tiles.push_back(
-          {.routing = std::move(part.experts.routing), .down_xa = part.experts.down_xa});
-    }
+    if (experts) saved.experts_of_tiles.push_back(Experts::AlwaysKept(std::move(part.experts)));
     if (part.mlp.down_xa.defined()) tile.Of(saved.mlp.down_xa).copy_(part.mlp.down_xa);
     if (!keeps_output) return;
     tile.Of(saved.mlp_out.rows).copy_(part.mlp_out.rows);
@@ -289,7 +286,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   }
   if (level >= Recompute::kMlp) {
     all.mlp = {.down_xa = all.mlp.down_xa};
-    all.experts = {.routing = std::move(all.experts.routing), .down_xa = all.experts.down_xa};
+    all.experts = Experts::AlwaysKept(std::move(all.experts));
   }
   if (level >= Recompute::kLinears) {
     all = {.input = all.input,

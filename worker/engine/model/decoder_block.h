@@ -13,6 +13,7 @@
 #include "worker/engine/nn/layer_input.h"
 #include "worker/engine/nn/mlp.h"
 #include "worker/engine/nn/norm.h"
+#include "worker/engine/nn/router_balance.h"
 #include "worker/engine/nn/self_attention.h"
 
 namespace sft::engine {
@@ -23,6 +24,7 @@ struct LayerLinks {
   // [T, L P]: inputs that layers have of their own, and their gradients; undefined: there are none,
   // or they are not wanted.
   at::Tensor inputs, dinputs;
+  std::unique_ptr<RouterBalance> balance;  // null: routers are not balanced
 };
 
 // Inputs of a micro-batch that all blocks share.
@@ -75,7 +77,7 @@ struct DecoderBlock {
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
     Experts::Saved experts;
-    std::vector<Experts::Saved> experts_of_tiles;  // what the forward leaves: routing and down_xa
+    std::vector<Experts::Saved> experts_of_tiles;
     LayerInput::Saved input_layer;
   };
 

@@ -45,7 +45,9 @@ int64_t RankOf(const UnitInfo& unit, const ParamInfo& weight) {
 std::string TreatmentOf(const UnitInfo& unit, const ParamInfo& param, const spec::JobSpec& spec) {
   if (param.trainable) return "trained";
   std::string text = "frozen";
-  if (param.quantized && !param.plain_among_quantized && spec.qlora()) {
+  if (param.mxfp4) {
+    text += ", kept in MXFP4";
+  } else if (param.quantized && !param.plain_among_quantized && spec.qlora()) {
     text += fmt::format(", quantised to {} bits", spec.quantization.bits);
   }
   const int64_t rank = param.role == ParamRole::kLinear ? RankOf(unit, param) : 0;

@@ -20,6 +20,7 @@
 
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/projection.h"
+#include "worker/engine/nn/router_balance.h"
 
 namespace sft::engine {
 
@@ -97,12 +98,10 @@ void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) c
   if (!HasSigmoids()) {
     const auto [largest, which] = at::topk(scores, chosen, 1);
     routing.chosen = which;
-    if (options.weights == plan::RouterWeights::kOfChosen) {
-      routing.weights = at::softmax(largest, 1);
-    } else {
-      routing.probabilities = at::softmax(scores, 1);
-      routing.weights = routing.probabilities.gather(1, which);
-    }
+    const bool of_chosen = options.weights == plan::RouterWeights::kOfChosen;
+    if (!of_chosen || pass.balance != nullptr) routing.probabilities = at::softmax(scores, 1);
+    routing.weights = of_chosen ? at::softmax(largest, 1) : routing.probabilities.gather(1, which);
+    if (pass.balance != nullptr) pass.balance->Count(which, routing.probabilities);
     return;
   }
   routing.probabilities = Sigmoids(scores);
@@ -210,7 +209,8 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   saved.activated = saved.down_xa = Tensor();
   const Tensor dweights =
       drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
-  const Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
+  Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
+  if (pass.balance != nullptr) pass.balance->AddGradient(exact, routing.probabilities);
   // The product that made the scores is in fp32 where their sigmoids are taken.
   const at::ScalarType type = HasSigmoids() ? at::kFloat : x.scalar_type();
   const Tensor dscores = exact.to(type);

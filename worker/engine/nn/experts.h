@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "common/plan/model_config.h"
 #include "worker/engine/nn/expert_linear.h"
@@ -13,12 +14,13 @@ namespace sft::engine {
 // Which experts the tokens of a micro-batch go to: T tokens, E experts, k of them for each token,
 // S = T k routed rows.
 struct Routing {
-  at::Tensor weights;        // fp32 [T, k]: what each chosen expert's output counts
-  at::Tensor chosen;         // int64 [T, k]: the experts
-  at::Tensor probabilities;  // fp32 [T, E]: sigmoids, or the softmax over all scores (kOfAll)
-  at::Tensor tokens;         // int64 [S]: the token of each routed row, sorted by expert
-  at::Tensor order;          // int64 [S]: its place in `weights`, token * k + choice
-  at::Tensor places;         // int64 [T, k]: the routed row of each choice
+  at::Tensor weights;  // fp32 [T, k]: what each chosen expert's output counts
+  at::Tensor chosen;   // int64 [T, k]: the experts
+  // fp32 [T, E]: sigmoids, or the softmax over all scores, for kOfAll and for the routers' balance.
+  at::Tensor probabilities;
+  at::Tensor tokens;  // int64 [S]: the token of each routed row, sorted by expert
+  at::Tensor order;   // int64 [S]: its place in `weights`, token * k + choice
+  at::Tensor places;  // int64 [T, k]: the routed row of each choice
   ExpertRows rows;
 };
 
@@ -50,13 +52,17 @@ struct Experts {
 
   explicit operator bool() const { return router >= 0; }
 
-  // Kept for the backward; Restore computes undefined ones again, but for the routing.
+  // Kept for the backward; Restore computes undefined ones again, but for the routing and down_xa.
   struct Saved {
     Routing routing;
     at::Tensor gate_up;    // [S, 2 I]
     at::Tensor activated;  // [S, I]
     at::Tensor gate_up_xa, down_xa;
   };
+  // What every backward needs of them, whatever is computed again.
+  static Saved AlwaysKept(Saved saved) {
+    return {.routing = std::move(saved.routing), .down_xa = std::move(saved.down_xa)};
+  }
 
   // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined. Takes the routing
   // of `saved` where there is one.

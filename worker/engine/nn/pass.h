@@ -14,6 +14,8 @@ struct LoraScaling {
   double dropout = 0.0;
 };
 
+class RouterBalance;
+
 // The unit being run, as its layers see it.
 struct Pass {
   const UnitWeights& weights;
@@ -26,6 +28,8 @@ struct Pass {
   // [T, 1] of the activations' type: 1 in rows that the adapters act on, 0 in those that see the
   // base alone. Undefined: they act on all.
   at::Tensor adapter_rows = {};
+  // Of the experts' routers, while training; null: they are not balanced.
+  RouterBalance* balance = nullptr;
 
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };

@@ -106,11 +106,37 @@ void LoadQuantized(const ParamInfo& param, int unit, int index, const BaseWeight
     return;
   }
   const auto [first, count] = source.RangeOf(unit, index);
-  if (options.bits == 4 && base.HoldsNf4(param)) {
+  if (param.mxfp4 || (options.bits == 4 && base.HoldsNf4(param))) {
     source.LoadBytes(unit, index, base.ReadBytes(param, first, count));
   } else {
     source.Load(unit, index, base.Read(param, first, count));
   }
+}
+
+// The quantised weights that the format holds; null if there are none.
+std::unique_ptr<WeightSource> LoadInFormat(const ModelLayout& layout, const BaseWeights& base,
+                                           const FrozenOptions& options, Communicator& comm,
+                                           std::unique_ptr<QuantFormat> format) {
+  const QuantFormat& holder = *format;
+  const bool any = std::any_of(layout.units.begin(), layout.units.end(), [&](const UnitInfo& unit) {
+    return std::any_of(unit.params.begin(), unit.params.end(),
+                       [&](const ParamInfo& param) { return holder.Holds(param); });
+  });
+  if (!any) return nullptr;
+  const QuantizedSource::Options quantized{
+      .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
+      .sharded = options.sharded,
+      .run = options.run};
+  auto source = std::make_unique<QuantizedSource>(layout, std::move(format), quantized, comm);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      if (!holder.Holds(param)) continue;
+      LoadQuantized(param, unit, static_cast<int>(i), base, options, comm.device(), *source);
+      base.Done(param);
+    }
+  }
+  return source;
 }
 
 }  // namespace
@@ -167,6 +193,14 @@ void BaseWeights::QuantizeAsStored(ModelLayout& layout) const {
                   "bad_model", "config.json and weights must be of one model");
 }
 
+void BaseWeights::KeepMxfp4(ModelLayout& layout) const {
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) {
+      param.mxfp4 = param.quantized && HoldsMxfp4(param);
+    }
+  }
+}
+
 Tensor BaseWeights::ReadElements(const std::string& name, int64_t first, int64_t count) const {
   return reader_ ? reader_->Read(files_.File(name), name, first, count)
                  : files_.ViewRange(name, first, count);
@@ -181,12 +215,20 @@ Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) c
 }
 
 QuantizedPart BaseWeights::ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const {
+  if (param.mxfp4) {
+    return ReadMxfp4(Stored(param), first, count,
+                     std::bind_front(&BaseWeights::ReadElements, this));
+  }
   return ReadNf4(Stored(param), first, count, nested_, device_,
                  std::bind_front(&BaseWeights::ReadElements, this));
 }
 
 bool BaseWeights::HoldsNf4(const ParamInfo& param) const {
   return Stored(param).form == plan::StoredForm::kNf4;
+}
+
+bool BaseWeights::HoldsMxfp4(const ParamInfo& param) const {
+  return Stored(param).form == plan::StoredForm::kMxfp4;
 }
 
 void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_elements) const {
@@ -210,27 +252,8 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
   auto composed = std::make_unique<ComposedSource>();
   composed->Add(options.sharded ? LoadShardedPlain(layout, base, options.compute, comm)
                                 : LoadResidentPlain(layout, base, options, comm.device()));
-  const bool quantizes =
-      std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
-        return std::any_of(unit.params.begin(), unit.params.end(),
-                           [](const ParamInfo& param) { return param.quantized; });
-      });
-  if (!quantizes) return composed;
-  const QuantizedSource::Options quantized{
-      .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
-      .sharded = options.sharded,
-      .run = options.run};
-  auto source =
-      std::make_unique<QuantizedSource>(layout, FormatOf(options, layout, base), quantized, comm);
-  for (int unit = 0; unit < layout.size(); ++unit) {
-    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
-      const ParamInfo& param = layout.units[unit].params[i];
-      if (!param.quantized) continue;
-      LoadQuantized(param, unit, static_cast<int>(i), base, options, comm.device(), *source);
-      base.Done(param);
-    }
-  }
-  composed->Add(std::move(source));
+  composed->Add(LoadInFormat(layout, base, options, comm, FormatOf(options, layout, base)));
+  composed->Add(LoadInFormat(layout, base, options, comm, MakeMxfp4Format()));
   return composed;
 }
 

@@ -30,14 +30,18 @@ class BaseWeights {
   // if none is.
   void QuantizeAsStored(ModelLayout& layout) const;
 
+  // Has `layout` keep stacks that are to be quantised in MXFP4 where the files hold them so.
+  void KeepMxfp4(ModelLayout& layout) const;
+
   // Elements [first, first + count) of a parameter of the base, flat, as stored (16-bit floats that
   // are not bf16 become fp32) or de-quantised to fp32, on the device. On a CPU pages are read from
   // the file when the tensor is used.
   at::Tensor Read(const ParamInfo& param, int64_t first, int64_t count) const;
-  // The bytes of such elements where the files hold them in NF4; `first` is a multiple of its cut
-  // unit.
+  // The bytes of such elements where the files hold them in NF4, or of a parameter that is kept in
+  // MXFP4; `first` is a multiple of the format's cut unit.
   QuantizedPart ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const;
   bool HoldsNf4(const ParamInfo& param) const;
+  bool HoldsMxfp4(const ParamInfo& param) const;
   // True if ReadBytes gives scales that are quantised too: as bitsandbytes' are, unless some
   // weight's are laid out in another way than kernels/nf4_tables.h says.
   bool nested() const { return nested_; }

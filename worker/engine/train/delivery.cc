@@ -81,10 +81,12 @@ std::string ReplicaHash(const TrainingModel& model) {
   return hasher.Finish();
 }
 
-bool HasTransposed(const ModelLayout& layout) {
+// Of stacks of experts PEFT knows by itself how they stand.
+bool HasTransposedLinears(const ModelLayout& layout) {
   return std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
-    return std::any_of(unit.params.begin(), unit.params.end(),
-                       [](const ParamInfo& param) { return param.transposed; });
+    return std::any_of(unit.params.begin(), unit.params.end(), [](const ParamInfo& param) {
+      return param.transposed && param.experts == 0;
+    });
   });
 }
 
@@ -178,7 +180,7 @@ AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& sp
   config.alpha_pattern = lora.alpha_pattern;
   config.modules_to_save = WrittenWhole(layout, lora);
   config.ensure_weight_tying = lora.ensure_weight_tying && layout.tied_head();
-  config.fan_in_fan_out = HasTransposed(layout);
+  config.fan_in_fan_out = HasTransposedLinears(layout);
   config.base_model = model_name;
   return config;
 }

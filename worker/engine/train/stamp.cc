@@ -56,6 +56,7 @@ constexpr const char* kJobKeys[] = {
     "hyperparameters.adam_epsilon",
     "hyperparameters.max_grad_norm",
     "hyperparameters.neftune_noise_alpha",
+    "hyperparameters.router_aux_loss_coef",
     "hyperparameters.seed",
     "data.packing",
 };

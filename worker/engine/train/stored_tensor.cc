@@ -6,8 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,6 +19,7 @@
 #include "common/plan/checkpoint_names.h"
 #include "common/plan/tensors.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/mxfp4_format.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -332,23 +331,13 @@ Tensor ReadTurned(const StoredTensor& part, int64_t first, int64_t count,
   return whole.view(part.shape).t().reshape({-1}).narrow(0, first, count);
 }
 
-// The values of the codes of E2M1.
-constexpr float kE2m1[] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                           -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
 Tensor DequantizeMxfp4(const StoredTensor& tensor, int64_t first, int64_t count,
                        const ReadElements& read) {
-  constexpr int64_t kBlock = plan::kMxfp4Block;
-  const int64_t block = first / kBlock, blocks = CeilDiv(first + count, kBlock) - block;
-  const Tensor bytes =
-      read(tensor.name + plan::kMxfp4Blocks, block * kBlock / 2, blocks * kBlock / 2);
-  const Tensor scales = AsFloat(read(tensor.name + plan::kMxfp4Scales, block, blocks));
-  const Tensor codes =
-      at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 1).view({-1});
-  const Tensor table = at::tensor(at::ArrayRef<float>(kE2m1)).to(bytes.device());
-  const Tensor values =
-      table.index_select(0, codes.to(at::kInt)).view({blocks, kBlock}).mul(scales.unsqueeze(1));
-  return values.view({-1}).narrow(0, first - block * kBlock, count);
+  const int64_t block = first / kMxfp4Block, blocks = CeilDiv(first + count, kMxfp4Block) - block;
+  const QuantizedPart bytes = ReadMxfp4(tensor, block * kMxfp4Block, blocks * kMxfp4Block, read);
+  Tensor values = at::empty({blocks * kMxfp4Block}, bytes.planes[0].options().dtype(at::kFloat));
+  ops::Mxfp4Dequantize(values, bytes.planes[0], bytes.planes[1]);
+  return values.narrow(0, first - block * kMxfp4Block, count);
 }
 
 // Elements of a tensor in parts, which may begin and end within one.
@@ -379,6 +368,16 @@ Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
   if (tensor.form == StoredForm::kMxfp4) return DequantizeMxfp4(tensor, first, count, read);
   return tensor.form == StoredForm::kNf4 ? DequantizeNf4(tensor, first, count, read)
                                          : DequantizeFp8(tensor, first, count, read);
+}
+
+QuantizedPart ReadMxfp4(const StoredTensor& tensor, int64_t first, int64_t count,
+                        const ReadElements& read) {
+  QuantizedPart part;
+  if (count == 0) return part;
+  part.planes.push_back(read(tensor.name + plan::kMxfp4Blocks, first / 2, CeilDiv(count, 2)));
+  part.planes.push_back(
+      read(tensor.name + plan::kMxfp4Scales, first / kMxfp4Block, CeilDiv(count, kMxfp4Block)));
+  return part;
 }
 
 QuantizedPart ReadNf4(const StoredTensor& tensor, int64_t first, int64_t count, bool double_quant,

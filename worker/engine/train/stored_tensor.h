@@ -65,4 +65,9 @@ at::Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
 QuantizedPart ReadNf4(const StoredTensor& tensor, int64_t first, int64_t count, bool double_quant,
                       at::Device device, const ReadElements& read);
 
+// The bytes of elements [first, first + count) of a stack in MXFP4 as MakeMxfp4Format holds them;
+// `first` is a multiple of its cut unit.
+QuantizedPart ReadMxfp4(const StoredTensor& tensor, int64_t first, int64_t count,
+                        const ReadElements& read);
+
 }  // namespace sft::engine

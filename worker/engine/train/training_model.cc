@@ -139,6 +139,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   if (run.blocks_on_host && !full && !spec_.qlora()) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
+  base.KeepMxfp4(layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
@@ -149,7 +150,10 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
-      DecoderOptions{.lora = ScalingOf(spec_.lora), .noise_alpha = NoiseAlpha(), .run = run});
+      DecoderOptions{.lora = ScalingOf(spec_.lora),
+                     .noise_alpha = NoiseAlpha(),
+                     .router_balance = spec_.hyperparameters.router_aux_loss_coef,
+                     .run = run});
   if (run.graphs) RecordBlocks();
 }
 

@@ -43,6 +43,7 @@ struct ParamInfo {
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
   bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
+  bool mxfp4 = false;      // quantised: as the checkpoint has it, in MXFP4
   // Counted as quantised, but plain in the checkpoint: it stands in one matrix with weights that
   // the checkpoint has in 4 bits.
   bool plain_among_quantized = false;

@@ -13,6 +13,7 @@
 #include "common/base/round.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/int8_format.h"
+#include "worker/engine/kernels/mxfp4_format.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -117,6 +118,33 @@ class Nf4Format : public QuantFormat {
   }
 
   bool double_quant_;
+};
+
+class Mxfp4Format : public QuantFormat {
+ public:
+  bool Holds(const ParamInfo& param) const override { return param.quantized && param.mxfp4; }
+
+  int64_t cut_unit() const override { return kMxfp4CutUnit; }
+
+  std::vector<PlaneSpec> planes() const override {
+    return {{at::kByte, kMxfp4CutUnit / 2}, {at::kByte, kMxfp4CutUnit / kMxfp4Block}};
+  }
+
+  QuantizedPart Quantize(const Tensor& /*part*/, int64_t /*columns*/,
+                         std::span<const int64_t> /*counts*/, Communicator&) const override {
+    throw InternalError("MXFP4 is kept as it was published, not made");
+  }
+
+  void Dequantize(Tensor out, std::span<const Tensor> planes,
+                  const Tensor& /*constants*/) const override {
+    ops::Mxfp4Dequantize(out, planes[0], planes[1]);
+  }
+
+  void DequantizeFp8(Tensor /*out*/, std::span<const Tensor> /*planes*/,
+                     const Tensor& /*constants*/, const Tensor& /*scale*/,
+                     bool /*transposed*/) const override {
+    throw InternalError("MXFP4 has no products in FP8");
+  }
 };
 
 class Int8Format : public QuantFormat {
@@ -225,6 +253,8 @@ std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant) {
 std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute) {
   return std::make_unique<PlainFormat>(compute);
 }
+
+std::unique_ptr<QuantFormat> MakeMxfp4Format() { return std::make_unique<Mxfp4Format>(); }
 
 std::unique_ptr<QuantFormat> MakeInt8Format() { return std::make_unique<Int8Format>(); }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/weights/layout.h"
 
 // A quantised weight is kept as planes of raw bytes. A flattened weight is cut into cut units: so
 // many elements whose bytes are whole in every plane, the only places where bytes may be divided
@@ -32,6 +33,9 @@ struct QuantizedPart {
 class QuantFormat {
  public:
   virtual ~QuantFormat() = default;
+
+  // True for the quantised weights that are kept in this format.
+  virtual bool Holds(const ParamInfo& param) const { return param.quantized && !param.mxfp4; }
 
   virtual int64_t cut_unit() const = 0;
   virtual std::vector<PlaneSpec> planes() const = 0;
@@ -70,6 +74,9 @@ std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
 // No quantisation: the weights themselves in `compute`, for a base that lies in host memory. No
 // FP8.
 std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute);
+
+// MXFP4 (kernels/mxfp4_format.h), which is kept as it was published: it quantises nothing. No FP8.
+std::unique_ptr<QuantFormat> MakeMxfp4Format();
 
 // INT8 with a scale a row (kernels/int8_format.h). The scales are the weight's constants: they are
 // whole on every rank (4 bytes a row), so codes may be cut within a row. No FP8.

@@ -56,7 +56,8 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   for (ParamInfo& param : in_cut_units.params) {
     param.shape = {param.plain_among_quantized ? 0 : format_->CutUnits(param.numel())};
   }
-  unit.cut_units = FlatLayout(in_cut_units, [](const ParamInfo& p) { return p.quantized; });
+  unit.cut_units =
+      FlatLayout(in_cut_units, [this](const ParamInfo& p) { return format_->Holds(p); });
   const int64_t total = unit.cut_units.size();
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];

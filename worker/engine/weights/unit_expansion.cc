@@ -32,7 +32,7 @@ class PlainExpansion : public UnitExpansion {
       : unit_(unit), format_(format), compute_(compute), places_(unit.params.size()) {
     for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
       const MatrixInfo matrix = unit.Matrix(i);
-      if (!unit.params[matrix.members[0].weight].quantized) continue;
+      if (!format.Holds(unit.params[matrix.members[0].weight])) continue;
       for (const MatrixInfo::Member& member : matrix.members) {
         places_[member.weight] = {elements_ + member.first_row * matrix.stride(), matrix.stride()};
       }
@@ -40,7 +40,7 @@ class PlainExpansion : public UnitExpansion {
     }
     for (size_t i = 0; i < unit.params.size(); ++i) {
       const ParamInfo& param = unit.params[i];
-      if (!param.quantized || places_[i].begin >= 0) continue;
+      if (!format.Holds(param) || places_[i].begin >= 0) continue;
       places_[i] = {elements_, param.shape.back()};
       Grow(param.numel());
     }
@@ -99,11 +99,11 @@ class Fp8Expansion : public UnitExpansion {
  public:
   Fp8Expansion(const UnitInfo& unit, const QuantFormat& format) : unit_(unit), format_(format) {
     size_t quantized = 0, placed = 0;
-    for (const ParamInfo& param : unit.params) quantized += param.quantized;
+    for (const ParamInfo& param : unit.params) quantized += format.Holds(param);
     for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
       const MatrixInfo info = unit.Matrix(i);
       Matrix matrix{info, 0, 0, {}, {}};
-      if (!unit.params[info.members[0].weight].quantized) {
+      if (!format.Holds(unit.params[info.members[0].weight])) {
         matrices_.push_back(std::move(matrix));
         continue;
       }
@@ -162,7 +162,7 @@ class Fp8Expansion : public UnitExpansion {
   };
 
   bool IsQuantized(const Matrix& matrix) const {
-    return unit_.params[matrix.info.members[0].weight].quantized;
+    return format_.Holds(unit_.params[matrix.info.members[0].weight]);
   }
 
   static Tensor Rows(const Tensor& buffer, int64_t begin, int64_t rows, int64_t columns,

@@ -101,7 +101,10 @@ class WeightSource {
 // Several sources, each with some of the parameters.
 class ComposedSource : public WeightSource {
  public:
-  void Add(std::unique_ptr<WeightSource> source) { sources_.push_back(std::move(source)); }
+  // Null is no source.
+  void Add(std::unique_ptr<WeightSource> source) {
+    if (source) sources_.push_back(std::move(source));
+  }
 
   void Prefetch(int unit, WeightUse use) override;
   void Acquire(int unit, UnitWeights& weights) override;

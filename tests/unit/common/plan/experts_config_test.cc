@@ -287,5 +287,22 @@ TEST(ExpertsConfigTest, WeightsOfExpertsInFp8NeedTheirScales) {
   EXPECT_EQ(FindContradiction(qwen, tensors), "");
 }
 
+TEST(RouterBalanceJobTest, IsForRoutersThatTakeASoftmax) {
+  spec::JobSpec job;
+  job.hyperparameters.router_aux_loss_coef = 0.01;
+  const auto problem = [&](const char* config) {
+    const auto model = ParseModelConfig(config);
+    EXPECT_TRUE(model.ok()) << model.status();
+    const auto found = CheckJob(*model, job);
+    return found ? found->key + ": " + found->message : std::string();
+  };
+  EXPECT_EQ(problem(R"({"model_type": "mixtral"})"), "");
+  EXPECT_EQ(problem(R"({"model_type": "glm4_moe", "head_dim": 128})"),
+            "hyperparameters.router_aux_loss_coef: the routers of glm4_moe models are balanced by "
+            "their correction, which training leaves as it is: leave it out");
+  EXPECT_EQ(problem(R"({"model_type": "gpt2"})"),
+            "hyperparameters.router_aux_loss_coef: this gpt2 model has no experts: leave it out");
+}
+
 }  // namespace
 }  // namespace sft::plan

@@ -94,6 +94,8 @@ TEST(NeedsTest, TheStoredTypeIsThatOfTheConfigOrOfTheSize) {
   EXPECT_EQ(StoredText(model, 4 * parameters), "bf16");
   model.stored.form = StoredForm::kFp8;
   EXPECT_EQ(StoredText(model, 0), "FP8");
+  model.stored.form = StoredForm::kMxfp4;
+  EXPECT_EQ(StoredText(model, 0), "MXFP4");
 }
 
 TEST(NeedsTest, TheTypeIsReadUnderBothNamesAndInsideAMultimodalConfig) {

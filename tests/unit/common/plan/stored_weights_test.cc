@@ -1,5 +1,6 @@
 #include "common/plan/stored_weights.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,6 +95,20 @@ TEST(StoredWeightsTest, AMultimodalModelMayHaveItBesideOrWithinTheText) {
     ASSERT_TRUE(model.ok()) << config << model.status();
     EXPECT_EQ(model->stored.form, StoredForm::kFp8) << config;
   }
+}
+
+TEST(StoredWeightsTest, ExpertsInMxfp4AreWholeBlocks) {
+  const auto read = [](int64_t hidden, int64_t intermediate) {
+    return ParseModelConfig(fmt::format(R"({{"model_type": "gpt_oss", "hidden_size": {},
+        "intermediate_size": {}, "num_hidden_layers": 2, "num_local_experts": 4,
+        "quantization_config": {{"quant_method": "mxfp4"}}}})",
+                                        hidden, intermediate));
+  };
+  const auto model = read(64, 96);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->stored.form, StoredForm::kMxfp4);
+  EXPECT_THAT(read(48, 96).status().message(), HasSubstr("which experts with 48 do not divide"));
+  EXPECT_THAT(read(64, 100).status().message(), HasSubstr("which experts with 100 do not divide"));
 }
 
 TEST(StoredWeightsTest, OtherFormsAreRefusedWithTheKeyAndWhatToUse) {

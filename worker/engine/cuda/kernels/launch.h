@@ -35,6 +35,10 @@ cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, u
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
                                 int64_t n, MutableRows out, int64_t columns, cudaStream_t stream);
 
+// MXFP4 as worker/engine/kernels/mxfp4_format.h defines it; `codes` and `out` aligned to 16 bytes.
+cudaError_t LaunchMxfp4Dequantize(ElementType type, int64_t n, const uint8_t* codes,
+                                  const uint8_t* scales, void* out, cudaStream_t stream);
+
 // The second quantisation: n values minus *offset, in blocks of 256, to the signed 8-bit map.
 cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* offset,
                                  uint8_t* codes, float* nested_absmax, cudaStream_t stream);

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,42 @@ TEST_F(MergeTest, TheWeightIsTheBasesWithTheAdaptersProduct) {
   const std::string other = "model.layers.0.self_attn.k_proj.weight";
   EXPECT_TRUE(at::equal(Weight("merged", other), Weight("model", other).to(at::kFloat)));
   EXPECT_LT(Difference(nullptr).largest, 1e-4);
+}
+
+// Every expert's factors, of stacks that files hold as [experts, inputs, outputs] (gpt_oss) and as
+// a tensor for each expert and linear.
+TEST_F(MergeTest, StacksOfExpertsAreMergedExpertByExpert) {
+  constexpr int64_t kExperts = 3, kRank = 2, kHidden = 32, kInner = 16;
+  for (const char* family : {"gpt_oss", "qwen3_moe"}) {
+    SCOPED_TRACE(family);
+    WriteTinyModel(dir_ / "model", R"({"model_type": ")" + std::string(family) + R"(",
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 16, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "num_local_experts": 3, "num_experts_per_tok": 2, "max_position_embeddings": 64})");
+    AdapterConfig config;
+    config.r = kRank;
+    config.alpha = 4;
+    const std::string experts = "model.layers.1.mlp.experts.";
+    config.target_parameters = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+    const std::vector<LoraPair> pairs{{.module = experts + "down_proj",
+                                       .a = Noise({kExperts * kRank, kInner}, 1),
+                                       .b = Noise({kExperts * kHidden, kRank}, 2),
+                                       .experts = kExperts},
+                                      {.module = experts + "gate_up_proj",
+                                       .a = Noise({kExperts * kRank, kHidden}, 3),
+                                       .b = Noise({kExperts * 2 * kInner, kRank}, 4),
+                                       .experts = kExperts}};
+    WriteAdapter({.target = dir_ / "adapter"}, config, pairs);
+    EXPECT_EQ(MergeAdapter(Options()).modules, 2);
+    EXPECT_LT(Difference(nullptr).largest, 1e-4);
+    // Beside the base alone it is another model.
+    std::filesystem::rename(dir_ / "merged", dir_ / "kept");
+    const ComparedRows rows{{{3, 17, 42, 8, 1, 2}}, {{0, 1, 1, 1, 1, 1}}};
+    const auto base = LogitsOfRows({.model_dir = dir_ / "model"}, rows);
+    EXPECT_GT(CompareLogits(rows, base, LogitsOfRows({.model_dir = dir_ / "kept"}, rows)).largest,
+              1e-2);
+    std::filesystem::remove_all(dir_ / "kept");
+  }
 }
 
 TEST_F(MergeTest, DoraScalesTheRowsOfTheSum) {
