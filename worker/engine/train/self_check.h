@@ -37,7 +37,9 @@ using LogitsOf =
 // InternalError when the second document's logits change with the tokens of the first (not by a
 // bit), or differ from those it has alone by more than products of another size round, and
 // UserError when they are not finite. Returns that difference, as a part of the largest logit.
-double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe);
+// `has_experts`: an expert's products have the rows of all documents, whose number changes with any
+// token; so the second's logits may change by what products of another size round.
+double CheckPacking(const LogitsOf& logits, const ProbeDocuments& probe, bool has_experts = false);
 
 // Throws UserError when an adapter that the job asked for has learned nothing, naming the layers
 // whose factor B is still zero.

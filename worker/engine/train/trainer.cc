@@ -34,6 +34,13 @@ namespace {
 // Rows named in a message about a value that is not finite.
 constexpr size_t kRowsShown = 16;
 
+bool HasExperts(const ModelLayout& layout) {
+  return std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+    return std::any_of(unit.params.begin(), unit.params.end(),
+                       [](const ParamInfo& param) { return param.experts > 0; });
+  });
+}
+
 std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
   if (!options.spec.training.validation.enabled) return std::nullopt;
   if (options.validation == nullptr) {
@@ -144,11 +151,14 @@ void Trainer::CheckBeforeTraining() {
   const auto logits = [this](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
     return model_.Logits(batch, tokens);
   };
-  packing_difference_ = CheckPacking(logits, probe_);
+  const bool has_experts = HasExperts(model_.layout());
+  packing_difference_ = CheckPacking(logits, probe_, has_experts);
   // A CPU has one attention, whatever the length of a document.
   const bool gpu = comm_.device().is_cuda();
   const std::optional<ProbeDocuments> longer = gpu ? MakeLongProbe(*options_.train) : std::nullopt;
-  if (longer) packing_difference_ = std::max(packing_difference_, CheckPacking(logits, *longer));
+  if (longer) {
+    packing_difference_ = std::max(packing_difference_, CheckPacking(logits, *longer, has_experts));
+  }
   if (comm_.rank() == 0) {
     observer_.OnMessage(
         fmt::format("two {} packed documents stay apart; alone, the second's logits differ by "

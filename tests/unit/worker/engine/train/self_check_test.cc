@@ -84,8 +84,22 @@ TEST_F(SelfCheckTest, AModelWhoseDocumentsSeeEachOtherIsRefused) {
     batch.max_seqlen = static_cast<int32_t>(batch.size());
     return model.Logits(batch, tokens);
   };
-  EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(leaking, probe_); }),
-              HasSubstr("other tokens in the first of two change the second's logits"));
+  for (const bool has_experts : {false, true}) {
+    EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(leaking, probe_, has_experts); }),
+                HasSubstr("other tokens in the first of two change the second's logits"));
+  }
+}
+
+TEST_F(SelfCheckTest, ExpertsMayRoundOtherwise) {
+  const spec::JobSpec job = Options(spec::Mode::kLora).spec;
+  TrainingModel model(job, model_dir(), *comm_);
+  int calls = 0;
+  const auto rounding = [&](const MicroBatch& batch, const std::vector<int64_t>& tokens) {
+    return model.Logits(batch, tokens).mul_(1.0 + 1e-6 * calls++);
+  };
+  EXPECT_THAT(MessageOf<InternalError>([&] { CheckPacking(rounding, probe_); }),
+              HasSubstr("other tokens in the first of two change"));
+  EXPECT_LT(CheckPacking(rounding, probe_, /*has_experts=*/true), 1e-4);
 }
 
 // As where one of several attentions reads over a document's border: that of documents as long as
