@@ -149,6 +149,39 @@ void VisitExport(Export& e, Visit&& visit) {
   visit("export.compare_tokens", e.compare_tokens);
 }
 
+template <typename Hyperparameters, typename Visit>
+void VisitHyperparameters(Hyperparameters& h, Visit&& visit) {
+  visit("hyperparameters.n_epochs", h.n_epochs);
+  visit("hyperparameters.per_device_batch", h.per_device_batch);
+  visit("hyperparameters.gradient_accumulation_steps", h.gradient_accumulation_steps);
+  visit("hyperparameters.global_batch", h.global_batch);
+  visit("hyperparameters.sequence_length", h.sequence_length);
+  visit("hyperparameters.learning_rate", h.learning_rate);
+  visit("hyperparameters.embedding_learning_rate", h.embedding_learning_rate);
+  visit("hyperparameters.warmup_ratio", h.warmup_ratio);
+  visit("hyperparameters.warmup_steps", h.lr_scheduler.warmup_steps);
+  visit("hyperparameters.optimizer", h.optimizer);
+  visit("hyperparameters.master_weights", h.master_weights);
+  visit("hyperparameters.lr_scheduler", h.lr_scheduler.kind);
+  visit("hyperparameters.lr_num_cycles", h.lr_scheduler.num_cycles);
+  visit("hyperparameters.lr_power", h.lr_scheduler.power);
+  visit("hyperparameters.lr_end", h.lr_scheduler.end);
+  visit("hyperparameters.lr_min", h.lr_scheduler.min);
+  visit("hyperparameters.lr_min_ratio", h.lr_scheduler.min_ratio);
+  visit("hyperparameters.lr_decay_steps", h.lr_scheduler.decay_steps);
+  visit("hyperparameters.lr_decay", h.lr_scheduler.decay);
+  visit("hyperparameters.weight_decay", h.weight_decay);
+  visit("hyperparameters.adam_beta1", h.adam_beta1);
+  visit("hyperparameters.adam_beta2", h.adam_beta2);
+  visit("hyperparameters.adam_epsilon", h.adam_epsilon);
+  visit("hyperparameters.max_grad_norm", h.max_grad_norm);
+  visit("hyperparameters.neftune_noise_alpha", h.neftune_noise_alpha);
+  visit("hyperparameters.router_aux_loss_coef", h.router_aux_loss_coef);
+  visit("hyperparameters.max_steps", h.max_steps);
+  visit("hyperparameters.logging_steps", h.logging_steps);
+  visit("hyperparameters.seed", h.seed);
+}
+
 // Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
 // JobSpec. Two members are derived and have no key of their own in a job file:
 // hyperparameters.parallelism.sharding and .compute_type.
@@ -193,36 +226,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.validation.generate_max_new_tokens", v.generate_max_new_tokens);
   visit("training.validation.generate_num_beams", v.generate_num_beams);
   visit("training.validation.generate_seconds", v.generate_seconds);
-  auto& h = s.hyperparameters;
-  visit("hyperparameters.n_epochs", h.n_epochs);
-  visit("hyperparameters.per_device_batch", h.per_device_batch);
-  visit("hyperparameters.gradient_accumulation_steps", h.gradient_accumulation_steps);
-  visit("hyperparameters.global_batch", h.global_batch);
-  visit("hyperparameters.sequence_length", h.sequence_length);
-  visit("hyperparameters.learning_rate", h.learning_rate);
-  visit("hyperparameters.embedding_learning_rate", h.embedding_learning_rate);
-  visit("hyperparameters.warmup_ratio", h.warmup_ratio);
-  visit("hyperparameters.warmup_steps", h.lr_scheduler.warmup_steps);
-  visit("hyperparameters.optimizer", h.optimizer);
-  visit("hyperparameters.master_weights", h.master_weights);
-  visit("hyperparameters.lr_scheduler", h.lr_scheduler.kind);
-  visit("hyperparameters.lr_num_cycles", h.lr_scheduler.num_cycles);
-  visit("hyperparameters.lr_power", h.lr_scheduler.power);
-  visit("hyperparameters.lr_end", h.lr_scheduler.end);
-  visit("hyperparameters.lr_min", h.lr_scheduler.min);
-  visit("hyperparameters.lr_min_ratio", h.lr_scheduler.min_ratio);
-  visit("hyperparameters.lr_decay_steps", h.lr_scheduler.decay_steps);
-  visit("hyperparameters.lr_decay", h.lr_scheduler.decay);
-  visit("hyperparameters.weight_decay", h.weight_decay);
-  visit("hyperparameters.adam_beta1", h.adam_beta1);
-  visit("hyperparameters.adam_beta2", h.adam_beta2);
-  visit("hyperparameters.adam_epsilon", h.adam_epsilon);
-  visit("hyperparameters.max_grad_norm", h.max_grad_norm);
-  visit("hyperparameters.neftune_noise_alpha", h.neftune_noise_alpha);
-  visit("hyperparameters.router_aux_loss_coef", h.router_aux_loss_coef);
-  visit("hyperparameters.max_steps", h.max_steps);
-  visit("hyperparameters.logging_steps", h.logging_steps);
-  visit("hyperparameters.seed", h.seed);
+  VisitHyperparameters(s.hyperparameters, visit);
   auto& p = s.parallelism;
   visit("hyperparameters.parallelism.sharding", p.sharding);
   visit("hyperparameters.parallelism.fsdp_use_orig_params", p.fsdp_use_orig_params);
