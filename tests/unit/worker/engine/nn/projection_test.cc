@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/unit/worker/engine/kernels/random_tensor.h"
+#include "tests/unit/worker/engine/nn/map_sink.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/rows.h"
 #include "worker/engine/weights/adapted_source.h"
@@ -24,32 +24,6 @@ using at::Tensor;
 constexpr int64_t kTokens = 7;
 constexpr int64_t kInputs = 12;
 constexpr double kScale = 0.75;
-
-// Keeps gradients by position.
-class MapSink : public GradientSink {
- public:
-  explicit MapSink(const UnitInfo& unit) {
-    for (size_t i = 0; i < unit.params.size(); ++i) {
-      if (unit.params[i].trainable) buffers_[static_cast<int>(i)] = at::zeros(unit.params[i].shape);
-    }
-  }
-  void BeginStep() override {}
-  void BeginMicroBatch(bool) override {}
-  bool Trains(int, int param) const override { return buffers_.contains(param); }
-  Tensor Buffer(int, int param) override {
-    const auto found = buffers_.find(param);
-    return found == buffers_.end() ? Tensor() : found->second;
-  }
-  void FinishUnit(int) override {}
-  const std::vector<Tensor>& Reduce() override { return none_; }
-  bool sharded() const override { return false; }
-  int64_t Bytes() const override { return 0; }
-  bool fixed() const override { return true; }
-
- private:
-  std::map<int, Tensor> buffers_;
-  std::vector<Tensor> none_;
-};
 
 // Three linear layers of one input; the second has no adapter, all have a bias.
 ModelLayout Layout(bool train_weights, bool magnitudes = false) {

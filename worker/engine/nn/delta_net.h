@@ -1,0 +1,102 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "worker/engine/nn/projection.h"
+
+namespace sft::engine {
+
+// Gated DeltaNet, linear attention in the place of SelfAttention: a state of fixed size for each
+// head instead of keys and values. T tokens, H hidden size, Hk key heads of Dk, Hv value heads of
+// Dv, C = 2 Hk Dk + Hv Dv:
+//
+//       q | k | v, z, b, a = in(x)                                  of C, Hv Dv, Hv and Hv columns
+//       q | k | v  = a causal convolution of the same, with SiLU                  (ops::ShortConv)
+//       heads      = the gated delta rule                                        (ops::GatedDelta)
+//                    with g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)
+//       y          = out(norm(heads) * silu(z))                                (ops::GatedRmsNorm)
+//
+// Gates, and all that follows from the parameters they are made of, are fp32 whatever the type of
+// the activations: exp(A_log) of a rounded A_log is another decay. Positions of parameters are
+// those in the unit. Rows have the spare columns that their projection asks for (projection.h).
+struct DeltaNet {
+  Projection in, out;
+  int conv = -1;     // [C, 1, 4]
+  int a_log = -1;    // [Hv]
+  int dt_bias = -1;  // [Hv]
+  int norm = -1;     // [Dv], of all heads
+  int64_t key_heads = 0, value_heads = 0;
+  int64_t key_size = 0, value_size = 0;
+  double epsilon = 0.0;
+
+  // Activations kept for the backward. Restore computes undefined ones again, but for `projected`,
+  // which Project makes.
+  struct Saved {
+    at::Tensor projected;  // [T, C + Hv Dv + 2 Hv]
+    at::Tensor convolved;  // [T, C]
+    at::Tensor heads;      // [T, Hv Dv]
+    at::Tensor rstd;       // fp32 [T, Hv], of heads
+    at::Tensor normed;     // rows [T, Hv Dv]: what `out` reads
+    at::Tensor in_xa, out_xa;
+  };
+
+  // Fills projected from x [T, H], already normalised.
+  void Project(Activation x, const Pass& pass, Saved& saved) const;
+  // Writes y [T, H] = what the layer makes of what Project filled, plus `residual` where it is
+  // defined. The rule is computed unless `heads` are there from a forward before.
+  void Attend(at::Tensor& y, const at::Tensor& residual, const ops::Documents& documents,
+              const Pass& pass, Saved& saved) const;
+  // Computes what is missing in `saved` for the backward.
+  void Restore(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
+  // Drops what Restore computes again at little cost: all but the products and `heads`.
+  static void DropRows(Saved& saved);
+
+  // Adds the parameters' gradients; makes that of x [T, H] only where dx is not null. `input` gives
+  // x once the layer's own memory is free again. Consumes `saved`.
+  void Backward(Activation dy, const std::function<at::Tensor()>& input,
+                const ops::Documents& documents, const Pass& pass, Saved& saved,
+                UnitGradients& gradients, at::Tensor* dx) const;
+
+  // True if a parameter before the output projection is trained.
+  bool inputs_trained(UnitGradients& gradients) const;
+
+ private:
+  // Views of rows like `projected`.
+  struct Parts {
+    at::Tensor qkv;   // rows [T, C]
+    at::Tensor z;     // rows [T, Hv Dv]
+    at::Tensor b, a;  // rows [T, Hv]
+  };
+  // Views of rows like `convolved`, by head.
+  struct Heads {
+    at::Tensor q, k, v;
+  };
+  struct Gates {
+    at::Tensor rate;     // exp(A_log) [Hv]
+    at::Tensor shifted;  // a + dt_bias [T, Hv]
+    at::Tensor g, beta;  // [T, Hv]
+  };
+
+  int64_t keys() const { return key_heads * key_size; }
+  int64_t values() const { return value_heads * value_size; }
+  Parts Split(const at::Tensor& projected) const;
+  Heads SplitHeads(const at::Tensor& convolved) const;
+  at::Tensor ByHead(const at::Tensor& heads) const {  // [T, Hv Dv] -> [T, Hv, Dv]
+    return heads.view({heads.size(0), value_heads, value_size});
+  }
+  Gates MakeGates(const Parts& parts, const Pass& pass) const;
+  // Adds the gradients of A_log and dt_bias, and writes those of b and a.
+  void GatesBackward(const Gates& gates, const at::Tensor& dg, const at::Tensor& dbeta,
+                     UnitGradients& gradients, Parts& dparts) const;
+  at::Tensor ConvWeight(const Pass& pass) const {
+    return pass.weights[conv].view({2 * keys() + values(), -1});
+  }
+  at::Tensor NormWeight(const Pass& pass) const { return pass.weights[norm].to(at::kFloat); }
+  void Convolve(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
+  void ComputeHeads(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
+};
+
+}  // namespace sft::engine
