@@ -15,13 +15,13 @@ using at::Tensor;
 constexpr int64_t kHeads = 4, kKvHeads = 2, kSize = 8;
 constexpr double kScale = 0.4;
 
-struct Case {
+struct SinkCase {
   Tensor q, k, v, sinks, dout;
   std::vector<int64_t> lengths;
   Tensor offsets;
   int64_t window;
 
-  explicit Case(at::ScalarType type, std::vector<int64_t> of, int64_t sees)
+  explicit SinkCase(at::ScalarType type, std::vector<int64_t> of, int64_t sees)
       : lengths(std::move(of)), window(sees) {
     at::manual_seed(5);
     std::vector<int> ends{0};
@@ -41,7 +41,7 @@ struct Result {
   Tensor out, dq, dk, dv, dsinks;
 };
 
-Result Compute(const Case& c) {
+Result Compute(const SinkCase& c) {
   Tensor out = at::empty_like(c.q);
   Tensor lse = ops::Attention(out, c.q, c.k, c.v, c.documents(), kScale, c.window);
   ops::AddSinks(out, lse, c.sinks, c.documents());
@@ -53,7 +53,7 @@ Result Compute(const Case& c) {
 }
 
 // One document and head after the other.
-Result Reference(const Case& c) {
+Result Reference(const SinkCase& c) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   Result r{at::empty(c.q.sizes(), options), at::zeros(c.q.sizes(), options),
            at::zeros(c.k.sizes(), options), at::zeros(c.v.sizes(), options),
@@ -99,7 +99,7 @@ TEST(SinksTest, OutputAndGradientsAreThoseOfTheWiderSoftmax) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const double tolerance = type == at::kFloat ? 2e-6 : 2e-2;
     for (const int64_t window : {0, 5}) {
-      const Case c(type, {1, 19, 300}, window);
+      const SinkCase c(type, {1, 19, 300}, window);
       const Result actual = Compute(c), expected = Reference(c);
       ExpectNear(actual.out, expected.out, tolerance, "out");
       ExpectNear(actual.dq, expected.dq, tolerance, "dq");
@@ -113,7 +113,7 @@ TEST(SinksTest, OutputAndGradientsAreThoseOfTheWiderSoftmax) {
 TEST(SinksTest, PagesGiveWhatRowsGive) {
   constexpr int64_t kPage = 16, kTokens = 40;
   for (const int64_t window : {0, 7}) {
-    const Case c(at::kFloat, {kTokens}, window);
+    const SinkCase c(at::kFloat, {kTokens}, window);
     const Result rows = Compute(c);
     Tensor k_pages = at::zeros({4, kPage, kKvHeads, kSize}), v_pages = at::zeros_like(k_pages);
     const Tensor tables = at::tensor({2, 0, 3}, at::kInt).view({1, 3});
