@@ -42,6 +42,8 @@ struct Field {
   bool takes_number = false;
   // kList: an empty list is a legal value. `max` limits the items.
   bool may_be_empty = false;
+  // kList: a table of the file is taken as its items, each "name=value".
+  bool takes_table = false;
   // If not empty, the values that work today; any other is refused with `refusal`.
   std::string_view supported = "";
   std::string_view refusal = "";
