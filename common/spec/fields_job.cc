@@ -339,6 +339,7 @@ constexpr Field kJobTable[] = {
      .doc = "The day that a template prints which asks for today's (strftime_now), as in "
             "\"2026-11-26\". A job keeps it, so that its rows are the same tokens on whatever day "
             "it goes on.",
+     .takes_date = true,
      .aliases = "template_date",
      .since = 2},
     {.key = "data.template_arguments",

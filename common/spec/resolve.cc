@@ -71,7 +71,8 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
   if (field == nullptr && entry.is_null && IsTable(entry.key)) return;
   if (field == nullptr) return ReportUnknown(entry, draft);
   if (entry.is_null) return;
-  if (entry.is_table || !entry.value) {
+  const bool dated = field->takes_date && !entry.value && entry.plain;
+  if (entry.is_table || (!entry.value && !dated)) {
     const std::string what = entry.is_table ? "a table" : entry.kind;
     draft->AddProblemAt(field->key, entry.line,
                         field->refusal.empty()
@@ -79,7 +80,7 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
                             : fmt::format("{} (is {})", field->refusal, what));
     return;
   }
-  const Value given = TypedBy(*field, entry);
+  const Value given = dated ? Value(*entry.plain) : TypedBy(*field, entry);
   if (LeavesOut(*field, given)) return;
   absl::StatusOr<Value> value =
       Check(*field, draft->taken_before() ? TakenNow(*field, given) : given);

@@ -36,6 +36,10 @@ TEST(TemplateSettingsTest, AJobHasTheDayOfItsSubmissionUnlessItGivesOne) {
   EXPECT_EQ(given.spec.data.template_date, "2024-02-29");
   EXPECT_EQ(OriginOf(given, "data.template_date"), "job.toml:7");
   EXPECT_EQ(ResolveOn("", "").spec.data.template_date, "");
+  EXPECT_EQ(ResolveOn("", "[data]\ntemplate_date = 2024-02-29\n").spec.data.template_date,
+            "2024-02-29")
+      << "a date of TOML";
+  EXPECT_FALSE(ResolveOn("", "[data]\ngroup_by = 2024-02-29\n").ok());
 }
 
 TEST(TemplateSettingsTest, WhoServesAnswersOnManyDays) {
