@@ -187,6 +187,16 @@ TEST_F(EncodeRowTest, ReasoningIsLearntWhereTheGenerationPromptNamesTheChannelOf
                   "<|return|>"));
 }
 
+TEST_F(EncodeRowTest, WhatTheJobsArgumentsPutIntoTheGenerationPromptIsNotLearnt) {
+  Use("thinking", "<|im_end|>");
+  EXPECT_THAT(Learnt(kTwoTurns),
+              ElementsAre("1 🎉<|im_end|>", "<think>\n\n</think>\n\n2<|im_end|>"));
+  tokenizer_ = std::make_unique<ChatTokenizer>(ChatTokenizer::Open(
+      folder_->path(), {}, TemplateSettings::Of("2024-07-26", {"enable_thinking=false"})));
+  encoder_ = std::make_unique<RowEncoder>(*tokenizer_, spec::LossOn::kAssistant);
+  EXPECT_THAT(Learnt(kTwoTurns), ElementsAre("1 🎉<|im_end|>", "2<|im_end|>"));
+}
+
 TEST_F(EncodeRowTest, ATurnThatCannotBeFoundIsRefusedNotGuessed) {
   Use("chatml_tools", "<|im_end|>");
   folder_->Write("chat_template.jinja",
