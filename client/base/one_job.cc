@@ -56,9 +56,11 @@ std::string ServesNoCheckpoint(const std::string& id) {
 
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,
                            const std::string& name, const std::string& data) {
+  // Of an adapter or a checkpoint the server knows them; above the tables a key is of none.
   std::string text =
-      fmt::format("[job]\nkind = {}\nname = {}\nmodel = {}\nadapter = {}\n", Quoted(kind),
-                  Quoted(name), Quoted(answerer.model), Quoted(answerer.adapter));
+      answerer.adapter.empty() ? DataLines(answerer, {"template_arguments"}) : std::string();
+  text += fmt::format("[job]\nkind = {}\nname = {}\nmodel = {}\nadapter = {}\n", Quoted(kind),
+                      Quoted(name), Quoted(answerer.model), Quoted(answerer.adapter));
   if (!data.empty()) text += fmt::format("data = {}\n", Quoted(data));
   text += "[compute]\ngpu_count = 1\n";
   if (!answerer.gpu_type.empty()) {

@@ -19,7 +19,8 @@ namespace sft::client {
 namespace {
 
 struct DataCheckOptions {
-  std::string file, model, columns, roles, chat_template, loss_on;
+  std::string file, model, columns, roles, chat_template, template_date, loss_on;
+  std::vector<std::string> template_arguments;
   std::string loss = "sft";
   std::string gpu_type;
   std::string name;  // of a folder
@@ -98,8 +99,12 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
   for (const auto& [flag, value] :
        {std::pair("--columns", &options.columns), std::pair("--roles", &options.roles),
         std::pair("--chat-template", &options.chat_template),
+        std::pair("--template-date", &options.template_date),
         std::pair("--loss-on", &options.loss_on)}) {
     if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
+  }
+  for (const std::string& argument : options.template_arguments) {
+    arguments.insert(arguments.end(), {"--template-argument", argument});
   }
   if (!options.gpu_type.empty()) {
     arguments.insert(arguments.end(), {"--gpu-type", options.gpu_type});
@@ -165,6 +170,10 @@ void AddData(Command& app, Session& session) {
   check->AddOption("--columns", options->columns, "As data.columns: prompt=ask,completion=reply");
   check->AddOption("--roles", options->roles, "As data.roles: user=customer");
   check->AddOption("--chat-template", options->chat_template, "As data.chat_template");
+  check->AddOption("--template-date", options->template_date,
+                   "As data.template_date: 2026-11-26; by default today's, in UTC");
+  check->AddOption("--template-argument", options->template_arguments,
+                   "NAME=VALUE, one of data.template_arguments; may be given several times");
   check->AddOption(
       "--gpu-type", options->gpu_type,
       "Say how long an epoch takes on one of these: H100, H200, A100, L40S, RTX4090, ...");

@@ -40,8 +40,12 @@ struct Field {
   bool is_text = false;
   // kString: a number is taken as its text.
   bool takes_number = false;
+  // kString: a date of TOML is taken as its text.
+  bool takes_date = false;
   // kList: an empty list is a legal value. `max` limits the items.
   bool may_be_empty = false;
+  // kList: a table of the file is taken as its items, each "name=value".
+  bool takes_table = false;
   // If not empty, the values that work today; any other is refused with `refusal`.
   std::string_view supported = "";
   std::string_view refusal = "";

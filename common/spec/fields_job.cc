@@ -334,6 +334,28 @@ constexpr Field kJobTable[] = {
             "the model's named templates.",
      .is_text = true,
      .aliases = "chat_template"},
+    {.key = "data.template_date",
+     .derived = "the day of the submission (UTC); of kind = \"serve\", that of each question",
+     .doc = "The day that a template prints which asks for today's (strftime_now), as in "
+            "\"2026-11-26\". A job keeps it, so that its rows are the same tokens on whatever day "
+            "it goes on.",
+     .takes_date = true,
+     .aliases = "template_date",
+     .since = 2},
+    {.key = "data.template_arguments",
+     .type = Type::kList,
+     .def = "",
+     .doc =
+         "What else the template is given, by the names that it has for it: a table, "
+         "[data.template_arguments] with reasoning_effort = \"high\" or enable_thinking = false, "
+         "or a list of \"reasoning_effort=high\" (what is JSON after the = is that, else text). "
+         "chat_template_kwargs of a row go before it. A job that answers with what another has "
+         "trained has that one's.",
+     .max = 100,
+     .may_be_empty = true,
+     .takes_table = true,
+     .aliases = "template_arguments data.chat_template_kwargs chat_template_kwargs",
+     .since = 2},
     {.key = "data.max_examples",
      .type = Type::kInt,
      .def = "0",

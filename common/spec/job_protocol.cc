@@ -7,6 +7,7 @@
 
 #include "common/spec/fields.h"
 #include "common/spec/job_json.h"
+#include "common/spec/template_settings.h"
 #include "common/spec/visit.h"
 
 namespace sft::spec {
@@ -60,12 +61,20 @@ int ProtocolOf(const NewerField& newer, const Json& value) {
 
 }  // namespace
 
+void ProtocolNeed::Add(std::string_view key) {
+  if (std::find(keys.begin(), keys.end(), key) != keys.end()) return;
+  protocol = std::max(protocol, FindField(key)->since);
+  keys.emplace_back(key);
+}
+
 ProtocolNeed NeedOf(const JobSpec& spec) {
   static const std::map<std::string_view, NewerField> newer = NewerFields();
   ProtocolNeed need;
   VisitSpec(spec, [&](std::string_view key, const auto& member) {
     const auto found = newer.find(key);
     if (found == newer.end()) return;
+    // Every job has a day; it matters where the template prints it.
+    if (key == "data.template_date" && !AsksForDay(spec.data.chat_template)) return;
     const int protocol = ProtocolOf(found->second, ValueOf(member));
     if (protocol == 1) return;
     need.protocol = std::max(need.protocol, protocol);

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/spec/job_spec.h"
@@ -16,6 +17,9 @@ namespace sft::spec {
 struct ProtocolNeed {
   int protocol = 1;               // the lowest that a worker must speak
   std::vector<std::string> keys;  // the keys that need it; empty with protocol 1
+
+  // Adds a key that matters whatever its value is.
+  void Add(std::string_view key);
 };
 ProtocolNeed NeedOf(const JobSpec& spec);
 

@@ -238,9 +238,13 @@ struct JobSpec {
     bool packing = false;
     LossOn loss_on = LossOn::kAssistant;
     std::string chat_template;  // Jinja template replacing the model's own; empty: the model's
-    int64_t max_examples = 0;   // 0: all; else the first N training rows
-    BadRows on_bad_rows = BadRows::kError;     // rows that have no answer or cannot be used
-    LongRows on_long_rows = LongRows::kError;  // rows longer than sequence_length
+    // The day that the template prints, "2026-11-26". Empty: of who serves that of each question;
+    // of other jobs, that of earlier versions (common/spec/template_settings.h).
+    std::string template_date;
+    std::vector<std::string> template_arguments;  // "reasoning_effort=high": further variables
+    int64_t max_examples = 0;                     // 0: all; else the first N training rows
+    BadRows on_bad_rows = BadRows::kError;        // rows that have no answer or cannot be used
+    LongRows on_long_rows = LongRows::kError;     // rows longer than sequence_length
     int split_overlap = 64;            // tokens that pieces of a split row share, without loss
     std::vector<std::string> columns;  // "prompt=ask": the file's column ask is the form's prompt
     std::vector<std::string> roles;    // "user=customer": the file's role customer is user

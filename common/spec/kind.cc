@@ -19,14 +19,14 @@ constexpr std::string_view kOfTraining[] = {"training.", "hyperparameters.", "lo
 constexpr std::string_view kOfGeneration[] = {"generate.", "evaluate."};
 constexpr std::string_view kOfEvaluation[] = {"evaluate."}, kOfExport[] = {"export."};
 // Keys of [data] that all kinds have; the others are about what is learnt from its rows.
-constexpr std::string_view kDataOfAll[] = {"data.topology.", "data.chat_template",
+constexpr std::string_view kDataOfAll[] = {"data.topology.", "data.chat_template", "data.template_",
                                            "data.max_examples"};
 // How rows of training are read, which held-out rows are too.
 constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.on_bad_rows"};
 // Those that an export reads its rows by.
 constexpr std::string_view kDataOfExport[] = {
-    "data.topology.", "data.chat_template", "data.max_examples", "data.columns",
-    "data.roles",     "data.loss_on",       "data.on_bad_rows",  "data.on_long_rows"};
+    "data.topology.", "data.chat_template", "data.template_",   "data.max_examples", "data.columns",
+    "data.roles",     "data.loss_on",       "data.on_bad_rows", "data.on_long_rows"};
 // A search with beams knows its tokens at its end only.
 constexpr std::string_view kOfSearch[] = {kBeamsKey, "generate.length_penalty",
                                           "generate.early_stopping"};

@@ -19,7 +19,8 @@ struct RawEntry {
   std::string kind;
   // YAML's and JSON's null: the key counts as left out.
   bool is_null = false;
-  // The text of an unquoted scalar of YAML, whose type is that of its key (TypedBy).
+  // The text of an unquoted scalar of YAML, whose type is that of its key (TypedBy), or of a date
+  // of TOML, which only some keys take.
   std::optional<std::string> plain;
 };
 

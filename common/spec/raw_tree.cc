@@ -94,10 +94,12 @@ bool RawTree::Scalar(Value value, int line, std::optional<std::string> plain) {
   return true;
 }
 
-bool RawTree::Other(std::string kind, int line) {
+bool RawTree::Other(std::string kind, int line, std::optional<std::string> plain) {
   Node* const node = Put(Kind::kOther, line);
-  if (node != nullptr) node->other = std::move(kind);
-  return node != nullptr;
+  if (node == nullptr) return false;
+  node->other = std::move(kind);
+  node->plain = std::move(plain);
+  return true;
 }
 
 // A table {path: a.jsonl, weight: 0.5} of a list as the text that such items have.
@@ -144,7 +146,7 @@ std::optional<nlohmann::json> RawTree::JsonOf(const Node& node) {
       node.kind == Kind::kList ? nlohmann::json::array() : nlohmann::json::object();
   for (size_t i = 0; i < node.items.size(); ++i) {
     const Node& item = node.items[i];
-    if (node.kind == Kind::kList && item.plain) {
+    if (node.kind == Kind::kList && item.kind == Kind::kScalar && item.plain) {
       // The lists of such tables hold texts.
       made.push_back(*item.plain);
       continue;
@@ -190,7 +192,10 @@ void RawTree::Walk(const Node& table, const std::string& prefix, std::vector<Raw
     entry.is_table = node.kind == Kind::kTable;
     entry.is_null = node.kind == Kind::kNull;
     if (entry.is_null) entry.kind = "null";
-    if (node.kind == Kind::kOther) entry.kind = node.other;
+    if (node.kind == Kind::kOther) {
+      entry.kind = node.other;
+      entry.plain = node.plain;
+    }
     if (node.kind == Kind::kList) Take(node, &entry);
     if (node.kind == Kind::kScalar) {
       entry.value = node.value;

@@ -24,8 +24,9 @@ class RawTree {
   bool Key(std::string_view name, int line);
   bool Null(int line);
   bool Scalar(Value value, int line, std::optional<std::string> plain = std::nullopt);
-  // What is no value of any key, such as a date.
-  bool Other(std::string kind, int line);
+  // What is no value of most keys, such as a date. `plain`: the text that it stands for where a key
+  // takes it.
+  bool Other(std::string kind, int line, std::optional<std::string> plain = std::nullopt);
   bool Refuse(int line, std::string message);
 
   const ReadError& error() const { return error_; }

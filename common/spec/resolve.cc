@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <set>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -16,7 +17,7 @@
 #include "common/spec/hold_out.h"
 #include "common/spec/job_file_reader.h"
 #include "common/spec/mixture.h"
-#include "common/spec/template_check.h"
+#include "common/spec/template_settings.h"
 #include "common/spec/visit.h"
 
 namespace sft::spec {
@@ -70,7 +71,8 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
   if (field == nullptr && entry.is_null && IsTable(entry.key)) return;
   if (field == nullptr) return ReportUnknown(entry, draft);
   if (entry.is_null) return;
-  if (entry.is_table || !entry.value) {
+  const bool dated = field->takes_date && !entry.value && entry.plain;
+  if (entry.is_table || (!entry.value && !dated)) {
     const std::string what = entry.is_table ? "a table" : entry.kind;
     draft->AddProblemAt(field->key, entry.line,
                         field->refusal.empty()
@@ -78,7 +80,7 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
                             : fmt::format("{} (is {})", field->refusal, what));
     return;
   }
-  const Value given = TypedBy(*field, entry);
+  const Value given = dated ? Value(*entry.plain) : TypedBy(*field, entry);
   if (LeavesOut(*field, given)) return;
   absl::StatusOr<Value> value =
       Check(*field, draft->taken_before() ? TakenNow(*field, given) : given);
@@ -90,6 +92,25 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
   if (IsNoted(*field, given)) draft->MarkNoted(field->key);
 }
 
+// Reads the table that stands for a list, the first of `entries`; returns how many it takes up.
+size_t ReadTable(const Field& field, std::span<const RawEntry> entries, std::string_view file_name,
+                 Draft* draft) {
+  const RawEntry& table = entries.front();
+  const std::string prefix = table.key + ".";
+  size_t end = 1;
+  while (end < entries.size() && entries[end].key.starts_with(prefix)) ++end;
+  absl::StatusOr<std::vector<std::string>> items =
+      ArgumentsOfTable(entries.subspan(1, end - 1), prefix);
+  absl::StatusOr<Value> value =
+      items.ok() ? Check(field, Value(*std::move(items))) : absl::StatusOr<Value>(items.status());
+  if (value.ok()) {
+    draft->SetFromFile(field, *std::move(value), file_name, table.line);
+  } else {
+    draft->AddProblemAt(field.key, table.line, std::string(Message(value.status())));
+  }
+  return end;
+}
+
 void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
   const auto read = ReadJobFile(text, file_name);
   if (const auto* error = std::get_if<ReadError>(&read)) {
@@ -97,8 +118,15 @@ void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
     return;
   }
   std::string skipped;  // an unknown table is one problem, not one per key in it
-  for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read)) {
+  const auto& entries = std::get<std::vector<RawEntry>>(read);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const RawEntry& entry = entries[i];
     if (!skipped.empty() && entry.key.starts_with(skipped)) continue;
+    if (const Field* field = FindField(entry.key);
+        entry.is_table && field != nullptr && field->takes_table) {
+      i += ReadTable(*field, std::span(entries).subspan(i), file_name, draft) - 1;
+      continue;
+    }
     if (entry.is_table && IsTable(entry.key)) continue;
     if (entry.is_table) skipped = entry.key + ".";
     ReadEntry(entry, file_name, draft);
@@ -161,13 +189,6 @@ void CheckInterface(Draft* draft) {
                   fmt::format("\"{}\" is no network interface: write a name as `ip link` shows it "
                               "(\"eth0\"), or several with commas between them",
                               text.substr(0, 80)));
-}
-
-void CheckTemplate(Draft* draft) {
-  constexpr std::string_view kTemplate = "data.chat_template";
-  if (draft->Faulty({kTemplate})) return;
-  const std::string problem = TemplateProblem(draft->String(kTemplate));
-  if (!problem.empty()) draft->AddLater(kTemplate, problem);
 }
 
 // Lists of "name=theirs" in which each name is one of `names`.
@@ -255,7 +276,6 @@ void CheckRequired(Draft* draft) {
   CheckModelName(draft);
   CheckLabels(draft);
   CheckInterface(draft);
-  CheckTemplate(draft);
   CheckData(draft);
   for (const std::string_view key : {"job.data", "data.val"}) {
     const std::string value = draft->Has(key) ? draft->String(key) : "";
@@ -407,6 +427,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   if (readable) {
     ApplyDeepspeed(&draft);
     CheckRequired(&draft);
+    ResolveTemplate(options, &draft);
     ResolveKind(&draft);
     ResolveDialect(&draft);
     ResolveMethod(&draft);

@@ -60,6 +60,10 @@ struct ResolveOptions {
   // The file was accepted as a job once, by this version or an earlier one: where only newer rules
   // refuse it, it is read as it was then, or warned about.
   bool taken_before = false;
+  // The day that templates print (data.template_date) where the job gives none, and whose it is,
+  // for the value's origin. Empty: the key stays without a value.
+  std::string day;
+  std::string day_of = "the day of the submission";
 };
 
 // Rewrites a value that was accepted once so that newer rules accept it: a duration gets its unit,

@@ -52,6 +52,11 @@ bool Add(const toml::node& node, RawTree& tree) {
   if (const auto* table = node.as_table()) {
     return tree.OpenTable(line) && AddTable(*table, tree) && tree.Close();
   }
+  if (const auto* date = node.as_date()) {
+    const toml::date& day = date->get();
+    return tree.Other(KindName(node), line,
+                      fmt::format("{:04}-{:02}-{:02}", day.year, day.month, day.day));
+  }
   const auto* const list = node.as_array();
   if (list == nullptr) return tree.Other(KindName(node), line);
   if (!tree.OpenList(line)) return false;

@@ -118,6 +118,27 @@ void VisitScheduling(Scheduling& s, Visit&& visit) {
   visit("scheduling.preemptible", s.preemptible);
 }
 
+template <typename Data, typename Visit>
+void VisitData(Data& d, Visit&& visit) {
+  visit("data.mixture", d.mixture);
+  visit("data.val", d.val);
+  visit("data.val_split", d.val_split);
+  visit("data.group_by", d.group_by);
+  visit("data.dedup", d.dedup);
+  visit("data.shuffle", d.shuffle);
+  visit("data.packing", d.packing);
+  visit("data.loss_on", d.loss_on);
+  visit("data.chat_template", d.chat_template);
+  visit("data.template_date", d.template_date);
+  visit("data.template_arguments", d.template_arguments);
+  visit("data.max_examples", d.max_examples);
+  visit("data.on_bad_rows", d.on_bad_rows);
+  visit("data.on_long_rows", d.on_long_rows);
+  visit("data.split_overlap", d.split_overlap);
+  visit("data.columns", d.columns);
+  visit("data.roles", d.roles);
+}
+
 template <typename Generate, typename Visit>
 void VisitGenerate(Generate& g, Visit&& visit) {
   visit("generate.max_new_tokens", g.max_new_tokens);
@@ -253,21 +274,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("quantization.bits", s.quantization.bits);
   visit("quantization.type", s.quantization.type);
   visit("quantization.double_quant", s.quantization.double_quant);
-  visit("data.mixture", s.data.mixture);
-  visit("data.val", s.data.val);
-  visit("data.val_split", s.data.val_split);
-  visit("data.group_by", s.data.group_by);
-  visit("data.dedup", s.data.dedup);
-  visit("data.shuffle", s.data.shuffle);
-  visit("data.packing", s.data.packing);
-  visit("data.loss_on", s.data.loss_on);
-  visit("data.chat_template", s.data.chat_template);
-  visit("data.max_examples", s.data.max_examples);
-  visit("data.on_bad_rows", s.data.on_bad_rows);
-  visit("data.on_long_rows", s.data.on_long_rows);
-  visit("data.split_overlap", s.data.split_overlap);
-  visit("data.columns", s.data.columns);
-  visit("data.roles", s.data.roles);
+  VisitData(s.data, visit);
   visit("checkpoint.save_strategy", s.checkpoint.save_strategy);
   visit("checkpoint.save_steps", s.checkpoint.save_steps);
   visit("checkpoint.save_minutes", s.checkpoint.save_minutes);

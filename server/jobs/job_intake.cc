@@ -22,6 +22,7 @@
 #include "server/jobs/job_checks.h"
 #include "server/jobs/model_pin.h"
 #include "server/jobs/new_job.h"
+#include "server/jobs/template_pin.h"
 #include "server/resume/resume.h"
 #include "server/resume/resume_values.h"
 #include "server/state/names.h"
@@ -154,7 +155,9 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_ASSIGN_OR_RETURN(const auto fleet, planner_.fleet().Get());
   spec::ResolveOptions options{.taken_before = resumed != nullptr};
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
+  SetDay(jobs_.clock().Wall(), resumed, options);
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  SFT_RETURN_IF_ERROR(TakeTemplateArguments(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(TakeModelOfJob(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(PinCheckpoint(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));

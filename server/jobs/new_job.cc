@@ -11,6 +11,7 @@
 #include "common/io/sha256.h"
 #include "common/spec/job_protocol.h"
 #include "server/jobs/checkpoint_pin.h"
+#include "server/jobs/template_pin.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -68,7 +69,8 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.source_text = request.source_text();
   job.file_name = request.file_name();
   job.spec = spec;
-  const spec::ProtocolNeed need = spec::NeedOf(spec);
+  spec::ProtocolNeed need = spec::NeedOf(spec);
+  if (GivesDay(resolution)) need.Add("data.template_date");
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);

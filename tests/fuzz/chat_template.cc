@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string messages = Piece(rest), tools = Piece(rest);
   if (messages.empty()) messages = R"([{"role":"user","content":"hi"}])";
   if (tools.empty()) tools = "null";
-  const std::string variables = R"({"bos_token":"<s>","eos_token":"</s>"})";
+  const std::string variables = R"({"bos_token":"<s>","eos_token":"</s>","date":"2024-07-26"})";
   SftTemplate* chat_template = nullptr;
   const sft::engine::FfiResult compiled(sft_template_compile(
       source.data(), source.size(), variables.data(), variables.size(), &chat_template));

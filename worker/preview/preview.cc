@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/duration.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
@@ -16,6 +17,7 @@
 #include "common/plan/gpu.h"
 #include "common/plan/model_config.h"
 #include "common/plan/plan.h"
+#include "common/spec/template_settings.h"
 #include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/data_report.h"
@@ -163,7 +165,8 @@ std::string TimeText(const Options& options, const engine::DataReport& report) {
 }
 
 std::string Json(const Options& options, const engine::DatasetStats& stats,
-                 const engine::DataReport& report, const std::vector<Sample>& samples) {
+                 const engine::DataReport& report, const engine::ChatTokenizer& tokenizer,
+                 const std::vector<Sample>& samples) {
   nlohmann::ordered_json forms = nlohmann::ordered_json::object();
   for (int i = 0; i < data::kForms; ++i) {
     if (stats.forms[static_cast<size_t>(i)] == 0) continue;
@@ -210,7 +213,10 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
                                    {"steps", report.steps},
                                    {"packed_steps", report.packed_steps},
                                    {"epoch_seconds", std::move(seconds)},
+                                   {"template_date", nullptr},
+                                   {"unused_template_arguments", tokenizer.unused_arguments()},
                                    {"samples", std::move(shown)}};
+  if (tokenizer.asks_for_day()) result["template_date"] = tokenizer.settings().day;
   // Rows that are compared are not packed.
   if (options.prefers()) {
     for (const char* key : {"packed_share", "packed_steps"}) result[key] = nullptr;
@@ -247,10 +253,30 @@ std::string EpochText(const Options& options, const engine::DataReport& report) 
       100 * report.packed_share);
 }
 
+// What the chat template prints beside the rows, or cannot.
+std::string TemplateText(const Options& options, const engine::ChatTokenizer& tokenizer) {
+  std::string text;
+  if (tokenizer.asks_for_day()) {
+    text += fmt::format("  day         {}, which the chat template prints{}\n",
+                        tokenizer.settings().day,
+                        options.template_date.empty()
+                            ? ": today's; a job has that of its submission, or data.template_date"
+                            : " (data.template_date)");
+  }
+  for (const std::string& name : tokenizer.unused_arguments()) {
+    text += fmt::format(
+        "  no effect   {} (data.template_arguments): the chat template does not "
+        "speak of it\n",
+        Shown(name));
+  }
+  return text;
+}
+
 std::string Text(const Options& options, const engine::DatasetStats& stats,
-                 const engine::DataReport& report, const std::vector<Sample>& samples,
-                 std::string_view place) {
+                 const engine::DataReport& report, const engine::ChatTokenizer& tokenizer,
+                 const std::vector<Sample>& samples, std::string_view place) {
   std::string text = Shown(options.shown()) + "\n" + RowsText(stats, place);
+  text += TemplateText(options, tokenizer);
   text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
                       100 * Share(stats.loss_tokens, stats.tokens));
   text += fmt::format("  of a row    {} to {}; median {}, 90 % up to {}, 99 % up to {}\n",
@@ -275,13 +301,31 @@ std::string Text(const Options& options, const engine::DatasetStats& stats,
   return text;
 }
 
+// Of values that are no numbers.
+absl::Status CheckWords(const Options& options) {
+  if (!options.gpu_type.empty() && plan::FindGpu(options.gpu_type) == nullptr) {
+    std::string known;
+    for (const plan::GpuRates& gpu : plan::KnownGpus()) known += fmt::format(" {}", gpu.type);
+    return InvalidArgument(
+        fmt::format("--gpu-type {} is not known; these are:{}", options.gpu_type, known));
+  }
+  if (!options.template_date.empty() && !spec::IsDay(options.template_date)) {
+    return InvalidArgument(fmt::format("--template-date takes a day such as 2026-11-26, not \"{}\"",
+                                       options.template_date));
+  }
+  const auto given = spec::TemplateArguments(options.template_arguments);
+  if (given.ok()) return absl::OkStatus();
+  return InvalidArgument(fmt::format("--template-argument: {}", Message(given.status())));
+}
+
 }  // namespace
 
 std::string HelpText() {
   return R"(sft-data: what a data set is to a model, before a job
 
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
-           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--loss-on assistant|all]
+           [--roles OURS=THEIRS,...] [--chat-template TEXT] [--template-date YYYY-MM-DD]
+           [--template-argument NAME=VALUE]... [--loss-on assistant|all]
            [--loss sft|dpo|orpo|simpo|kto] [--gpu-type TYPE] [--name TEXT] [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
@@ -297,13 +341,20 @@ Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the d
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  std::string columns, roles, length, batch, loss_on;
+  std::string columns, roles, length, batch, loss_on, argument;
   const std::pair<std::string_view, std::string*> flags[] = {
-      {"--model", &options.model},       {"--chat-template", &options.chat_template},
-      {"--columns", &columns},           {"--roles", &roles},
-      {"--sequence-length", &length},    {"--batch", &batch},
-      {"--loss-on", &loss_on},           {"--name", &options.name},
-      {"--gpu-type", &options.gpu_type}, {"--loss", &options.loss}};
+      {"--model", &options.model},
+      {"--chat-template", &options.chat_template},
+      {"--columns", &columns},
+      {"--roles", &roles},
+      {"--sequence-length", &length},
+      {"--batch", &batch},
+      {"--loss-on", &loss_on},
+      {"--name", &options.name},
+      {"--gpu-type", &options.gpu_type},
+      {"--loss", &options.loss},
+      {"--template-date", &options.template_date},
+      {"--template-argument", &argument}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -323,6 +374,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
     if (flag != std::end(flags)) {
       if (++i == args.size()) return InvalidArgument(fmt::format("{} needs a value", arg));
       *flag->second = args[i];
+      if (flag->second == &argument) options.template_arguments.push_back(argument);
     } else if (arg.starts_with("--") || !options.file.empty()) {
       return InvalidArgument(fmt::format("unknown argument \"{}\"", arg));
     } else {
@@ -340,12 +392,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
     return InvalidArgument(
         fmt::format("--loss takes sft, dpo, orpo, simpo or kto, not \"{}\"", options.loss));
   }
-  if (!options.gpu_type.empty() && plan::FindGpu(options.gpu_type) == nullptr) {
-    std::string known;
-    for (const plan::GpuRates& gpu : plan::KnownGpus()) known += fmt::format(" {}", gpu.type);
-    return InvalidArgument(
-        fmt::format("--gpu-type {} is not known; these are:{}", options.gpu_type, known));
-  }
+  SFT_RETURN_IF_ERROR(CheckWords(options));
   options.loss_on_all = loss_on == "all";
   if (options.loss_on_all && options.prefers() && options.loss != "orpo") {
     return InvalidArgument(fmt::format(
@@ -362,7 +409,12 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
 
 Found Preview(const Options& options) {
   const TemporaryFolder folder;
-  const auto tokenizer = engine::ChatTokenizer::Open(options.model, options.chat_template);
+  // One day for all rows, and for what is said of it.
+  const std::string day =
+      options.template_date.empty() ? spec::DayOf(Clock::Real().Wall()) : options.template_date;
+  const auto tokenizer =
+      engine::ChatTokenizer::Open(options.model, options.chat_template,
+                                  engine::TemplateSettings::Of(day, options.template_arguments));
   engine::PrepareOptions prepare;
   prepare.data = options.file;
   prepare.cache_dir = folder.path();
@@ -383,8 +435,8 @@ Found Preview(const Options& options) {
   const int64_t refused =
       dataset.stats().skipped_total() -
       dataset.stats().skipped[static_cast<size_t>(engine::RowProblem::kSameAnswers)];
-  return {options.json ? Json(options, dataset.stats(), report, samples)
-                       : Text(options, dataset.stats(), report, samples, prepared.place),
+  return {options.json ? Json(options, dataset.stats(), report, tokenizer, samples)
+                       : Text(options, dataset.stats(), report, tokenizer, samples, prepared.place),
           refused > 0 || report.longest > options.sequence_length};
 }
 

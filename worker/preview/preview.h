@@ -17,7 +17,9 @@ struct Options {
   std::string model;     // a folder with a tokenizer
   std::string gpu_type;  // an epoch's time is told on one of these; empty: not told
   std::string chat_template;
-  std::vector<std::string> columns, roles;  // data.columns, data.roles
+  std::string template_date;                    // data.template_date; empty: today's
+  std::vector<std::string> template_arguments;  // data.template_arguments
+  std::vector<std::string> columns, roles;      // data.columns, data.roles
   int64_t sequence_length = 2048;
   int64_t batch = 8;
   bool loss_on_all = false;  // data.loss_on

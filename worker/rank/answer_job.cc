@@ -18,6 +18,7 @@
 #include "worker/rank/prompt_rows.h"
 #include "worker/rank/prompt_task.h"
 #include "worker/rank/stop_signal.h"
+#include "worker/rank/template_report.h"
 
 namespace sft::rank {
 namespace {
@@ -51,6 +52,7 @@ AnswerOptions OptionsFor(const Launch& launch) {
   return {.model = launch.file.model_dir,
           .adapter = launch.file.adapter_dir,
           .chat_template = launch.spec.data.chat_template,
+          .settings = engine::TemplateSettings::OfJob(launch.spec),
           .max_new_tokens = g.max_new_tokens,
           .sampling = {.temperature = g.temperature,
                        .top_k = g.top_k,
@@ -102,9 +104,10 @@ CheckedModel CheckAnswering(const Launch& launch) {
 void PrepareAnswers(const Launch& launch, EventLog& events) {
   const AnswerOptions options = OptionsFor(launch);
   const int64_t positions = CheckAnswering(launch).positions;
+  const engine::ChatTokenizer tokenizer = OpenTokenizer(options);
+  TellTemplate(launch.spec, tokenizer, events);
   if (launch.spec.serves()) return;
   const Prompts prompts = ReadPrompts(launch);
-  const engine::ChatTokenizer tokenizer = OpenTokenizer(options);
   channel::PreparedEvent prepared{.rows = static_cast<int64_t>(prompts.rows.size())};
   size_t longest = 0;
   for (const data::PromptRow& row : prompts.rows) {

@@ -87,8 +87,7 @@ fs::path TextFolder(const Launch& launch) {
 
 // Throws UserError, too, for a row with a token that the model has no embedding for.
 engine::PreparedDataset PrepareRows(const Launch& launch, const engine::ModelConfig& config) {
-  const auto tokenizer =
-      engine::ChatTokenizer::Open(TextFolder(launch), launch.spec.data.chat_template);
+  const auto tokenizer = engine::ChatTokenizer::OpenForJob(TextFolder(launch), launch.spec);
   const int64_t positions = config.learned_positions;
   auto options = OptionsOfFiles(launch, TrainingFiles(launch), engine::PrepareOptions::ForTraining);
   options[0].sequence_length =

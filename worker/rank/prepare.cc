@@ -25,6 +25,7 @@
 #include "worker/rank/export_job.h"
 #include "worker/rank/memory_limit.h"
 #include "worker/rank/runaway_report.h"
+#include "worker/rank/template_report.h"
 
 namespace sft::rank {
 namespace {
@@ -158,9 +159,9 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
   ReportRunaways(scene, clock);
   const int64_t vocab = CheckModel(launch);
-  const auto tokenizer =
-      engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
+  const auto tokenizer = engine::ChatTokenizer::OpenForJob(launch.file.model_dir, launch.spec);
   if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
+  TellTemplate(launch.spec, tokenizer, events);
   WarnOfTemplate(launch, events);
   const auto prepare = [&](const std::vector<channel::RowFile>& files, const char* what,
                            auto options_of) {
@@ -193,6 +194,7 @@ void PrepareEvaluation(const Launch& launch, const MemoryLimit& limit, EventLog&
   ReportRunaways(scene, clock);
   const int64_t vocab = CheckAnswering(launch).vocabulary;
   const auto tokenizer = OpenTokenizer(OptionsFor(launch));
+  TellTemplate(launch.spec, tokenizer, events);
   const channel::PreparedEvent rows =
       PrepareFile(tokenizer, HeldOutRows(launch), scene, "held-out", vocab, events, clock);
   const EvaluationTask task(launch);  // finds the rows again, and that they can be asked

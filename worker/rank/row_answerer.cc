@@ -11,6 +11,7 @@
 #include "common/io/file.h"
 #include "common/io/host_memory.h"
 #include "common/io/sha256.h"
+#include "common/spec/template_settings.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
 #include "worker/rank/prompt_rows.h"
@@ -126,8 +127,8 @@ CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& gen
 engine::ChatTokenizer OpenTokenizer(const AnswerOptions& options) {
   const fs::path adapter = options.adapter;
   const bool own = !options.adapter.empty() && fs::exists(adapter / "tokenizer.json");
-  return engine::ChatTokenizer::Open(own ? adapter : fs::path(options.model),
-                                     options.chat_template);
+  return engine::ChatTokenizer::Open(own ? adapter : fs::path(options.model), options.chat_template,
+                                     options.settings);
 }
 
 engine::GenerationRequest RowAnswerer::RequestFor(const AnswerOptions& options,
@@ -248,6 +249,10 @@ std::string RunOf(const AnswerOptions& options, const Prompts& prompts, int rank
                     {"seed", sampling.seed},
                     {"stop", options.stop},
                     {"processes", ranks}};
+  // Left out where an earlier version, which knew neither, would have answered alike.
+  const engine::TemplateSettings& settings = options.settings;
+  if (settings.day != spec::kFormerTemplateDate) run["template date"] = settings.day;
+  if (!settings.arguments.empty()) run["template arguments"] = settings.arguments;
   if (options.nf4) run["nf4"] = true;
   if (options.beams.beams > 1) {
     run["num_beams"] = options.beams.beams;

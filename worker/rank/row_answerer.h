@@ -21,6 +21,7 @@ namespace sft::rank {
 struct AnswerOptions {
   std::string model, adapter;  // folders; no adapter: the base alone
   std::string chat_template;   // in place of the model's own; empty: that
+  engine::TemplateSettings settings;
   int64_t max_new_tokens = 256;
   engine::SamplingOptions sampling;  // its seed is the run's: each answer has one made of it
   engine::BeamOptions beams;         // of a search; its `answers` are the samples

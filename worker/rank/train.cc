@@ -439,7 +439,7 @@ channel::ExitCode TrainRun::RunToEnd() {
 engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   const channel::RankLaunch& file = context_.launch.file;
   const spec::JobSpec& spec = context_.launch.spec;
-  const auto tokenizer = engine::ChatTokenizer::Open(file.model_dir, spec.data.chat_template);
+  const auto tokenizer = engine::ChatTokenizer::OpenForJob(file.model_dir, spec);
   // `sft-rank prepare` has filled the cache: this finds it by content.
   engine::TrainerOptions options;
   options.spec = spec;

@@ -10,6 +10,7 @@ goldens.json beside itself; with --check compares with those that are there inst
 import json
 import pathlib
 import random
+import re
 import sys
 from datetime import datetime
 from unittest import mock
@@ -54,6 +55,44 @@ VALUES = [{"role": "user", "content": "Na so a", "extra": {
     "map": {"k": {}, "b": [{"c": 1}]}}}]
 
 
+def said(content, **more):
+    return {"role": "assistant", "content": content, **more}
+
+
+def asked(content):
+    return {"role": "user", "content": content}
+
+
+def calls(city, **more):
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": {
+        "name": "weather", "arguments": {"city": city}}}], **more}
+
+
+def told(content):
+    return {"role": "tool", "content": content}
+
+
+# Rows for a template that rewrites earlier turns: which answers are trained, and with what arguments.
+CHANNEL_ROWS = {
+    "answer": [asked("2+2?"), said("4")],
+    "thought": [asked("2+2?"), said("4", thinking="Two and two.")],
+    "developer": [{"role": "developer", "content": "Be brief."}, asked("2+2?"), said("4", thinking="Easy.")],
+    "turns": [{"role": "system", "content": "Be brief."}, asked("a?"), said("A", thinking="first"),
+              asked("b?"), said("B", thinking="second"), asked("c?"), said("C", thinking="third")],
+    "last_turn_alone": [asked("a?"), said("A", thinking="first", weight=0), asked("b?"), said("B", thinking="b")],
+    "same_words": [asked("A"), said("A"), asked("A"), said("A", thinking="A")],
+    "call": [asked("Weather?"), calls("Bern", thinking="Ask.")],
+    "call_then_answer": [asked("Weather?"), calls("Bern", thinking="Ask."), told("sun"), said("Sunny.", thinking="Say.")],
+    "call_without_content": [asked("Weather?"), calls("Bern", content=None), told("sun"), said("Sunny.")],
+    "two_calls": [asked("Weather?"), calls("Bern", thinking="One."), told("sun"), calls("Rome", thinking="Two."),
+                  told("rain"), said("Sun and rain.", thinking="Both.")],
+    "calls_without_answer": [asked("Weather?"), calls("Bern", content="One."), told("sun"),
+                             calls("Rome", content="Two."), told("rain")],
+    "calls_in_each_turn": [asked("Bern?"), calls("Bern", thinking="One."), told("sun"), said("Sun.", thinking="Say."),
+                           asked("Rome?"), calls("Rome", thinking="Two."), told("rain"), said("Rain.", thinking="End.")],
+}
+
+
 def train_tokenizer():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -90,7 +129,7 @@ def encode(tokenizer, text):
             "starts": [sizes[a] for a, _ in encoding.offsets], "ends": [sizes[b] for _, b in encoding.offsets]}
 
 
-def render(template, messages, tools=None, prompt=False):
+def render(template, messages, tools=None, prompt=False, **more):
     class FixedDate(datetime):
         @classmethod
         def now(cls, tz=None):
@@ -100,7 +139,7 @@ def render(template, messages, tools=None, prompt=False):
     with mock.patch.object(chat_template_utils, "datetime", FixedDate):
         rendered, spans = chat_template_utils.render_jinja_template(
             [messages], tools=tools, chat_template=template, add_generation_prompt=prompt,
-            return_assistant_tokens_mask="generation %}" in template, **SPECIALS)
+            return_assistant_tokens_mask="generation %}" in template, **SPECIALS, **more)
     text = rendered[0]
     marked = [[len(text[:a].encode()), len(text[:b].encode())] for a, b in (spans[0] if spans else [])]
     return text, marked
@@ -122,10 +161,39 @@ def renders():
                        "add_generation_prompt": prompt, "text": text, "generation": marked}
 
 
+def turns_of(text):
+    """What an assistant writes of a text with channels, turn by turn: after "<|start|>assistant", up to the token that
+    ends its last message."""
+    turns = []
+    before = None
+    for header, body in re.findall(r"<\|start\|>([a-z]+)((?:(?!<\|start\|>).)*)", text, re.DOTALL):
+        if header == "assistant" and before == "assistant":
+            turns[-1] += "<|start|>assistant" + body
+        elif header == "assistant":
+            turns.append(body)
+        before = header
+    return turns
+
+
+def masks():
+    """Rows, and what of them carries loss."""
+    template = (HERE / "templates" / "channels.jinja").read_text()
+    for name, messages in CHANNEL_ROWS.items():
+        for arguments in ({}, {"reasoning_effort": "high"}):
+            shown = [{key: value for key, value in message.items() if key != "weight" and value is not None} for message in messages]
+            text, _ = render(template, shown, **arguments)
+            turns = turns_of(text)
+            weights = [message.get("weight", 1) for message in messages if message["role"] == "assistant"]
+            assert len(turns) == len(weights), (name, turns)
+            yield {"template": "channels.jinja", "case": name, "row": {"messages": messages}, "arguments": arguments,
+                   "text": text, "learnt": [turn for turn, weight in zip(turns, weights) if weight]}
+
+
 def main():
     tokenizer = train_tokenizer()
     goldens = {"tokenizers": tokenizers.__version__, "specials": SPECIALS,
-               "encodings": [encode(tokenizer, text) for text in texts()], "renders": list(renders())}
+               "encodings": [encode(tokenizer, text) for text in texts()], "renders": list(renders()),
+               "masks": list(masks())}
     files = {"tokenizer.json": tokenizer.to_str(pretty=True),
              "goldens.json": json.dumps(goldens, ensure_ascii=False, indent=0) + "\n"}
     for name, text in files.items():

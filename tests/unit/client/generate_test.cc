@@ -15,7 +15,8 @@ class GenerateTest : public ::testing::Test {
  protected:
   GenerateTest() {
     v1::Job trained = MakeJob("job-a", v1::Job::SUCCEEDED);
-    trained.set_resolved_json(R"({"job":{"model":"org/tiny"},"compute":{"gpu_type":"H100"}})");
+    trained.set_resolved_json(R"({"job":{"model":"org/tiny"},"compute":{"gpu_type":"H100"},
+        "data":{"template_arguments":["reasoning_effort=high"]}})");
     server_.jobs["job-a"] = trained;
     server_.watches = {
         {{MakeJob("job-1", v1::Job::RUNNING), MakeJob("job-1", v1::Job::SUCCEEDED)}}};
@@ -55,6 +56,8 @@ TEST_F(GenerateTest, AFullModelAnswersFromItsFolder) {
   EXPECT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(server_.submitted[0].source_text(), HasSubstr("model = \"/shared/job-a/model\""));
   EXPECT_THAT(server_.submitted[0].source_text(), HasSubstr("adapter = \"\""));
+  EXPECT_THAT(server_.submitted[0].source_text(),
+              HasSubstr("template_arguments = [\"reasoning_effort=high\"]\n[job]"));
 }
 
 TEST_F(GenerateTest, ABaseModelAnswersAndTextIsContinuedAsItIs) {

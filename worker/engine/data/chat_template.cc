@@ -22,11 +22,13 @@ ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(i
 
 ChatTemplate ChatTemplate::Compile(std::string_view source, std::string_view origin,
                                    const TemplateVariables& variables) {
-  const std::string json = DumpJson(nlohmann::json{{"bos_token", variables.bos_token},
-                                                   {"eos_token", variables.eos_token},
-                                                   {"unk_token", variables.unk_token},
-                                                   {"pad_token", variables.pad_token},
-                                                   {"date", variables.date}});
+  nlohmann::ordered_json given = {{"bos_token", variables.bos_token},
+                                  {"eos_token", variables.eos_token},
+                                  {"unk_token", variables.unk_token},
+                                  {"pad_token", variables.pad_token},
+                                  {"date", variables.date}};
+  if (!variables.arguments.empty()) given["arguments"] = ParseOrderedJson(variables.arguments);
+  const std::string json = DumpJson(given);
   SftTemplate* handle = nullptr;
   const FfiResult result(
       sft_template_compile(source.data(), source.size(), json.data(), json.size(), &handle));

@@ -13,16 +13,17 @@ struct TemplateVariables {
   std::string eos_token;
   std::string unk_token;
   std::string pad_token;
-  // Date that strftime_now() formats, as "YYYY-MM-DD"; fixed, so that one data set renders the same
-  // text on every day. The default is the date that Llama 3's own template falls back to.
-  std::string date = "2024-07-26";
+  // The day that strftime_now() formats, as "YYYY-MM-DD"; empty: each rendering's own, in UTC.
+  std::string date;
+  std::string arguments = {};  // a JSON object of further variables, or empty
 };
 
 // One conversation to render; the texts are borrowed for the call.
 struct RenderRequest {
-  std::string_view messages_json;        // a JSON array of message objects, not empty
-  std::string_view tools_json = {};      // a JSON array, or empty: none
-  std::string_view variables_json = {};  // a JSON object of further variables, or empty
+  std::string_view messages_json;    // a JSON array of message objects, not empty
+  std::string_view tools_json = {};  // a JSON array, or empty: none
+  // A JSON object of further variables, which go before TemplateVariables::arguments; or empty.
+  std::string_view variables_json = {};
   bool add_generation_prompt = false;
 };
 

@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
+#include "common/base/status.h"
 #include "common/io/sha256.h"
+#include "common/spec/template_settings.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/model_text.h"
 #include "worker/engine/data/tokenizer_files.h"
@@ -70,7 +72,7 @@ bool JoinsTurns(const TextFiles& files) {
 }
 
 // Parts are hashed with their lengths, so that no two lists of parts hash alike.
-std::string DigestOf(std::initializer_list<std::string_view> parts) {
+std::string DigestOf(const std::vector<std::string_view>& parts) {
   io::Sha256 hash;
   for (const std::string_view part : parts) {
     hash.Update(fmt::format("{}:", part.size()));
@@ -92,7 +94,27 @@ std::string UnusedWord(std::span<const ChatMessage> messages) {
 
 }  // namespace
 
-ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wanted_template) {
+TemplateSettings TemplateSettings::Of(const std::string& day,
+                                      const std::vector<std::string>& arguments) {
+  if (!day.empty() && !spec::IsDay(day)) {
+    throw UserError(
+        fmt::format("data.template_date: \"{}\" is no day written as \"2026-11-26\"", day));
+  }
+  const auto parsed = spec::TemplateArguments(arguments);
+  if (!parsed.ok()) {
+    throw UserError("data.template_arguments: " + std::string(Message(parsed.status())));
+  }
+  return {.day = day, .arguments = parsed->empty() ? "" : DumpJson(*parsed)};
+}
+
+TemplateSettings TemplateSettings::OfJob(const spec::JobSpec& spec) {
+  const bool former = spec.data.template_date.empty() && !spec.serves();
+  return Of(former ? spec::kFormerTemplateDate : spec.data.template_date,
+            spec.data.template_arguments);
+}
+
+ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wanted_template,
+                                  const TemplateSettings& settings) {
   if (!fs::is_directory(model_dir)) {
     throw UserError(
         fmt::format("{} is not a directory; job.model must name a model directory in "
@@ -111,6 +133,9 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wa
   variables.eos_token = EndText(tokenizer, files, "eos_token");
   variables.unk_token = SpecialTokenText(files, "unk_token");
   variables.pad_token = SpecialTokenText(files, "pad_token");
+  variables.date = settings.day;
+  variables.arguments = settings.arguments;
+  result.settings_ = settings;
   result.bos_id_ = SpecialTokenId(tokenizer, files, variables.bos_token, "bos_token_id");
   result.eos_id_ = SpecialTokenId(tokenizer, files, variables.eos_token, "eos_token_id");
   if (result.eos_id_) result.stop_ids_.push_back(*result.eos_id_);
@@ -136,18 +161,40 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wa
   }
   if (!chat_template.source.empty()) {
     result.template_ = ChatTemplate::Compile(chat_template.source, chat_template.origin, variables);
-    for (const AddedToken& token : tokenizer.added_tokens()) {
-      const bool blank = token.text.find_first_not_of(" \t\r\n") == std::string::npos;
-      if (!token.special && !blank && chat_template.source.find(token.text) != std::string::npos) {
-        result.template_controls_.push_back(token.id);
-      }
+    result.LookAtTemplate();
+  }
+  // As earlier versions had it where the template prints no day and is given nothing.
+  std::string_view day = spec::kFormerTemplateDate;
+  if (result.asks_for_day_) day = settings.day;
+  const std::string eos = fmt::format("{}", result.eos_id_.value_or(-1));
+  std::vector<std::string_view> parts = {text.json,
+                                         chat_template.source,
+                                         variables.bos_token,
+                                         variables.eos_token,
+                                         variables.unk_token,
+                                         variables.pad_token,
+                                         day,
+                                         result.adds_bos_ ? "bos" : "",
+                                         eos};
+  if (!settings.arguments.empty()) parts.push_back(settings.arguments);
+  result.digest_ = DigestOf(parts);
+  return result;
+}
+
+void ChatTokenizer::LookAtTemplate() {
+  const std::string& source = template_->source();
+  for (const AddedToken& token : tokenizer_.added_tokens()) {
+    const bool blank = token.text.find_first_not_of(" \t\r\n") == std::string::npos;
+    if (!token.special && !blank && source.find(token.text) != std::string::npos) {
+      template_controls_.push_back(token.id);
     }
   }
-  result.digest_ =
-      DigestOf({text.json, chat_template.source, variables.bos_token, variables.eos_token,
-                variables.unk_token, variables.pad_token, variables.date,
-                result.adds_bos_ ? "bos" : "", fmt::format("{}", result.eos_id_.value_or(-1))});
-  return result;
+  asks_for_day_ = spec::AsksForDay(source);
+  if (settings_.arguments.empty()) return;
+  const Json arguments = ParseOrderedJson(settings_.arguments);
+  for (const auto& [name, value] : arguments.items()) {
+    if (source.find(name) == std::string::npos) unused_arguments_.push_back(name);
+  }
 }
 
 const AddedToken* ChatTokenizer::FindControlToken(std::string_view text, bool author_text) const {

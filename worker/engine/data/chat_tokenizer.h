@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/spec/job_spec.h"
 #include "worker/engine/data/chat_template.h"
 #include "worker/engine/data/tokenizer.h"
 
@@ -17,6 +18,18 @@ namespace sft::engine {
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant", "tool"
   std::string content;
+};
+
+// What the chat template is given beside the conversation.
+struct TemplateSettings {
+  std::string day;        // "2026-11-26"; empty: that of each rendering, in UTC
+  std::string arguments;  // a JSON object of variables, or empty
+
+  // Of data.template_date and data.template_arguments. Throws UserError for what is neither.
+  static TemplateSettings Of(const std::string& day, const std::vector<std::string>& arguments);
+  // A job without a day is of an earlier version, and keeps the one that it had then; but who
+  // serves asks with that of each question.
+  static TemplateSettings OfJob(const spec::JobSpec& spec);
 };
 
 // The text side of a model directory: its tokenizer and chat template (tokenizer_files.h) and the
@@ -29,12 +42,23 @@ class ChatTokenizer {
   // A model without a template opens; only what needs one throws. GPT-2 models need none: the turns
   // of their conversations are joined by the end token, as DialoGPT's are.
   static ChatTokenizer Open(const std::filesystem::path& model_dir,
-                            std::string_view wanted_template = {});
+                            std::string_view wanted_template = {},
+                            const TemplateSettings& settings = {});
+  // With the job's template and what the job gives it.
+  static ChatTokenizer OpenForJob(const std::filesystem::path& model_dir,
+                                  const spec::JobSpec& spec) {
+    return Open(model_dir, spec.data.chat_template, TemplateSettings::OfJob(spec));
+  }
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   // Null: the model has no chat template.
   const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
   const std::filesystem::path& model_dir() const { return model_dir_; }
+  const TemplateSettings& settings() const { return settings_; }
+  // The template prints the day it is.
+  bool asks_for_day() const { return asks_for_day_; }
+  // Names of the settings' arguments that the template does not speak of.
+  const std::vector<std::string>& unused_arguments() const { return unused_arguments_; }
 
   // Which files the tokenizer was made of, if it is not the model's tokenizer.json, and what stands
   // in for a chat template; a line each.
@@ -66,9 +90,13 @@ class ChatTokenizer {
 
  private:
   explicit ChatTokenizer(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+  void LookAtTemplate();
 
   std::filesystem::path model_dir_;
   std::string note_;
+  TemplateSettings settings_;
+  bool asks_for_day_ = false;
+  std::vector<std::string> unused_arguments_;
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> template_;
   std::optional<int32_t> bos_id_;

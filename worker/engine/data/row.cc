@@ -59,12 +59,16 @@ void JoinContentParts(Json& message, const std::string& where) {
   content = text;
 }
 
-// Templates know a turn's reasoning by either name.
+// Templates know a turn's reasoning by either name, and ask whether it is there.
 void NameThinkingBothWays(Json& message, const std::string& where) {
   constexpr std::array<const char*, 2> kNames = {"thinking", "reasoning_content"};
   for (int i = 0; i < 2; ++i) {
     const auto found = message.find(kNames[i]);
-    if (found == message.end() || found->is_null()) continue;
+    if (found == message.end()) continue;
+    if (found->is_null()) {
+      message.erase(found);
+      continue;
+    }
     if (!found->is_string()) BadForm(fmt::format("{}.{} is not a string", where, kNames[i]));
     const Json value = *found;
     if (!message.contains(kNames[1 - i])) message[kNames[1 - i]] = value;
@@ -74,7 +78,11 @@ void NameThinkingBothWays(Json& message, const std::string& where) {
 // OpenAI writes a tool call's arguments as a string of JSON; templates print objects.
 void ParseToolArguments(Json& message, const std::string& where) {
   const auto calls = message.find("tool_calls");
-  if (calls == message.end() || calls->is_null()) return;
+  if (calls == message.end()) return;
+  if (calls->is_null()) {
+    message.erase(calls);
+    return;
+  }
   if (!calls->is_array()) BadForm(fmt::format("{}.tool_calls is not a list", where));
   for (Json& call : *calls) {
     if (!call.is_object())

@@ -18,6 +18,19 @@ bool IsBlank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+// Calls come with a content of null, which some templates take for a text. Nothing: there is none.
+std::optional<ConversationRow> WithoutNullContent(const ConversationRow& row) {
+  ConversationRow other = row;
+  bool any = false;
+  for (Json& message : other.messages) {
+    const auto content = message.find("content");
+    if (content == message.end() || !content->is_null()) continue;
+    message.erase(content);
+    any = true;
+  }
+  return any ? std::optional(std::move(other)) : std::nullopt;
+}
+
 size_t CommonPrefix(std::string_view a, std::string_view b) {
   const auto [end, unused] = std::ranges::mismatch(a, b);
   return static_cast<size_t>(end - a.begin());
@@ -57,6 +70,26 @@ class TurnFinder::Search {
     std::optional<size_t> text_end;  // the message's own text ends here
   };
 
+  // That is nowhere in the conversation.
+  std::string UnusedWord() const {
+    std::string word = "Xturn";
+    while (text_.find(word) != std::string::npos) word += 'x';
+    return word;
+  }
+
+  // The message with nothing but that word in it.
+  static void ReplaceBy(const std::string& word, Json& message) {
+    for (const char* key : {"tool_calls", "thinking", "reasoning_content"}) message.erase(key);
+    message["content"] = word;
+  }
+
+  // Where the word stands, if it does once.
+  static std::optional<size_t> FindOnce(std::string_view text, std::string_view word) {
+    const size_t at = text.find(word);
+    if (at == text.npos || text.find(word, at + 1) != text.npos) return std::nullopt;
+    return at;
+  }
+
   RenderedText Render(const Json& messages, bool add_generation_prompt) const {
     const std::string json = DumpJson(messages);
     return finder_.template_.Render({.messages_json = json,
@@ -65,11 +98,14 @@ class TurnFinder::Search {
                                      .add_generation_prompt = add_generation_prompt});
   }
 
-  // The first `count` messages, or nothing when the template refuses them alone.
-  std::optional<std::string> RenderFirst(size_t count, bool add_generation_prompt) const {
+  // The first `count` messages, or nothing when the template refuses them alone. `last`: a word in
+  // place of the last one.
+  std::optional<std::string> RenderFirst(size_t count, bool add_generation_prompt,
+                                         const std::string& last = {}) const {
     if (count == 0) return std::nullopt;
     Json messages = Json::array();
     for (size_t i = 0; i < count; ++i) messages.push_back(row_.messages[i]);
+    if (!last.empty()) ReplaceBy(last, messages.back());
     try {
       return Render(messages, add_generation_prompt).text;
     } catch (const UserError&) {
@@ -78,28 +114,48 @@ class TurnFinder::Search {
   }
 
   Replaced Replace(size_t index) const {
-    std::string word = "Xturn";
-    while (text_.find(word) != std::string::npos) word += 'x';
+    const std::string word = UnusedWord();
     Json messages = row_.messages;
-    Json& message = messages[index];
-    for (const char* key : {"tool_calls", "thinking", "reasoning_content"}) message.erase(key);
-    message["content"] = word;
+    ReplaceBy(word, messages[index]);
     std::string other;
     try {
       other = Render(messages, /*add_generation_prompt=*/false).text;
     } catch (const UserError&) {
       return {};
     }
-    const size_t at = other.find(word);
-    if (at == std::string::npos || other.find(word, at + 1) != std::string::npos) return {};
+    const std::optional<size_t> at = FindOnce(other, word);
+    if (!at) return {};
     Replaced result;
-    result.same_until = CommonPrefix(text_, std::string_view(other).substr(0, at));
-    result.reaches_word = result.same_until == at;
-    const std::string_view rest = std::string_view(other).substr(at + word.size());
+    result.same_until = CommonPrefix(text_, std::string_view(other).substr(0, *at));
+    result.reaches_word = result.same_until == *at;
+    const std::string_view rest = std::string_view(other).substr(*at + word.size());
     if (text_.size() >= result.same_until + rest.size() && text_.ends_with(rest)) {
       result.text_end = text_.size() - rest.size();
     }
     return result;
+  }
+
+  // Where all of the message begins, its header included: before its text stands what the messages
+  // up to it have more than those before it.
+  std::optional<size_t> FindStart(size_t index) const {
+    const std::string word = UnusedWord();
+    const auto without = RenderFirst(index, /*add_generation_prompt=*/false);
+    const auto with = RenderFirst(index + 1, /*add_generation_prompt=*/false, word);
+    if (!without || !with || !with->starts_with(*without)) return std::nullopt;
+    const std::optional<size_t> at = FindOnce(*with, word);
+    const Replaced replaced = Replace(index);
+    if (!at || *at < without->size() || !replaced.reaches_word) return std::nullopt;
+    const std::string_view header =
+        std::string_view(*with).substr(without->size(), *at - without->size());
+    if (!std::string_view(text_).substr(0, replaced.same_until).ends_with(header)) {
+      return std::nullopt;
+    }
+    return replaced.same_until - header.size();
+  }
+
+  // Where the turn ends at the latest.
+  std::optional<size_t> FindLimit(size_t index) const {
+    return index + 1 == row_.messages.size() ? std::optional(text_.size()) : FindStart(index + 1);
   }
 
   std::vector<Turn> MarkedTurns(const std::vector<TextSpan>& spans) const {
@@ -182,12 +238,21 @@ class TurnFinder::Search {
       if (!end) return std::nullopt;
       from = *end;
     }
-    if (replaced.same_until < from) return std::nullopt;
-    const auto between = std::string_view(text_).substr(from, replaced.same_until - from);
     const std::string_view prompt = finder_.generation_prompt_;
+    if (replaced.same_until < from) {
+      // A call of a tool, in whose place the template takes no text.
+      const size_t at = text_.find(prompt, from), limit = FindLimit(index).value_or(0);
+      return at < limit ? std::optional(at + prompt.size()) : std::nullopt;
+    }
+    const auto between = std::string_view(text_).substr(from, replaced.same_until - from);
     if (const size_t at = between.rfind(prompt); at != between.npos)
       return from + at + prompt.size();
-    return replaced.reaches_word ? std::optional(replaced.same_until) : std::nullopt;
+    if (replaced.reaches_word) return replaced.same_until;
+    // The prompt is of answers alone (it names their channel), and this turn leaves it on the way.
+    for (size_t shared = std::min(between.size(), prompt.size()); shared > 0; --shared) {
+      if (between.ends_with(prompt.substr(0, shared))) return replaced.same_until;
+    }
+    return std::nullopt;
   }
 
   std::optional<Turn> FindEnd(size_t index, size_t begin) const {
@@ -195,8 +260,9 @@ class TurnFinder::Search {
     const std::optional<std::string> upto = RenderFirst(index + 1, /*add_generation_prompt=*/false);
     if (upto && text_.starts_with(*upto)) return Turn{.begin = begin, .limit = upto->size()};
     const std::optional<size_t> end = Replace(index).text_end;
-    if (!end || *end < begin) return std::nullopt;
-    return Turn{.begin = begin, .limit = text_.size(), .text_end = *end};
+    if (end && *end >= begin) return Turn{.begin = begin, .limit = text_.size(), .text_end = *end};
+    const std::optional<size_t> limit = FindLimit(index);
+    return limit ? std::optional(Turn{.begin = begin, .limit = *limit}) : std::nullopt;
   }
 
   const TurnFinder& finder_;
@@ -219,7 +285,13 @@ TurnFinder::TurnFinder(const ChatTemplate& chat_template) : template_(chat_templ
 }
 
 RenderedConversation TurnFinder::Find(const ConversationRow& row) const {
-  return Search(*this, row).Run();
+  try {
+    return Search(*this, row).Run();
+  } catch (const RowError& error) {
+    const std::optional<ConversationRow> other = WithoutNullContent(row);
+    if (error.problem() != RowProblem::kTemplate || !other) throw;
+    return Search(*this, *other).Run();
+  }
 }
 
 }  // namespace sft::engine

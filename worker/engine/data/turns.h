@@ -30,7 +30,9 @@ struct RenderedConversation {
 //   - a turn begins where the conversation before it, with a generation prompt, ends;
 //   - it ends where the conversation up to it ends;
 //   - where the template has rewritten what stands before, the message is replaced by a known word,
-//     and what stands around the word in that rendering is found again in the real one.
+//     and what stands around the word in that rendering is found again in the real one;
+//   - where the template takes no word in its place (a call whose result follows), the turn ends
+//     where the message behind it begins, whose header the conversation up to there shows.
 // {% generation %} blocks are taken as they are. May be used from any thread at the same time.
 class TurnFinder {
  public:

@@ -35,6 +35,8 @@ TEST(PreviewOptionsTest, FlagsAreReadAndWrongOnesNamed) {
       {{"a", "--model", "m", "--batch", "1x"}, "not \"1x\""},
       {{"a", "--model", "m", "--gpu-type", "GTX"}, "--gpu-type GTX is not known; these are: H200"},
       {{"a", "--model", "m", "--loss-on", "user"}, "--loss-on takes assistant or all"},
+      {{"a", "--model", "m", "--template-date", "26.11."}, "--template-date takes a day such as"},
+      {{"a", "--model", "m", "--template-argument", "high"}, "\"high\" is not NAME=VALUE"},
   };
   for (const auto& [args, problem] : cases) {
     EXPECT_THAT(std::string(Message(ParseOptions(args).status())), HasSubstr(problem));
@@ -109,6 +111,25 @@ TEST_F(PreviewTest, AnEpochsTimeIsToldOfAGpu) {
   EXPECT_THAT(Preview(options).text, HasSubstr("an epoch on one H100: LoRA in bf16, packed"));
   options.json = true;
   EXPECT_GT(ParseJson(Preview(options).text).at("epoch_seconds").get<double>(), 0);
+}
+
+TEST(PreviewTemplateTest, TheDayAndTheArgumentsOfTheTemplateAreSaid) {
+  const engine::ModelFolder folder("channels", "<s>", "</s>");
+  Options options;
+  options.file = folder.Write("rows.json", R"([{"messages": [{"role": "user", "content": "a"},
+      {"role": "assistant", "content": "b"}]}])");
+  options.model = folder.path();
+  EXPECT_THAT(Preview(options).text, HasSubstr("today's; a job has that of its submission"));
+  options.template_date = "2026-11-26";
+  options.template_arguments = {"reasoning_effort=high", "enable_thinking=false"};
+  const std::string text = Preview(options).text;
+  EXPECT_THAT(text, HasSubstr("day         2026-11-26, which the chat template prints"));
+  EXPECT_THAT(text, HasSubstr("no effect   enable_thinking (data.template_arguments)"));
+  EXPECT_THAT(text, HasSubstr("Day: 2026-11-26\nEffort: high"));
+  options.json = true;
+  const nlohmann::json json = ParseJson(Preview(options).text);
+  EXPECT_EQ(json.at("template_date"), "2026-11-26");
+  EXPECT_EQ(json.at("unused_template_arguments").at(0), "enable_thinking");
 }
 
 TEST_F(PreviewTest, LossIsOnWhatTheJobSays) {

@@ -5,12 +5,16 @@
 
 #include <algorithm>
 
+#include "common/base/clock.h"
+#include "common/spec/template_settings.h"
 #include "tests/unit/worker/engine/data/model_folder.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -186,6 +190,63 @@ TEST(ChatTokenizerTest, TheDigestFollowsTheTemplateAndTheSpecialTokens) {
   EXPECT_EQ(digest, ChatTokenizer::Open(same.path()).digest());
   EXPECT_NE(digest, ChatTokenizer::Open(other.path()).digest());
   EXPECT_NE(digest, ChatTokenizer::Open(end.path()).digest());
+}
+
+TEST(ChatTokenizerTest, TheDigestFollowsTheDayWhereTheTemplatePrintsItAndTheArguments) {
+  const auto digest = [](const ModelFolder& folder, const TemplateSettings& settings) {
+    return ChatTokenizer::Open(folder.path(), {}, settings).digest();
+  };
+  const ModelFolder dated("headers_and_date", "<s>", "<|eot_id|>");
+  const ModelFolder plain("inst", "<s>", "</s>");
+  EXPECT_NE(digest(dated, {.day = "2026-11-26"}), digest(dated, {.day = "2026-11-27"}));
+  EXPECT_EQ(digest(plain, {.day = "2026-11-26"}), digest(plain, {.day = "2026-11-27"}));
+  EXPECT_NE(digest(plain, {.arguments = R"({"a":1})"}), digest(plain, {.arguments = R"({"a":2})"}));
+  EXPECT_NE(digest(plain, {.arguments = R"({"a":1})"}), digest(plain, {}));
+}
+
+TEST(ChatTokenizerTest, APromptHasTheGivenDayAndArguments) {
+  const ModelFolder folder("channels", "<s>", "</s>");
+  const auto prompt = [&folder](const TemplateSettings& settings) {
+    const ChatTokenizer tokenizer = ChatTokenizer::Open(folder.path(), {}, settings);
+    const std::vector<ChatMessage> messages = {{"developer", "Be brief."}, {"user", "a"}};
+    return tokenizer.tokenizer().Decode(tokenizer.EncodePrompt(messages), false);
+  };
+  const TemplateSettings given = TemplateSettings::Of("2025-01-31", {"reasoning_effort=high"});
+  EXPECT_THAT(prompt(given), HasSubstr("Day: 2025-01-31\nEffort: high"));
+  EXPECT_THAT(prompt(given), HasSubstr("<|start|>developer<|message|># Rules\nBe brief."));
+  // Without a day, that of the rendering; midnight may be between the two.
+  const std::string before = spec::DayOf(Clock::Real().Wall());
+  const std::string text = prompt({});
+  const std::string after = spec::DayOf(Clock::Real().Wall());
+  EXPECT_THAT(text, AnyOf(HasSubstr("Day: " + before), HasSubstr("Day: " + after)));
+}
+
+TEST(ChatTokenizerTest, SettingsOfAJobAreItsKeys) {
+  spec::JobSpec job;
+  EXPECT_EQ(TemplateSettings::OfJob(job).day, "2024-07-26") << "as a job of an earlier version";
+  EXPECT_EQ(TemplateSettings::OfJob(job).arguments, "");
+  job.data.template_date = "2026-11-26";
+  job.data.template_arguments = {"reasoning_effort=high"};
+  EXPECT_EQ(TemplateSettings::OfJob(job).day, "2026-11-26");
+  EXPECT_EQ(TemplateSettings::OfJob(job).arguments, R"({"reasoning_effort":"high"})");
+  job.job.kind = spec::kServeKind;
+  job.data.template_date = "";
+  EXPECT_EQ(TemplateSettings::OfJob(job).day, "") << "that of each question";
+  EXPECT_THAT([] { TemplateSettings::Of("26.11.2026", {}); },
+              ThrowsMessage<UserError>(HasSubstr("data.template_date")));
+  EXPECT_THAT([] { TemplateSettings::Of("", {"high"}); },
+              ThrowsMessage<UserError>(HasSubstr("data.template_arguments")));
+}
+
+TEST(ChatTokenizerTest, ArgumentsThatTheTemplateDoesNotSpeakOfAreFound) {
+  const ModelFolder folder("channels", "<s>", "</s>");
+  const ChatTokenizer tokenizer = ChatTokenizer::Open(
+      folder.path(), {},
+      TemplateSettings::Of("", {"reasoning_efort=high", "reasoning_effort=low"}));
+  EXPECT_TRUE(tokenizer.asks_for_day());
+  EXPECT_THAT(tokenizer.unused_arguments(), ElementsAre("reasoning_efort"));
+  const ModelFolder plain("inst", "<s>", "</s>");
+  EXPECT_FALSE(ChatTokenizer::Open(plain.path()).asks_for_day());
 }
 
 TEST(TokenizerTest, PlainTextKeepsNoControlTokenAndDecodesBack) {

@@ -20,7 +20,8 @@ class EncodeRowTest : public ::testing::Test {
            spec::LossOn loss_on = spec::LossOn::kAssistant) {
     encoder_.reset();
     folder_ = std::make_unique<ModelFolder>(chat_template, "<s>", eos);
-    tokenizer_ = std::make_unique<ChatTokenizer>(ChatTokenizer::Open(folder_->path()));
+    tokenizer_ = std::make_unique<ChatTokenizer>(
+        ChatTokenizer::Open(folder_->path(), {}, {.day = "2024-07-26"}));
     encoder_ = std::make_unique<RowEncoder>(*tokenizer_, loss_on);
   }
 
@@ -165,6 +166,35 @@ TEST_F(EncodeRowTest, ReasoningBetweenToolCallsIsHandledOnceALaterQuestionDropsI
         {"role": "user", "content": "ok"}, {"role": "assistant", "content": "Bye"}]})"),
       ElementsAre("look\n<tool_call>\n{\"name\": \"w\", \"arguments\": {}}\n</tool_call><|im_end|>",
                   "S<|im_end|>", "<think>\n\n</think>\n\nBye<|im_end|>"));
+}
+
+TEST_F(EncodeRowTest, ReasoningIsLearntWhereTheGenerationPromptNamesTheChannelOfAnswers) {
+  Use("channels", "</s>");
+  folder_->AddSpecialTokens({"<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"});
+  std::string source = tokenizer_->chat_template()->source();
+  const std::string cue = "{{- \"<|start|>assistant\" }}";
+  source.replace(source.find(cue), cue.size(),
+                 "{{- \"<|start|>assistant<|channel|>final<|message|>\" }}");
+  tokenizer_ = std::make_unique<ChatTokenizer>(ChatTokenizer::Open(folder_->path(), source));
+  encoder_ = std::make_unique<RowEncoder>(*tokenizer_, spec::LossOn::kAssistant);
+  EXPECT_THAT(Learnt(kTwoTurns), ElementsAre("1 🎉<|end|>", "2<|return|>"));
+  EXPECT_THAT(
+      Learnt(R"({"messages": [{"role": "user", "content": "a?"},
+      {"role": "assistant", "content": "A", "thinking": "first"}, {"role": "user", "content": "b?"},
+      {"role": "assistant", "content": "B", "thinking": "second"}]})"),
+      ElementsAre("A<|end|>",
+                  "analysis<|message|>second<|end|><|start|>assistant<|channel|>final<|message|>B"
+                  "<|return|>"));
+}
+
+TEST_F(EncodeRowTest, WhatTheJobsArgumentsPutIntoTheGenerationPromptIsNotLearnt) {
+  Use("thinking", "<|im_end|>");
+  EXPECT_THAT(Learnt(kTwoTurns),
+              ElementsAre("1 🎉<|im_end|>", "<think>\n\n</think>\n\n2<|im_end|>"));
+  tokenizer_ = std::make_unique<ChatTokenizer>(ChatTokenizer::Open(
+      folder_->path(), {}, TemplateSettings::Of("2024-07-26", {"enable_thinking=false"})));
+  encoder_ = std::make_unique<RowEncoder>(*tokenizer_, spec::LossOn::kAssistant);
+  EXPECT_THAT(Learnt(kTwoTurns), ElementsAre("1 🎉<|im_end|>", "2<|im_end|>"));
 }
 
 TEST_F(EncodeRowTest, ATurnThatCannotBeFoundIsRefusedNotGuessed) {

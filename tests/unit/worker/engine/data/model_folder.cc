@@ -41,4 +41,17 @@ ModelFolder::ModelFolder(const std::string& chat_template, const std::string& bo
   Write("tokenizer_config.json", DumpJson(config));
 }
 
+void ModelFolder::AddSpecialTokens(const std::vector<std::string>& texts) const {
+  nlohmann::ordered_json tokenizer = ParseOrderedJson(ReadWhole(path() / "tokenizer.json"));
+  nlohmann::ordered_json& added = tokenizer["added_tokens"];
+  for (const std::string& text : texts) {
+    nlohmann::ordered_json token = added.back();
+    token["id"] = added.back().at("id").get<int>() + 1;
+    token["content"] = text;
+    token["special"] = true;
+    added.push_back(std::move(token));
+  }
+  Write("tokenizer.json", DumpJson(tokenizer));
+}
+
 }  // namespace sft::engine

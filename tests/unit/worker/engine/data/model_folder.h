@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sft::engine {
 
@@ -29,6 +30,8 @@ std::string ReadWhole(const std::filesystem::path& path);
 // goldens' templates ("" for none).
 struct ModelFolder : TestFolder {
   ModelFolder(const std::string& chat_template, const std::string& bos, const std::string& eos);
+  // Gives the tokenizer further special tokens.
+  void AddSpecialTokens(const std::vector<std::string>& texts) const;
 };
 
 }  // namespace sft::engine

@@ -102,6 +102,18 @@ TEST(RowTest, TextPartsAreJoinedAndReasoningHasBothNames) {
   EXPECT_EQ(conversation.trained, (std::vector<bool>{false, true}));
 }
 
+TEST(RowTest, ReasoningAndCallsThatAreNullAreNotThere) {
+  const Row row = ParseRow(R"({"messages": [{"role": "developer", "content": "d"},
+      {"role": "user", "content": "q", "thinking": null},
+      {"role": "assistant", "content": "c", "thinking": null, "reasoning_content": "r",
+       "tool_calls": null}]})");
+  const auto& messages = std::get<ConversationRow>(row).messages;
+  EXPECT_FALSE(messages[1].contains("thinking"));
+  EXPECT_EQ(messages[2].at("thinking"), "r");
+  EXPECT_FALSE(messages[2].contains("tool_calls"));
+  EXPECT_EQ(messages[0].at("role"), "developer");
+}
+
 TEST(RowTest, ToolArgumentsWrittenAsJsonTextBecomeObjects) {
   const Row row = ParseRow(R"({"messages": [{"role": "assistant", "tool_calls": [
       {"function": {"name": "f", "arguments": "{\"z\": 1, \"a\": 2}"}}]}], "tools": [{"x": 1}]})");

@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Steps of the template machine for one conversation; a second's work, far above real templates.
 const FUEL: u64 = 20_000_000;
@@ -35,12 +36,20 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
-    /// `variables` is a JSON object: bos_token, eos_token, ... and `date` ("YYYY-MM-DD").
+    /// `variables` is a JSON object: bos_token, eos_token, ..., what else the template is given
+    /// under `arguments`, and `date` ("YYYY-MM-DD"; empty: each rendering has its own day, in UTC).
     pub fn compile(source: &str, variables: &str) -> Result<Self, String> {
         let mut variables: Map<String, Json> =
             serde_json::from_str(variables).map_err(|e| e.to_string())?;
-        let date = variables.remove("date").unwrap_or_default();
-        let date = Date::parse(date.as_str().unwrap_or_default())?;
+        let date = match variables.remove("date").as_ref().and_then(Json::as_str) {
+            None | Some("") => None,
+            Some(text) => Some(Date::parse(text)?),
+        };
+        match variables.remove("arguments") {
+            None | Some(Json::Null) => (),
+            Some(Json::Object(arguments)) => variables.extend(arguments),
+            Some(_) => return Err("the template's arguments must be a JSON object".into()),
+        }
         let source_size = source.len();
         let _budget =
             Budget::new("the chat template", FREE_MEMORY.saturating_add(source_size * 1024));
@@ -157,7 +166,7 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-fn make_environment(date: Date) -> Environment<'static> {
+fn make_environment(date: Option<Date>) -> Environment<'static> {
     let mut env = Environment::new();
     env.set_trim_blocks(true);
     env.set_lstrip_blocks(true);
@@ -178,7 +187,9 @@ fn make_environment(date: Date) -> Environment<'static> {
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         Err(invalid(str_of(message)?))
     });
-    env.add_function("strftime_now", move |format: &str| date.format(format).map_err(invalid));
+    env.add_function("strftime_now", move |format: &str| {
+        date.unwrap_or_else(Date::today).format(format).map_err(invalid)
+    });
     env
 }
 
@@ -299,6 +310,26 @@ impl Date {
         }
     }
 
+    /// The day now in UTC.
+    fn today() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::after_epoch((now.as_secs() / 86_400) as i64)
+    }
+
+    /// The day that is `days` after 1970-01-01. Years begin in March and come in cycles of 400.
+    fn after_epoch(days: i64) -> Self {
+        const CYCLE: i64 = 146_097;
+        let days = days + 719_468;
+        let of_cycle = days.rem_euclid(CYCLE);
+        let of_years = (of_cycle - of_cycle / 1460 + of_cycle / 36_524 - of_cycle / 146_096) / 365;
+        let of_year = of_cycle - (365 * of_years + of_years / 4 - of_years / 100);
+        let month = (5 * of_year + 2) / 153;
+        let day = of_year - (153 * month + 2) / 5 + 1;
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let year = of_years + days.div_euclid(CYCLE) * 400 + i64::from(month <= 2);
+        Self { year: year as i32, month: month as u32, day: day as u32 }
+    }
+
     /// 0 is Sunday (Sakamoto's method).
     fn weekday(&self) -> usize {
         const SHIFT: [i32; 12] = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4];
@@ -343,5 +374,58 @@ impl Date {
             });
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUESTION: &str = r#"[{"role": "user", "content": "hi"}]"#;
+
+    fn render(source: &str, variables: &str, of_row: &str) -> Result<String, String> {
+        let template = ChatTemplate::compile(source, variables)?;
+        template.render(QUESTION, "", of_row, false).map(|rendered| rendered.text)
+    }
+
+    #[test]
+    fn a_given_date_is_the_one_that_the_template_prints() {
+        let source = "{{ strftime_now('%Y-%m-%d %A') }}";
+        let text = render(source, r#"{"date": "2026-11-26"}"#, "");
+        assert_eq!(text.unwrap(), "2026-11-26 Thursday");
+        assert!(render(source, r#"{"date": "26.11.2026"}"#, "").is_err());
+    }
+
+    #[test]
+    fn without_a_date_each_rendering_has_its_own_day() {
+        let before = Date::today();
+        let text = render("{{ strftime_now('%F') }}", "{}", "").unwrap();
+        let after = Date::today();
+        assert!([before, after].iter().any(|day| day.format("%F").unwrap() == text), "{text}");
+    }
+
+    #[test]
+    fn days_after_the_epoch_are_those_of_the_calendar() {
+        for (days, text) in [
+            (0, "1970-01-01 Thursday"),
+            (11_016, "2000-02-29 Tuesday"),
+            (19_782, "2024-02-29 Thursday"),
+            (20_783, "2026-11-26 Thursday"),
+            (47_540, "2100-02-28 Sunday"),
+            (47_541, "2100-03-01 Monday"),
+        ] {
+            assert_eq!(Date::after_epoch(days).format("%F %A").unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn arguments_reach_the_template_and_those_of_a_row_go_before_them() {
+        let source = "{{ reasoning_effort }} {{ enable_thinking is false }} {{ date }}";
+        let variables = r#"{"date": "2026-11-26", "arguments":
+            {"reasoning_effort": "high", "enable_thinking": false, "date": "theirs"}}"#;
+        assert_eq!(render(source, variables, "").unwrap(), "high True theirs");
+        let of_row = r#"{"reasoning_effort": "low"}"#;
+        assert_eq!(render(source, variables, of_row).unwrap(), "low True theirs");
+        assert!(render(source, r#"{"arguments": ["high"]}"#, "").is_err());
     }
 }
