@@ -185,6 +185,9 @@ class CostMaker {
         copies_ * layer_.intermediate * e_ + RowStride(layer_.shared, m_.shared_down.rank) * e_;
     r.gate_up_xa += m_.shared_gate_up.rank * e_;
     r.mlp_always += m_.shared_down.rank * e_ + copies_ * kChoiceBytes;
+    const bool keeps_all = s_.router.weights != RouterWeights::kOfChosen ||
+                           job_.hyperparameters.router_aux_loss_coef > 0;
+    if (keeps_all) r.mlp_always += layer_.experts * kStatisticBytes;  // probabilities
     r.gathered = copies_ * r.hidden;
     r.scores = layer_.experts * kStatisticBytes;
     return r;
