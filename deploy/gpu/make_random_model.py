@@ -4,8 +4,10 @@
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
 SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-1b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gemma4-e2b, gemma4-e4b,
-gemma4-31b, gpt2-medium, or one that ends with "-tiny" for a first try. bf16 safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
-that all carry loss with data.loss_on = "all".
+gemma4-31b, gpt2-medium, mixtures of experts (gpt-oss-20b and -120b with experts in MXFP4 as published, gpt-oss-20b-bf16,
+qwen3-30b-a3b), or one that ends with "-tiny" for a first try. safetensors shards, in bf16 but for MXFP4, with the names
+of published files; a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of
+exactly T tokens each that all carry loss with data.loss_on = "all".
 
 Needs torch and numpy alone. Weights are drawn on the GPU where there is one and written by several threads:
 speed is the disk's.
@@ -20,6 +22,8 @@ import random
 import time
 
 import torch
+
+import random_experts
 
 SHARD_BYTES = 4 << 30
 
@@ -54,6 +58,20 @@ class Gemma4Shape(Shape):
         return self.full_key_heads if self.full(layer) and self.full_key_heads else self.key_heads
 
 
+@dataclasses.dataclass(frozen=True)
+class MoeShape(Shape):
+    """`intermediate` is an expert's; that of dense layers is `dense_intermediate`."""
+    experts: int = 0
+    chosen: int = 0
+    mxfp4: bool = False
+    dense_layers: int = 0  # the first so many have no experts
+    dense_intermediate: int = 0
+
+
+def gpt_oss(layers, experts, mxfp4):
+    return MoeShape("gpt_oss", 2880, 2880, layers, 64, 8, 64, 201088, False, experts, 4, mxfp4)
+
+
 SHAPES = {
     "qwen3-tiny": Shape("qwen3", 128, 256, 2, 4, 2, 32, 512, True),
     "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
@@ -75,6 +93,14 @@ SHAPES = {
                               wide=True, layer_input=256),
     "gemma4-e4b": Gemma4Shape("gemma4_text", 2560, 10240, 42, 8, 2, 256, 262144, True, sharing=18, layer_input=256),
     "gemma4-31b": Gemma4Shape("gemma4_text", 5376, 21504, 60, 32, 16, 256, 262144, True, 512, 1024, full_key_heads=4),
+    "gpt-oss-tiny": MoeShape("gpt_oss", 128, 64, 4, 4, 2, 32, 512, False, 8, 2, True),
+    "gpt-oss-20b": gpt_oss(24, 32, True),
+    "gpt-oss-20b-bf16": gpt_oss(24, 32, False),
+    "gpt-oss-120b": gpt_oss(36, 128, True),
+    "qwen3-moe-tiny": MoeShape("qwen3_moe", 128, 64, 2, 4, 2, 32, 512, False, 8, 2),
+    "qwen3-30b-a3b": MoeShape("qwen3_moe", 2048, 768, 48, 32, 4, 128, 151936, False, 128, 8),
+    "glm4-moe-tiny": MoeShape("glm4_moe", 128, 64, 3, 4, 2, 32, 512, False, 8, 2, dense_layers=1,
+                              dense_intermediate=256),
     "gpt2-medium": Shape("gpt2", 1024, 4096, 24, 16, 16, 64, 50257, True),
 }
 
@@ -143,6 +169,9 @@ def gemma4_shapes(shape):
 
 def tensor_shapes(shape):
     """Name and shape of every tensor, in file order."""
+    if isinstance(shape, MoeShape):
+        yield from random_experts.shapes(shape)
+        return
     own = {"gpt2": gpt2_shapes, "gemma4_text": gemma4_shapes}.get(shape.family)
     if own:
         yield from own(shape)
@@ -171,36 +200,57 @@ def tensor_shapes(shape):
         yield "lm_head.weight", (shape.vocabulary, shape.hidden)
 
 
-def size_of(dimensions):
-    return 2 * torch.Size(dimensions).numel()
+def type_of(name):
+    if name.endswith(("_blocks", "_scales")):
+        return "U8"
+    return "F32" if name.endswith("e_score_correction_bias") else "BF16"
+
+
+def size_of(name, dimensions):
+    return {"U8": 1, "BF16": 2, "F32": 4}[type_of(name)] * torch.Size(dimensions).numel()
+
+
+def parameters_of(shape):
+    counts = ((name, torch.Size(dimensions).numel()) for name, dimensions in tensor_shapes(shape))
+    return sum(0 if name.endswith("_scales") else 2 * count if name.endswith("_blocks") else count
+               for name, count in counts)
 
 
 def make_shards(shape):
     """Lists of (name, shape) of at most SHARD_BYTES each."""
     shards, used = [[]], 0
     for name, dimensions in tensor_shapes(shape):
-        if used + size_of(dimensions) > SHARD_BYTES and shards[-1]:
+        size = size_of(name, dimensions)
+        if used + size > SHARD_BYTES and shards[-1]:
             shards.append([])
             used = 0
         shards[-1].append((name, dimensions))
-        used += size_of(dimensions)
+        used += size
     return shards
 
 
-def draw(name, dimensions, generator, device):
+def draw(shape, name, dimensions, generator, device):
+    if name.endswith("_blocks"):
+        return torch.randint(256, dimensions, dtype=torch.uint8, device=device, generator=generator).cpu()
+    if name.endswith("_scales"):  # 2^-9 to 2^-7: with any codes the weights deviate by 0.015
+        return torch.randint(118, 121, dimensions, dtype=torch.uint8, device=device, generator=generator).cpu()
+    if name.endswith("e_score_correction_bias"):
+        return torch.zeros(dimensions)
     if name.endswith(".bias"):
         return torch.zeros(dimensions, dtype=torch.bfloat16)
     if len(dimensions) == 1:  # norms
-        return torch.ones(dimensions, dtype=torch.bfloat16)
+        value = random_experts.norm_of(name) if isinstance(shape, MoeShape) else 1.0
+        return torch.full(dimensions, value, dtype=torch.bfloat16)
     weight = torch.empty(dimensions, dtype=torch.bfloat16, device=device)
-    return weight.normal_(0.0, 0.02, generator=generator).cpu()
+    deviation = random_experts.deviation_of(name) if isinstance(shape, MoeShape) else 0.02
+    return weight.normal_(0.0, deviation, generator=generator).cpu()
 
 
-def write_shard(path, tensors, seed, device):
+def write_shard(path, shape, tensors, seed, device):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, dimensions in tensors:
-        end = offset + size_of(dimensions)
-        header[name] = {"dtype": "BF16", "shape": list(dimensions), "data_offsets": [offset, end]}
+        end = offset + size_of(name, dimensions)
+        header[name] = {"dtype": type_of(name), "shape": list(dimensions), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -208,7 +258,7 @@ def write_shard(path, tensors, seed, device):
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, dimensions in tensors:
-            raw = draw(name, dimensions, generator, device).view(torch.uint8).reshape(-1)
+            raw = draw(shape, name, dimensions, generator, device).view(torch.uint8).reshape(-1)
             file.write(raw.numpy())
     return offset
 
@@ -218,7 +268,7 @@ def write_weights(shape, folder, threads):
     shards = make_shards(shape)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        sizes = list(pool.map(lambda job: write_shard(folder / job[0], job[1], job[2], device),
+        sizes = list(pool.map(lambda job: write_shard(folder / job[0], shape, job[1], job[2], device),
                               [(names[i], shards[i], i) for i in range(len(shards))]))
     index = {"metadata": {"total_size": sum(sizes)},
              "weight_map": {name: file for file, shard in zip(names, shards) for name, _ in shard}}
@@ -250,7 +300,8 @@ def gemma4_config(shape):
 
 
 def write_config(shape, folder):
-    own = {"gpt2": gpt2_config, "gemma4_text": gemma4_config}.get(shape.family)
+    own = random_experts.config if isinstance(shape, MoeShape) else {
+        "gpt2": gpt2_config, "gemma4_text": gemma4_config}.get(shape.family)
     if own:
         (folder / "config.json").write_text(json.dumps(own(shape), indent=2))
         return
@@ -334,7 +385,7 @@ def main():
     if options.rows:
         write_rows(options.rows, options.count, options.tokens)
     seconds = time.monotonic() - start
-    print(f"{options.size}: {written / 2e9:.2f} B parameters, {written / 1e9:.1f} GB in "
+    print(f"{options.size}: {parameters_of(shape) / 1e9:.2f} B parameters, {written / 1e9:.1f} GB in "
           f"{seconds:.1f} s ({written / 1e9 / seconds:.1f} GB/s)")
 
 
