@@ -1,6 +1,7 @@
 // Times the CUDA operations at the shapes of Qwen3-8B and -32B and prints, for each, milliseconds
 // and the share of the device's copy bandwidth or the rate in TFLOP/s; with the argument
-// "attention" attention's alone, with "biases" what GPT-2 medium has beside it. Run on an idle GPU.
+// "attention" attention's alone, with "biases" what GPT-2 medium has beside it, with "experts"
+// mixtures of experts (experts_speed.h). Run on an idle GPU.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -12,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/clock.h"
+#include "tests/gpu/experts_speed.h"
+#include "tests/gpu/speed_table.h"
 #include "worker/engine/cuda/loader.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/adamw.h"
@@ -22,71 +24,6 @@ namespace sft::engine {
 namespace {
 
 constexpr int64_t kTokens = 8192;
-
-class Timer {
- public:
-  explicit Timer(const CudaDevices& devices) : devices_(devices) {}
-
-  // Median seconds of a call: batches of calls are timed, so that launches overlap the work.
-  double Seconds(const std::function<void()>& work) const {
-    constexpr int kBatches = 7;
-    work();
-    devices_.Synchronize(0);
-    const double once = Batch(work, 1);
-    const int calls = std::clamp(static_cast<int>(0.02 / std::max(once, 1e-6)), 1, 500);
-    std::vector<double> times;
-    for (int i = 0; i < kBatches; ++i) times.push_back(Batch(work, calls) / calls);
-    std::nth_element(times.begin(), times.begin() + kBatches / 2, times.end());
-    return times[kBatches / 2];
-  }
-
- private:
-  double Batch(const std::function<void()>& work, int calls) const {
-    const MonoTime begin = Clock::Real().Mono();
-    for (int i = 0; i < calls; ++i) work();
-    devices_.Synchronize(0);
-    return std::chrono::duration<double>(Clock::Real().Mono() - begin).count();
-  }
-
-  const CudaDevices& devices_;
-};
-
-at::Tensor Random(at::IntArrayRef sizes) {
-  return at::randn(sizes, at::TensorOptions(at::kBFloat16).device(at::kCUDA));
-}
-
-// As activations lie: columns to spare, rows that start on multiples of 64 elements.
-at::Tensor RandomRows(int64_t rows, int64_t width) {
-  return Random({rows, (width + 63) / 64 * 64 + 64}).narrow(1, 0, width);
-}
-double Bytes(const at::Tensor& x) { return static_cast<double>(x.numel() * x.element_size()); }
-
-class Table {
- public:
-  explicit Table(const CudaDevices& devices) : timer_(devices) {
-    const at::Tensor from = Random({int64_t{1} << 29}), to = at::empty_like(from);
-    const double seconds = timer_.Seconds([&] { to.copy_(from); });
-    copy_ = 2.0 * static_cast<double>(from.nbytes()) / seconds;
-    fmt::print("{:<34} {:>9} {:>10} {:>8}\n", "operation", "ms", "GB/s", "of copy");
-    fmt::print("{:<34} {:>9.3f} {:>10.0f} {:>8}\n", "copy 1 GiB", seconds * 1e3, copy_ / 1e9,
-               "1.00");
-  }
-
-  // `bytes`: each input read once, each output written once.
-  void Memory(const std::string& name, double bytes, const std::function<void()>& work) const {
-    const double seconds = timer_.Seconds(work);
-    fmt::print("{:<34} {:>9.3f} {:>10.0f} {:>8.2f}\n", name, seconds * 1e3, bytes / seconds / 1e9,
-               bytes / seconds / copy_);
-  }
-  void Arithmetic(const std::string& name, double flops, const std::function<void()>& work) const {
-    const double seconds = timer_.Seconds(work);
-    fmt::print("{:<34} {:>9.3f} {:>10.0f} TFLOP/s\n", name, seconds * 1e3, flops / seconds / 1e12);
-  }
-
- private:
-  Timer timer_;
-  double copy_ = 0.0;
-};
 
 void Nf4(const Table& table) {
   const at::Tensor w = Random({5120, 25600});
@@ -499,8 +436,11 @@ int Main(std::string_view what) {
   plugin.devices->Select(0);
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
-  if (what == "attention" || what == "biases") {
-    what == "attention" ? Attentions(table) : Biases(table);
+  const std::pair<std::string_view, void (*)(const Table&)> parts[] = {
+      {"attention", Attentions}, {"biases", Biases}, {"experts", ExpertSpeeds}};
+  for (const auto& [name, part] : parts) {
+    if (what != name) continue;
+    part(table);
     return 0;
   }
   Nf4(table);

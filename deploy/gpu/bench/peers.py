@@ -23,7 +23,7 @@ def command(row, peer, context, plan):
                  "--steps", plan["steps"], *peer.options]
     if row.chat_lengths:
         arguments += ["--layout", peer.layout]
-    if peer.program in ("qlora", "hf"):
+    if peer.program in ("qlora", "moe", "hf"):
         return [sys.executable, HERE / f"peer_{peer.program}.py", *arguments]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--nproc-per-node", plan["gpus"], HERE / "peer_fft.py", *arguments]

@@ -9,6 +9,7 @@ KEY_MATMUL = "training.matmul"
 KEY_DETERMINISTIC = "training.deterministic"
 KEY_BUDGET = "compute.memory_budget_gb"
 KEY_PACKING = "data.packing"
+KEY_TARGETS = "lora.target_modules"
 KEY_LENGTH = "hyperparameters.sequence_length"
 KEY_ROWS = "hyperparameters.global_batch"
 KEY_SHARDING = "hyperparameters.parallelism.sharding"
@@ -36,7 +37,7 @@ class Ours:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A setting of a peer: peer_qlora.py, peer_fft.py or peer_hf.py with these values."""
+    """A setting of a peer: peer_qlora.py, peer_moe.py, peer_fft.py or peer_hf.py with these values."""
     name: str
     program: str
     batch: int
@@ -96,6 +97,20 @@ def fsdp2(batch, checkpointing, weights):
                 ("--compile", "--weights", weights))
 
 
+def moe_peer(engine, words, base, batch, checkpointing, adapters="experts", default=False):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    return Peer(f"{words} {base}, batch {batch}, {how}", "moe", batch, checkpointing,
+                ("--engine", engine, "--base", base, "--adapters", adapters), default)
+
+
+def unsloth_moe(base, batch, checkpointing, adapters="experts", default=False):
+    return moe_peer("unsloth", "Unsloth", base, batch, checkpointing, adapters, default)
+
+
+def peft_moe(batch, checkpointing):
+    return moe_peer("peft", "transformers + PEFT", "bf16", batch, checkpointing)
+
+
 def compiled(method, batch, checkpointing):
     how = "checkpointing" if checkpointing else "none recomputed"
     return Peer(f"transformers + compile, batch {batch}, {how}", "hf", batch, checkpointing,
@@ -126,6 +141,12 @@ FULL_FP8 = (Ours("bf16", job=FULL_BF16),
             Ours("fp8", job={**FULL_BF16, **FP8}, tolerance=TOLERANCE_FP8))
 FULL_FP8_GOALS = (Goal("setting", 1.35, subject="bf16", setting="fp8"),
                   Goal("setting", 1.2, subject="bf16", setting="fp8, bf16 weight gradients"))
+
+# Adapters of mixtures of experts: attention's alone, and experts' too.
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ON_ATTENTION = {KEY_TARGETS: ATTENTION}
+ON_EXPERTS = {KEY_TARGETS: [*ATTENTION, "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+EXPERTS = (Ours("bf16", job=ON_EXPERTS),)
 
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
@@ -236,7 +257,32 @@ ROWS = (
     Row("full-gpt2-medium-seq1024", "gpt2-medium", "full", 1024, 16384, 1,
         (Ours("bf16"),), (compiled("full", 8, False), compiled("full", 16, False)),
         (Goal("best_peer", 1.5),)),
+    # Mixtures of experts. Under LoRA experts in MXFP4 are de-quantised to bf16, under QLoRA they stay as they are.
+    Row("lora-experts-gpt-oss-20b", "gpt-oss-20b", "lora", 4096, 16384, 1, EXPERTS,
+        (unsloth_moe("bf16", 2, True, default=True), unsloth_moe("bf16", 1, False), unsloth_moe("bf16", 2, False),
+         unsloth_moe("bf16", 4, True), peft_moe(1, False), peft_moe(2, True)),
+        (Goal("best_peer", 2.0), Goal("tokens_per_second", 18000))),
+    Row("lora-experts-qwen3-30b-a3b", "qwen3-30b-a3b", "lora", 4096, 16384, 1, EXPERTS,
+        (unsloth_moe("bf16", 2, True, default=True), unsloth_moe("bf16", 1, False), unsloth_moe("bf16", 4, True),
+         peft_moe(1, True)),
+        (Goal("best_peer", 2.0), Goal("tokens_per_second", 15000))),
+    Row("qlora-experts-gpt-oss-20b", "gpt-oss-20b", "qlora", 4096, 16384, 1, EXPERTS,
+        (unsloth_moe("packed", 2, True, default=True), unsloth_moe("packed", 2, False), unsloth_moe("packed", 4, True)),
+        (Goal("best_peer", 2.0), Goal("tokens_per_second", 9000))),
+    Row("qlora-experts-gpt-oss-120b", "gpt-oss-120b", "qlora", 4096, 16384, 1, EXPERTS,
+        (unsloth_moe("packed", 1, True, default=True), unsloth_moe("packed", 4, True)),
+        (Goal("tokens_per_second", 9000),)),
+    Row("lora-gpt-oss-20b", "gpt-oss-20b", "lora", 4096, 16384, 1, (Ours("bf16", job=ON_ATTENTION),),
+        (unsloth_moe("bf16", 2, True, "attention", default=True), unsloth_moe("bf16", 2, False, "attention")),
+        (Goal("best_peer", 2.0),)),
+    # All engines on models that load at once: do the peers' programs run on this machine?
+    Row("smoke-experts-gpt-oss", "gpt-oss-tiny", "qlora", 1024, 4096, 1, EXPERTS,
+        (unsloth_moe("packed", 2, False), unsloth_moe("bf16", 2, True), peft_moe(2, False)), ()),
+    Row("smoke-experts-qwen3", "qwen3-moe-tiny", "lora", 1024, 4096, 1, EXPERTS,
+        (unsloth_moe("bf16", 2, False), peft_moe(2, True)), ()),
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
+    *(Row(f"smoke-cpu-{model}", f"{model}-tiny", mode, 256, 2048, 1, EXPERTS, (), (Goal("tokens_per_second", 1),),
+          device="cpu") for model, mode in (("gpt-oss", "qlora"), ("qwen3-moe", "lora"), ("glm4-moe", "qlora"))),
     Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
         (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),
     Row("smoke-cpu-chat-lengths", "qwen3-tiny", "qlora", 1024, 4096, 1,
