@@ -22,8 +22,9 @@ struct Rows {
   int64_t gathered, scores;
 };
 
-// Of a token's choice of one expert: its weight, and the row's place in the order by experts.
-constexpr int64_t kChoiceBytes = 4 + 8;
+// Of a token's choice of one expert: its weight, the expert, its place by token and by expert, and
+// the token of the row.
+constexpr int64_t kChoiceBytes = 4 + 4 * 8;
 
 // Costs of FP8 products, whose inputs take one byte per element. The norms, gates and the norms'
 // backward write these inputs with their output; the others are converted from tensors that are
@@ -140,8 +141,8 @@ class CostMaker {
         q_(s.heads * layer.head_dim),
         borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
         kv_(borrowed_ > 0 ? 0 : layer.kv_heads * layer.head_dim),
-        copies_(layer.experts > 0 ? layer.chosen : 1),
-        activated_((copies_ * layer.intermediate + layer.shared) * e),
+        top_k_(layer.experts > 0 ? layer.chosen : 1),
+        activated_((top_k_ * layer.intermediate + layer.shared) * e),
         partials_(OnePassPartials(layer, job, m, e)),
         norms_outputs_(NamesOf(s).attention_out_norm != nullptr),
         r_(RowsOfBlock()) {}
@@ -169,8 +170,8 @@ class CostMaker {
     r.attended = RowStride(q_, m_.o.rank) * e_;
     r.lse = s_.heads * kStatisticBytes;
     r.attention_xa = (m_.qkv.rank + m_.o.rank) * e_;
-    r.gate_up_xa = copies_ * m_.gate_up.rank * e_;
-    r.mlp_always = copies_ * m_.down.rank * e_;
+    r.gate_up_xa = top_k_ * m_.gate_up.rank * e_;
+    r.mlp_always = top_k_ * m_.down.rank * e_;
     if (layer_.experts == 0) {
       r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_;
       r.gate_up = RowStride(m_.gate_up.rows, m_.gate_up.rank) * e_;
@@ -179,16 +180,16 @@ class CostMaker {
     }
     // Rows of experts have no room for adapters beside them, those of the expert of all tokens do.
     r.middle_normed = RowStride(s_.hidden, m_.shared_gate_up.rank) * e_;
-    r.gate_up = copies_ * m_.gate_up.rows * e_ +
+    r.gate_up = top_k_ * m_.gate_up.rows * e_ +
                 RowStride(m_.shared_gate_up.rows, m_.shared_gate_up.rank) * e_;
     r.activated =
-        copies_ * layer_.intermediate * e_ + RowStride(layer_.shared, m_.shared_down.rank) * e_;
+        top_k_ * layer_.intermediate * e_ + RowStride(layer_.shared, m_.shared_down.rank) * e_;
     r.gate_up_xa += m_.shared_gate_up.rank * e_;
-    r.mlp_always += m_.shared_down.rank * e_ + copies_ * kChoiceBytes;
-    const bool keeps_all = s_.router.weights != RouterWeights::kOfChosen ||
+    r.mlp_always += m_.shared_down.rank * e_ + top_k_ * kChoiceBytes;
+    const bool keeps_all = s_.router.weights != RouterWeights::kSoftmaxOfTopK ||
                            job_.hyperparameters.router_aux_loss_coef > 0;
     if (keeps_all) r.mlp_always += layer_.experts * kStatisticBytes;  // probabilities
-    r.gathered = copies_ * r.hidden;
+    r.gathered = top_k_ * r.hidden;
     r.scores = layer_.experts * kStatisticBytes;
     return r;
   }
@@ -276,8 +277,7 @@ class CostMaker {
 
   void AddPasses(BlockCost* cost) const {
     const int64_t norm_bytes = 2 * s_.hidden * e_, rope_bytes = 2 * (q_ + kv_) * e_;
-    const int64_t glu_bytes =
-        (copies_ * m_.gate_up.rows + m_.shared_gate_up.rows) * e_ + activated_;
+    const int64_t glu_bytes = (top_k_ * m_.gate_up.rows + m_.shared_gate_up.rows) * e_ + activated_;
     const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
     cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * activated_;
     if (sparse()) cost->elementwise += RoutingBytes();
@@ -321,17 +321,17 @@ class CostMaker {
   int64_t AdapterForward(const BlockMatrices::Matrix& matrix) const {
     if (matrix.rank == 0) return 0;
     if (matrix.experts == 0) return matrix.columns * e_;
-    return copies_ * (matrix.columns + 2 * matrix.rows) * e_;
+    return top_k_ * (matrix.columns + 2 * matrix.rows) * e_;
   }
   int64_t AdapterBackward(const BlockMatrices::Matrix& matrix) const {
     if (matrix.rank == 0) return 0;
     if (matrix.experts == 0) return (2 * matrix.rows + matrix.columns) * e_;
-    return copies_ * (2 * matrix.rows + 3 * matrix.columns) * e_;
+    return top_k_ * (2 * matrix.rows + 3 * matrix.columns) * e_;
   }
 
   // Elements that a token is multiplied with.
   int64_t WeightsOf(const BlockMatrices::Matrix& matrix) const {
-    return (matrix.experts == 0 ? 1 : copies_) * matrix.weights();
+    return (matrix.experts == 0 ? 1 : top_k_) * matrix.weights();
   }
 
   void AddStacks(BlockCost* cost) const {
@@ -389,7 +389,7 @@ class CostMaker {
   // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
   // but the gradients that it makes of them here.
   const int64_t borrowed_, kv_;
-  const int64_t copies_;     // rows of a token in the feed-forward layer
+  const int64_t top_k_;      // rows of a token in the feed-forward layer
   const int64_t activated_;  // bytes, without room for adapters
   const int64_t partials_;
   const bool norms_outputs_;

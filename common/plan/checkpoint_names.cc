@@ -148,7 +148,7 @@ CheckpointNames NamesInFiles(const ModelShape& shape) {
     names.blocks.push_back(std::move(block.name));
     std::move(block.unused.begin(), block.unused.end(), std::back_inserter(names.unused));
   }
-  if (NamesOf(shape).layers_beyond) names.unused.push_back(BlockName(shape, shape.layers));
+  if (NamesOf(shape).has_mtp_layer) names.unused.push_back(BlockName(shape, shape.layers));
   return names;
 }
 

@@ -27,14 +27,14 @@ enum class ActivationKind {
   kGeluTanh,  // GELU in the tanh form; gated: GeGLU
   // (u + 1) g sigmoid(1.702 g), where g is the gate, at most 7, and u is up, within [-7, 7]; the
   // two of an output stand side by side in a row: g0, u0, g1, u1, ... (gpt_oss)
-  kClampedPairs,
+  kClampedSwiGlu,
 };
 
 // How a router weighs the experts that it chooses for a token, those with the largest scores, or of
 // kSigmoid... the largest sigmoids plus a correction of each expert's.
 enum class RouterWeights {
-  kOfChosen,             // softmax over the scores of the chosen
-  kOfAll,                // softmax over all scores: the weights of the chosen add up to less than 1
+  kSoftmaxOfTopK,        // softmax over the scores of the chosen
+  kSoftmaxOfAll,         // softmax over all scores: the weights of the chosen add up to less than 1
   kSigmoid,              // sigmoid of each score
   kSigmoidOverTheirSum,  // the same over the sum of the chosen
 };

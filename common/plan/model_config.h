@@ -39,7 +39,7 @@ struct LayerOptions {
 
 // How tokens are given experts.
 struct RouterOptions {
-  RouterWeights weights = RouterWeights::kOfChosen;
+  RouterWeights weights = RouterWeights::kSoftmaxOfTopK;
   double scale = 1.0;  // multiplies the weights
   // Experts are chosen within the best groups, as the sum of a group's two best tells; 1: all are
   // one group.

@@ -66,22 +66,25 @@ std::optional<spec::Problem> CheckPatterns(const ModelShape& shape, const spec::
   return sizes->FindIdle(adapted);
 }
 
-// The stacks of a layer that has experts; empty where none has.
-std::vector<std::string> StacksOf(const ModelShape& shape) {
-  std::vector<std::string> stacks;
-  for (int64_t layer = 0; layer < shape.layers && stacks.empty(); ++layer) {
-    if (shape.Layer(layer).experts == 0) continue;
+// What PEFT adapts as parameters; empty for a model without experts.
+std::vector<std::string> ParametersOfPeft(const ModelShape& shape) {
+  std::vector<std::string> modules;
+  if (!shape.HasExperts()) return modules;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
     for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
-      if (tensor.experts > 0) stacks.push_back(tensor.module());
+      if (tensor.role == TensorRole::kLinear &&
+          PeftAdaptsAsParameter(tensor.module(), tensor.experts)) {
+        modules.push_back(tensor.module());
+      }
     }
   }
-  return stacks;
+  return modules;
 }
 
 std::optional<spec::Problem> CheckBalance(const ModelShape& shape, const spec::JobSpec& job) {
   if (job.hyperparameters.router_aux_loss_coef == 0) return std::nullopt;
-  const bool softmax = shape.router.weights == RouterWeights::kOfChosen ||
-                       shape.router.weights == RouterWeights::kOfAll;
+  const bool softmax = shape.router.weights == RouterWeights::kSoftmaxOfTopK ||
+                       shape.router.weights == RouterWeights::kSoftmaxOfAll;
   if (shape.HasExperts() && softmax) return std::nullopt;
   return spec::Problem{
       "hyperparameters.router_aux_loss_coef", 0,
@@ -95,8 +98,8 @@ std::optional<spec::Problem> CheckBalance(const ModelShape& shape, const spec::J
 
 // What jobs cannot have of the experts of a model.
 std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
-  const std::vector<std::string> stacks = StacksOf(shape);
-  if (stacks.empty()) return std::nullopt;
+  const std::vector<std::string> modules = ParametersOfPeft(shape);
+  if (modules.empty()) return std::nullopt;
   if (job.fp8()) {
     return spec::Problem{"training.matmul", 0,
                          fmt::format("products in FP8 are not supported for a model with experts, "
@@ -105,16 +108,17 @@ std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::Jo
   }
   if (job.full_finetune() || (!job.lora.use_dora && job.lora.dropout == 0)) return std::nullopt;
   const std::vector<std::string> targets = TargetsOf(shape, job);
-  const auto adapted = std::find_if(stacks.begin(), stacks.end(), [&](const std::string& stack) {
-    return MatchesAny(stack, targets);
+  const auto adapted = std::find_if(modules.begin(), modules.end(), [&](const std::string& module) {
+    return MatchesAny(module, targets);
   });
-  if (adapted == stacks.end()) return std::nullopt;
+  if (adapted == modules.end()) return std::nullopt;
   const auto problem = [&](const char* key, const char* what, const char* remedy) {
     return spec::Problem{
         key, 0,
         fmt::format(
-            "{} is not supported for adapters of experts, and lora.target_modules takes "
-            "{}: use {}, or target_modules = [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]",
+            "{} is not supported for adapters of feed-forward layers in a model with experts (PEFT "
+            "has none there), and lora.target_modules takes {}: use {}, or target_modules = "
+            "[\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]",
             what, *adapted, remedy)};
   };
   return job.lora.use_dora ? problem("lora.use_dora", "DoRA", "use_dora = false")
@@ -141,6 +145,18 @@ std::string HintOf(const ModelShape& shape, const std::string& target) {
   return whole ? "; lora.modules_to_save trains " + target + " whole" : "";
 }
 
+// One of gate_proj and up_proj, where the model has both in a stack and the job names one.
+std::string HalfOfStack(const std::vector<std::string>& modules,
+                        const std::vector<std::string>& targets) {
+  const bool gate = Contains(targets, "gate_proj"), up = Contains(targets, "up_proj");
+  const auto matches = [&](std::string_view target) {
+    return std::any_of(modules.begin(), modules.end(),
+                       [&](const std::string& module) { return MatchesTarget(module, target); });
+  };
+  const std::string half = gate ? "gate_proj" : "up_proj";
+  return gate != up && matches(kGateUpStack) && matches(half) ? half : "";
+}
+
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> modules = LinearsOf(shape);
   std::string names;
@@ -148,6 +164,13 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
   for (const std::string& module : modules) {
     const std::string name = LastName(module);
     if (listed.insert(name).second) names += (names.empty() ? "" : ", ") + name;
+  }
+  if (const std::string half = HalfOfStack(modules, job.lora.target_modules); !half.empty()) {
+    return spec::Problem{
+        "lora.target_modules", 0,
+        fmt::format("\"{}\" alone would leave the experts out, whose gates and ups are adapted "
+                    "together: name gate_proj and up_proj, or \"mlp.{}\" for dense layers alone",
+                    half, half)};
   }
   for (const std::string& target : EffectiveTargets(modules, job.lora.target_modules)) {
     const bool found = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
@@ -256,6 +279,11 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
     if (auto problem = CheckWholeModules(NamedModulesOf(shape), job.lora)) return problem;
   }
   return CheckOptimizer(shape, job);
+}
+
+bool PeftAdaptsAsParameter(std::string_view module, int64_t experts) {
+  const std::string name = LastName(module);
+  return experts > 0 || name == "gate_proj" || name == "up_proj" || name == "down_proj";
 }
 
 bool MatchesTarget(std::string_view module, std::string_view target) {

@@ -40,6 +40,11 @@ struct Unit {
 std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
                                           const std::vector<std::string>& targets);
 
+// True for a linear of a model with experts that PEFT adapts as a parameter, not as a module: a
+// stack, or one of the names that PEFT rewrites to stacks, in dense layers and shared experts. Its
+// adapters of parameters have no DoRA and no dropout.
+bool PeftAdaptsAsParameter(std::string_view module, int64_t experts);
+
 // PEFT's rule: `target` matches a module's name or its end after a dot; "all-linear" matches every
 // linear of the blocks.
 bool MatchesTarget(std::string_view module, std::string_view target);

@@ -53,7 +53,7 @@ struct TensorNames {
   const char* shared_gate = nullptr;
   const char* shared_up = nullptr;
   const char* shared_down = nullptr;
-  bool layers_beyond = false;  // files may hold a layer more than the model has, which is not read
+  bool has_mtp_layer = false;  // files may hold a layer more than the model has, which is not read
   // Where files hold the stacks, as [experts, inputs, outputs] or [experts, outputs, inputs], under
   // their names without ".weight", and biases with "_bias".
   bool transposed_stacks = false;

@@ -19,7 +19,7 @@ struct Mixture {
   plan::ActivationKind kind;
 };
 constexpr Mixture kMixtures[] = {
-    {"20b", 32, 4, 2880, 2880, plan::ActivationKind::kClampedPairs},
+    {"20b", 32, 4, 2880, 2880, plan::ActivationKind::kClampedSwiGlu},
     {"30b", 128, 8, 2048, 768, plan::ActivationKind::kSilu},
 };
 

@@ -62,6 +62,9 @@ void ReadRopesByLayerType(const ConfigReader& config, double theta, double slidi
 
 void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
                   const LayerShape& sparse, const ModelConfig& model) {
+  if (sparse.experts < 2) {
+    config.Fail(defaults.count_key, "must be at least 2: one expert is a plain feed-forward layer");
+  }
   if (sparse.chosen > sparse.experts) {
     config.Fail(defaults.chosen_key,
                 fmt::format("{} is more than the {} experts", sparse.chosen, sparse.experts));

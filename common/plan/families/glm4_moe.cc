@@ -39,7 +39,11 @@ void ReadGlm4Moe(const ConfigReader& config, ModelConfig& model) {
                .size = 1408},
               model, [dense](int64_t layer) { return layer >= dense; });
   const int64_t shared = config.Get<int64_t>("n_shared_experts", 1);
-  if (shared < 0) config.Fail("n_shared_experts", "must not be below 0");
+  constexpr int64_t kMostShared = 1024;
+  if (shared < 0 || shared > kMostShared) {
+    config.Fail("n_shared_experts", fmt::format("must be from 0 to {}", kMostShared));
+    return;
+  }
   for (LayerShape& layer : model.layer_shapes) {
     if (layer.experts > 0) layer.shared = shared * layer.intermediate;
   }
@@ -58,7 +62,7 @@ constexpr TensorNames Glm4MoeNames() {
   names.shared_gate = "mlp.shared_experts.gate_proj";
   names.shared_up = "mlp.shared_experts.up_proj";
   names.shared_down = "mlp.shared_experts.down_proj";
-  names.layers_beyond = true;
+  names.has_mtp_layer = true;
   return names;
 }
 

@@ -27,7 +27,7 @@ void ReadGptOss(const ConfigReader& config, ModelConfig& model) {
   ReadExperts(config,
               {.count_key = "num_local_experts", .count = 128, .chosen_key = chosen, .chosen = 4},
               model, [](int64_t) { return true; });
-  model.activation = ActivationKind::kClampedPairs;
+  model.activation = ActivationKind::kClampedSwiGlu;
   if (const double limit = config.Get("swiglu_limit", kClamp); limit != kClamp) {
     config.Fail("swiglu_limit", fmt::format("{} is not supported, {} is", limit, kClamp));
   }

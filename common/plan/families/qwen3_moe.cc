@@ -20,7 +20,7 @@ void ReadQwen3Moe(const ConfigReader& config, ModelConfig& model) {
                        std::find(dense.begin(), dense.end(), layer) == dense.end();
               });
   model.router.weights =
-      config.Flag("norm_topk_prob") ? RouterWeights::kOfChosen : RouterWeights::kOfAll;
+      config.Flag("norm_topk_prob") ? RouterWeights::kSoftmaxOfTopK : RouterWeights::kSoftmaxOfAll;
   if (config.Flag("use_sliding_window")) {
     config.Fail("use_sliding_window", "is not supported for qwen3_moe: no published model has it");
   }

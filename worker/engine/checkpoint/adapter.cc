@@ -99,8 +99,8 @@ bool HasRank(const LoraPair& pair, int64_t rank) {
 
 // Takes the factors of a stack, as PEFT's file has them, for ours.
 void TakeStack(LoraPair& pair, int64_t rank) {
-  const bool fits = pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == pair.b.size(1) &&
-                    pair.a.size(0) % rank == 0;
+  const bool fits = pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) > 0 &&
+                    pair.a.size(0) == pair.b.size(1) && pair.a.size(0) % rank == 0;
   if (!fits) return;  // refused by its shapes
   pair.experts = pair.a.size(0) / rank;
   pair.b = OurSecondFactor(pair.b, pair.experts);
@@ -400,6 +400,9 @@ Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
     }
     const std::string stack = StackIn(path, adapter.config, module);
     if (!stack.empty()) pair.module = stack;
+    if (!stack.empty() && adapter.config.use_dora) {
+      Unusable(path, stack + " is a stack of experts, which has no DoRA", kAskForLora);
+    }
     const std::string at_run_time = plan::RuntimeModule(base_prefix, pair.module);
     const int rank = sizes->RankOf(at_run_time);
     if (!stack.empty()) TakeStack(pair, rank);

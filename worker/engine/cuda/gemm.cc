@@ -174,10 +174,14 @@ class AlgorithmCache {
     const MutexLock lock(mutex_);
     const auto found = algorithms_.find(problem);
     if (found != algorithms_.end()) return found->second;
+    if (algorithms_.size() >= kMost) algorithms_.clear();
     return algorithms_.emplace(problem, ChooseAlgorithm(handle, problem, d)).first->second;
   }
 
  private:
+  // Experts get another number of rows each time.
+  static constexpr size_t kMost = 16384;
+
   Mutex mutex_;
   std::map<Problem, std::optional<cublasLtMatmulAlgo_t>> algorithms_ SFT_GUARDED_BY(mutex_);
 };

@@ -108,9 +108,9 @@ void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const op
   const Fp8Output quantised = WriteFp8Too(fp8, out, "Glu");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  if (kind == plan::ActivationKind::kClampedPairs) {
-    C10_CUDA_CHECK(LaunchClampedPairs(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
-                                      scope.stream()));
+  if (kind == plan::ActivationKind::kClampedSwiGlu) {
+    C10_CUDA_CHECK(LaunchClampedSwiGlu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
+                                       scope.stream()));
     if (WantsFp8(fp8, out, "Glu")) QuantizeRows(fp8, out);
     return;
   }
@@ -125,9 +125,9 @@ void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
   const ElementType type = TypeOf(gate_up, "GluBackward");
   if (dy.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  if (kind == plan::ActivationKind::kClampedPairs) {
-    C10_CUDA_CHECK(LaunchClampedPairsBackward(type, {dy.size(0), dy.size(1)}, Read(dy),
-                                              Read(gate_up), Write(dgate_up), scope.stream()));
+  if (kind == plan::ActivationKind::kClampedSwiGlu) {
+    C10_CUDA_CHECK(LaunchClampedSwiGluBackward(type, {dy.size(0), dy.size(1)}, Read(dy),
+                                               Read(gate_up), Write(dgate_up), scope.stream()));
     return;
   }
   C10_CUDA_CHECK(LaunchGluBackward(type, {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),

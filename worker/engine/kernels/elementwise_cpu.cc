@@ -138,7 +138,7 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
 
 namespace {
 
-// plan::ActivationKind::kClampedPairs, of one element. At the limits themselves the gradient
+// plan::ActivationKind::kClampedSwiGlu, of one element. At the limits themselves the gradient
 // passes.
 struct ClampedPair {
   static constexpr float kLimit = 7.0f, kSlope = 1.702f;
@@ -147,8 +147,8 @@ struct ClampedPair {
       : gate(std::min(g, kLimit)),
         up(std::clamp(u, -kLimit, kLimit)),
         share(1.0f / (1.0f + std::exp(-kSlope * gate))),
-        passes_gate(g <= kLimit),
-        passes_up(u >= -kLimit && u <= kLimit) {}
+        passes_gate(!(g > kLimit)),
+        passes_up(!(std::abs(u) > kLimit)) {}
   float Product() const { return (up + 1.0f) * gate * share; }
   float GateGradient(float dy) const {
     const float slope = share * (1.0f + kSlope * gate * (1.0f - share));
@@ -161,7 +161,7 @@ struct ClampedPair {
 };
 
 template <typename T>
-void ClampedPairsAs(Tensor& out, const Tensor& gate_up) {
+void ClampedSwiGluAs(Tensor& out, const Tensor& gate_up) {
   at::parallel_for(0, out.size(0), 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = gate_up.const_data_ptr<T>() + row * gate_up.stride(0);
@@ -176,7 +176,7 @@ void ClampedPairsAs(Tensor& out, const Tensor& gate_up) {
 }
 
 template <typename T>
-void ClampedPairsBackwardAs(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
+void ClampedSwiGluBackwardAs(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
   at::parallel_for(0, dy.size(0), 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = gate_up.const_data_ptr<T>() + row * gate_up.stride(0);
@@ -197,11 +197,11 @@ void ClampedPairsBackwardAs(Tensor& dgate_up, const Tensor& dy, const Tensor& ga
 
 void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
-  if (kind == plan::ActivationKind::kClampedPairs) {
+  if (kind == plan::ActivationKind::kClampedSwiGlu) {
     if (out.scalar_type() == at::kFloat) {
-      ClampedPairsAs<float>(out, gate_up);
+      ClampedSwiGluAs<float>(out, gate_up);
     } else {
-      ClampedPairsAs<BFloat16>(out, gate_up);
+      ClampedSwiGluAs<BFloat16>(out, gate_up);
     }
     Fp8QuantizeToo(fp8, out, "Glu");
     return;
@@ -218,11 +218,11 @@ void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
                  plan::ActivationKind kind) {
   CheckGlu(dy, gate_up, "GluBackward");
   CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
-  if (kind == plan::ActivationKind::kClampedPairs) {
+  if (kind == plan::ActivationKind::kClampedSwiGlu) {
     if (dy.scalar_type() == at::kFloat) {
-      ClampedPairsBackwardAs<float>(dgate_up, dy, gate_up);
+      ClampedSwiGluBackwardAs<float>(dgate_up, dy, gate_up);
     } else {
-      ClampedPairsBackwardAs<BFloat16>(dgate_up, dy, gate_up);
+      ClampedSwiGluBackwardAs<BFloat16>(dgate_up, dy, gate_up);
     }
     return;
   }

@@ -264,7 +264,8 @@ Adapter FitAdapter(const Adapter& adapter, const ModelLayout& layout, const spec
       if (from != old.end()) {
         const int64_t each = std::max<int64_t>(param.experts, 1);
         const int64_t r = from->second.a.size(0) / each, given = pair.a.size(0) / each;
-        if (from->second.a.size(1) != pair.a.size(1) || from->second.b.size(0) != pair.b.size(0)) {
+        if (from->second.experts != param.experts || from->second.a.size(1) != pair.a.size(1) ||
+            from->second.b.size(0) != pair.b.size(0)) {
           refuse(module + " has another shape in the adapter than in the model",
                  "give the base model that the adapter was trained on");
         }

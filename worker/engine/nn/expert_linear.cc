@@ -34,18 +34,31 @@ Tensor ExpertLinear::Forward(Tensor& y, const Tensor& x, const ExpertRows& rows,
   for (int64_t e = 0; e < experts_; ++e) {
     const int64_t begin = rows.begin(e), count = rows.count(e);
     if (count == 0) continue;
-    const Tensor input = x.narrow(0, begin, count);
-    Tensor output = y.narrow(0, begin, count);
-    AddProduct(output, input, Of(pass.weights[weight_], e, outputs_), {}, 1.0, pass);
-    if (bias_ >= 0) ops::AddBias(output, Bias(pass)[e]);
-    if (rank_ == 0) continue;
-    Tensor product = xa.narrow(0, begin, count);
-    AddProduct(product, input, Of(pass.weights[lora_a_], e, rank_), {}, 1.0, pass);
-    if (adapter_rows.defined()) product.mul_(adapter_rows.narrow(0, begin, count));
-    AddProduct(output, product, Of(pass.weights[lora_b_], e, outputs_), output, ScaleOf(pass),
-               pass);
+    const auto of = [&](const Tensor& all) {
+      return all.defined() ? all.narrow(0, begin, count) : Tensor();
+    };
+    Tensor output = of(y), product = of(xa);
+    if (pass.tile == 0) {
+      RunExpert(e, output, product, of(x), of(adapter_rows), pass);
+      continue;
+    }
+    // A row's bits may not depend on where it lies: kernels choose by how memory is aligned.
+    Tensor apart = at::empty(output.sizes(), output.options());
+    if (rank_ > 0) product = at::empty(product.sizes(), product.options());
+    RunExpert(e, apart, product, of(x).clone(), of(adapter_rows), pass);
+    output.copy_(apart);
   }
   return xa;
+}
+
+void ExpertLinear::RunExpert(int64_t e, Tensor& y, Tensor& xa, const Tensor& x,
+                             const Tensor& adapter_rows, const Pass& pass) const {
+  AddProduct(y, x, Of(pass.weights[weight_], e, outputs_), {}, 1.0, pass);
+  if (bias_ >= 0) ops::AddBias(y, Bias(pass)[e]);
+  if (rank_ == 0) return;
+  AddProduct(xa, x, Of(pass.weights[lora_a_], e, rank_), {}, 1.0, pass);
+  if (adapter_rows.defined()) xa.mul_(adapter_rows);
+  AddProduct(y, xa, Of(pass.weights[lora_b_], e, outputs_), y, ScaleOf(pass), pass);
 }
 
 Tensor ExpertLinear::AdapterGradient(const Tensor& dy, const ExpertRows& rows,

@@ -35,7 +35,8 @@ class ExpertLinear {
   // The rank of each expert's adapter; 0: has none.
   int64_t rank() const { return rank_; }
 
-  // Writes y. Returns x A^T [S, r] for the backward, undefined without adapters. `adapter_rows`
+  // Writes y. Returns x A^T [S, r] for the backward, undefined without adapters and of no use where
+  // the pass is of generation (Pass::tile). `adapter_rows`
   // [S, 1] as Pass::adapter_rows has them by token.
   at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const ExpertRows& rows, const Pass& pass,
                      const at::Tensor& adapter_rows) const;
@@ -58,6 +59,9 @@ class ExpertLinear {
   at::Tensor Bias(const Pass& pass) const;
 
  private:
+  // One expert's rows of y, and of x A^T where it has adapters.
+  void RunExpert(int64_t e, at::Tensor& y, at::Tensor& xa, const at::Tensor& x,
+                 const at::Tensor& adapter_rows, const Pass& pass) const;
   double ScaleOf(const Pass& pass) const { return pass.lora.scale * scale_ratio_; }
   // The rows of expert `e` in a stack with `size` of them for each.
   static at::Tensor Of(const at::Tensor& stack, int64_t e, int64_t size) {

@@ -71,6 +71,22 @@ Tensor SumOfChoices(const Tensor& rows, const Routing& routing, const Tensor& we
   return sum;
 }
 
+// sum = a b + beta sum, also where the sum is in a narrower type than fp32 factors.
+void AddRouterProduct(const ProductSum& sum, const Tensor& a, const Tensor& b) {
+  Tensor into = sum.sum;
+  if (into.scalar_type() == at::kFloat || into.scalar_type() == a.scalar_type()) {
+    ops::Gemm(into, a, b, 1.0, sum.beta);
+    return;
+  }
+  Tensor product = at::empty(into.sizes(), into.options().dtype(at::kFloat));
+  ops::Gemm(product, a, b, 1.0, 0.0);
+  if (sum.beta == 0.0) {
+    into.copy_(product);
+  } else {
+    into.mul_(sum.beta).add_(product);
+  }
+}
+
 }  // namespace
 
 Tensor Experts::Scores(const Tensor& x, const Pass& pass) const {
@@ -98,7 +114,7 @@ void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) c
   if (!HasSigmoids()) {
     const auto [largest, which] = at::topk(scores, chosen, 1);
     routing.chosen = which;
-    const bool of_chosen = options.weights == plan::RouterWeights::kOfChosen;
+    const bool of_chosen = options.weights == plan::RouterWeights::kSoftmaxOfTopK;
     if (!of_chosen || pass.balance != nullptr) routing.probabilities = at::softmax(scores, 1);
     routing.weights = of_chosen ? at::softmax(largest, 1) : routing.probabilities.gather(1, which);
     if (pass.balance != nullptr) pass.balance->Count(which, routing.probabilities);
@@ -180,14 +196,14 @@ Tensor Experts::ScoreGradient(const Routing& routing, const Tensor& dweights,
   Tensor all = at::zeros({dweights.size(0), experts}, dweights.options());
   if (HasSigmoids()) return all.scatter_(1, routing.chosen, SigmoidGradient(routing, dweights));
   const Tensor along = at::sum(routing.weights * dweights, {1}, /*keepdim=*/true);
-  if (options.weights == plan::RouterWeights::kOfChosen) {
+  if (options.weights == plan::RouterWeights::kSoftmaxOfTopK) {
     return all.scatter_(1, routing.chosen, routing.weights * (dweights - along));
   }
   return all.scatter_(1, routing.chosen, dweights).sub_(along).mul_(routing.probabilities);
 }
 
-void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                       UnitGradients& gradients, Tensor* dx) const {
+Tensor Experts::DownBackward(const Tensor& dy, const Pass& pass, Saved& saved,
+                             UnitGradients& gradients, Tensor& dactivated) const {
   const Routing& routing = saved.routing;
   const Tensor dout = dy.index_select(0, routing.tokens);
   const Tensor of_rows = routing.weights.reshape({-1})
@@ -195,7 +211,7 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
                              .unsqueeze(1)
                              .to(dy.scalar_type());
   // Of the unweighted outputs, whose products with what down reads are the weights' gradients.
-  Tensor dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
+  dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
   const Tensor dxa = down.InputGradient(dactivated, dout, routing.rows, pass);
   Tensor drows = at::sum(dactivated * saved.activated, {1}, false, at::kFloat);
   if (const Tensor bias = down.Bias(pass); bias.defined()) {
@@ -207,8 +223,12 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
                       dxa.defined() ? dxa * of_rows : Tensor(), routing.rows, pass, gradients);
   }
   saved.activated = saved.down_xa = Tensor();
-  const Tensor dweights =
-      drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
+  dactivated.mul_(of_rows);
+  return drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
+}
+
+Tensor Experts::RouterBackward(const Tensor& x, const Routing& routing, const Tensor& dweights,
+                               const Pass& pass, UnitGradients& gradients, bool need_dx) const {
   Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
   if (pass.balance != nullptr) pass.balance->AddGradient(exact, routing.probabilities);
   // The product that made the scores is in fp32 where their sigmoids are taken.
@@ -217,16 +237,28 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   if (gradients.Wants(router_bias)) gradients.Add(router_bias, at::sum(exact, {0}));
   if (const ProductSum sum = gradients.Wants(router) ? gradients.Product(router) : ProductSum();
       sum.sum.defined()) {
-    Tensor of_router = sum.sum;
-    ops::Gemm(of_router, dscores.t(), x.to(type), 1.0, sum.beta);
+    AddRouterProduct(sum, dscores.t(), x.to(type));
   }
+  if (!need_dx) return {};
+  Tensor dx = at::empty(x.sizes(), x.options().dtype(type));
+  ops::Gemm(dx, dscores, pass.weights[router].to(type), 1.0, 0.0);
+  return dx;
+}
+
+void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
+                       UnitGradients& gradients, Tensor* dx) const {
+  const Routing& routing = saved.routing;
+  Tensor dactivated;
+  const Tensor dweights = DownBackward(dy, pass, saved, gradients, dactivated);
+  const Tensor of_router =
+      RouterBackward(x, routing, dweights, pass, gradients, /*need_dx=*/dx != nullptr);
   if (dx == nullptr && !gate_up.trained(gradients)) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  ops::GluBackward(dgate_up, dactivated.mul_(of_rows), dgate_up, kind);
+  ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
   dactivated = Tensor();
   Tensor dgate_up_xa, drouted;
   if (dx != nullptr) {
-    drouted = at::empty({dout.size(0), gate_up.inputs()}, dout.options());
+    drouted = at::empty({dgate_up.size(0), gate_up.inputs()}, dgate_up.options());
     dgate_up_xa = gate_up.InputGradient(drouted, dgate_up, routing.rows, pass);
   } else {
     dgate_up_xa = gate_up.AdapterGradient(dgate_up, routing.rows, pass);
@@ -235,11 +267,7 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
     gate_up.AddGradients(dgate_up, x.index_select(0, routing.tokens), saved.gate_up_xa, dgate_up_xa,
                          routing.rows, pass, gradients);
   }
-  if (dx == nullptr) return;
-  const Tensor sum = SumOfChoices(drouted, routing, {});
-  Tensor of_router = at::empty(x.sizes(), x.options().dtype(type));
-  ops::Gemm(of_router, dscores, pass.weights[router].to(type), 1.0, 0.0);
-  dx->copy_(sum.add(of_router));
+  if (dx != nullptr) dx->copy_(SumOfChoices(drouted, routing, {}).add_(of_router));
 }
 
 }  // namespace sft::engine

@@ -16,7 +16,8 @@ namespace sft::engine {
 struct Routing {
   at::Tensor weights;  // fp32 [T, k]: what each chosen expert's output counts
   at::Tensor chosen;   // int64 [T, k]: the experts
-  // fp32 [T, E]: sigmoids, or the softmax over all scores, for kOfAll and for the routers' balance.
+  // fp32 [T, E]: sigmoids, or the softmax over all scores, for kSoftmaxOfAll and for the routers'
+  // balance.
   at::Tensor probabilities;
   at::Tensor tokens;  // int64 [S]: the token of each routed row, sorted by expert
   at::Tensor order;   // int64 [S]: its place in `weights`, token * k + choice
@@ -84,6 +85,13 @@ struct Experts {
   bool HasSigmoids() const { return options.weights >= plan::RouterWeights::kSigmoid; }
   void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
   void Activate(Saved& saved) const;
+  // Adds down's gradients, writes that of the gates' and ups' product [S, I]; returns that of the
+  // choices' weights [T, k], fp32.
+  at::Tensor DownBackward(const at::Tensor& dy, const Pass& pass, Saved& saved,
+                          UnitGradients& gradients, at::Tensor& dactivated) const;
+  // Adds the router's gradients; returns what it adds to that of x [T, H], if needed.
+  at::Tensor RouterBackward(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
+                            const Pass& pass, UnitGradients& gradients, bool need_dx) const;
   at::Tensor InBestGroups(const at::Tensor& scores) const;
   at::Tensor SigmoidGradient(const Routing& routing, const at::Tensor& dweights) const;
   // dw [T, k] -> the gradient of the scores [T, E], fp32.

@@ -241,6 +241,7 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
     if (!joins && !pass.drops()) AddSecondFactors(y, xa, pass);
     ApplyGains(y, x.rows, xa, pass);
     AddBiases(y, pass);
+    TORCH_CHECK(!addend.is_same(y), "gains: the addend stands in the place of the result");
     if (addend.defined()) y.add_(addend);
     return xa;
   }

@@ -21,13 +21,14 @@ namespace {
 using at::Tensor;
 
 bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
+bool IsFrozenRounded(const ParamInfo& param) { return IsFrozenPlain(param) && !param.exact; }
 
 std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,
                                                at::ScalarType compute, Communicator& comm) {
   auto source = std::make_unique<ShardedSource>(layout, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     const UnitInfo& info = layout.units[unit];
-    FlatLayout flat(info, IsFrozenPlain);
+    FlatLayout flat(info, IsFrozenRounded);
     if (flat.empty()) continue;
     std::vector<int64_t> counts = PartSizes(flat.size(), comm.world());
     const int64_t begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
@@ -38,6 +39,23 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
           .copy_(base.Read(info.params[piece.param], piece.first, piece.count));
     }
     source->Set(unit, std::move(flat), std::move(counts), shard);
+  }
+  return source;
+}
+
+// What is held in fp32, whole on every rank: a few numbers.
+std::unique_ptr<WeightSource> LoadExact(const ModelLayout& layout, const BaseWeights& base,
+                                        at::Device device) {
+  auto source = std::make_unique<ResidentSource>(layout);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    const UnitInfo& info = layout.units[unit];
+    for (size_t i = 0; i < info.params.size(); ++i) {
+      const ParamInfo& param = info.params[i];
+      if (!IsFrozenPlain(param) || !param.exact) continue;
+      const Tensor value = at::empty(param.shape, at::TensorOptions(device).dtype(at::kFloat));
+      base.Copy(param, value);
+      source->Set(unit, static_cast<int>(i), value);
+    }
   }
   return source;
 }
@@ -250,8 +268,12 @@ void BaseWeights::Done(const ParamInfo& param) const {
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
                                          const FrozenOptions& options, Communicator& comm) {
   auto composed = std::make_unique<ComposedSource>();
-  composed->Add(options.sharded ? LoadShardedPlain(layout, base, options.compute, comm)
-                                : LoadResidentPlain(layout, base, options, comm.device()));
+  if (options.sharded) {
+    composed->Add(LoadShardedPlain(layout, base, options.compute, comm));
+    composed->Add(LoadExact(layout, base, comm.device()));
+  } else {
+    composed->Add(LoadResidentPlain(layout, base, options, comm.device()));
+  }
   composed->Add(LoadInFormat(layout, base, options, comm, FormatOf(options, layout, base)));
   composed->Add(LoadInFormat(layout, base, options, comm, MakeMxfp4Format()));
   return composed;

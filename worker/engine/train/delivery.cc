@@ -93,14 +93,13 @@ bool HasTransposedLinears(const ModelLayout& layout) {
 // The linears that PEFT takes for parameters, not for modules: stacks of experts' weights and, in a
 // model that has those, dense layers' linears of the names that PEFT rewrites to stacks.
 std::set<std::string> PeftParameters(const ModelLayout& layout) {
-  const std::set<std::string, std::less<>> rewritten{"gate_proj", "up_proj", "down_proj"};
   std::set<std::string> parameters;
   bool has_stacks = false;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (param.role != ParamRole::kLinear) continue;
       has_stacks |= param.experts > 0;
-      if (param.experts > 0 || rewritten.contains(plan::LastName(param.module()))) {
+      if (plan::PeftAdaptsAsParameter(param.module(), param.experts)) {
         parameters.emplace(param.module());
       }
     }

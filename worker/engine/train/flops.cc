@@ -1,35 +1,17 @@
 #include "worker/engine/train/flops.h"
 
-#include <algorithm>
-
 #include "common/plan/attention_calls.h"
-#include "common/plan/tensors.h"
 
 namespace sft::engine {
-namespace {
-
-// The modules of a block whose weights are stacks of all experts'.
-std::vector<std::string> StacksOf(const ModelConfig& config, int64_t layer) {
-  std::vector<std::string> stacks;
-  if (config.Layer(layer).experts == 0) return stacks;
-  for (const plan::TensorInfo& tensor : plan::BlockTensors(config, layer).tensors) {
-    if (tensor.experts > 0) stacks.push_back(tensor.module());
-  }
-  return stacks;
-}
-
-}  // namespace
-
 StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
   const int first = layout.first_trainable();
   for (int unit = 1; unit < layout.head_unit(); ++unit) {
     const plan::LayerShape layer = config.Layer(unit - 1);
-    const std::vector<std::string> stacks = StacksOf(config, unit - 1);
     for (const ParamInfo& param : layout.units[unit].params) {
       if (param.shape.size() < 2) continue;
       const double products = 1.0 + (unit >= first) + param.trainable;
-      const bool stack = std::find(stacks.begin(), stacks.end(), param.module()) != stacks.end();
-      const int64_t passed = stack ? param.numel() / layer.experts * layer.chosen : param.numel();
+      const int64_t passed =
+          param.experts > 0 ? param.numel() / param.experts * layer.chosen : param.numel();
       per_token_ += 2.0 * static_cast<double>(passed) * products;
     }
     // Scores and values forward, twice that backward.

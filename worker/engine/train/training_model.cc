@@ -139,7 +139,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   if (run.blocks_on_host && !full && !spec_.qlora()) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
-  base.KeepMxfp4(layout_);
+  if (spec_.qlora()) base.KeepMxfp4(layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),

@@ -236,7 +236,7 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   u.fetched.clear();  // now that the computation follows what read them
   u.staged.clear();
   u.expansion->Give(buffer, weights);
-  weights.rewritten = std::exchange(u.rewritten, 0);
+  weights.rewritten |= std::exchange(u.rewritten, 0);
 }
 
 QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {

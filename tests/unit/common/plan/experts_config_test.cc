@@ -35,7 +35,7 @@ TEST(ExpertsConfigTest, ThePublishedQwen3Of30BIsRead) {
   EXPECT_EQ(layer.intermediate, 768);
   EXPECT_EQ(layer.kv_heads, 4);
   EXPECT_EQ(layer.head_dim, 128);
-  EXPECT_EQ(model.router.weights, RouterWeights::kOfChosen);
+  EXPECT_EQ(model.router.weights, RouterWeights::kSoftmaxOfTopK);
   EXPECT_EQ(model.qk_norm, QkNorm::kHeads);
   EXPECT_EQ(model.ropes[0].theta, 1e6);
   EXPECT_EQ(model.max_positions, 40'960);
@@ -49,7 +49,7 @@ TEST(ExpertsConfigTest, ThePublishedMixtralIsRead) {
   EXPECT_EQ(ExpertsOf(model), std::vector<int64_t>(32, 8));
   EXPECT_EQ(model.Layer(0).chosen, 2);
   EXPECT_EQ(model.Layer(0).intermediate, 14'336);
-  EXPECT_EQ(model.router.weights, RouterWeights::kOfChosen);
+  EXPECT_EQ(model.router.weights, RouterWeights::kSoftmaxOfTopK);
   EXPECT_EQ(model.norm_epsilon, 1e-5);
   EXPECT_EQ(model.Window(31), 0);
 }
@@ -67,7 +67,7 @@ TEST(ExpertsConfigTest, KeysThatAreLeftOutMeanWhatTransformersMeans) {
                                        .experts = 128,
                                        .chosen = 8}));
   EXPECT_EQ(ExpertsOf(qwen), std::vector<int64_t>(24, 128));
-  EXPECT_EQ(qwen.router.weights, RouterWeights::kOfAll);
+  EXPECT_EQ(qwen.router.weights, RouterWeights::kSoftmaxOfAll);
   EXPECT_EQ(qwen.norm_epsilon, 1e-6);
   EXPECT_EQ(qwen.ropes[0].theta, 1e4);
   EXPECT_FALSE(qwen.tied_head);
@@ -290,6 +290,7 @@ TEST(ExpertsConfigTest, WeightsOfExpertsInFp8NeedTheirScales) {
 TEST(RouterBalanceJobTest, IsForRoutersThatTakeASoftmax) {
   spec::JobSpec job;
   job.hyperparameters.router_aux_loss_coef = 0.01;
+  job.hyperparameters.sequence_length = 512;
   const auto problem = [&](const char* config) {
     const auto model = ParseModelConfig(config);
     EXPECT_TRUE(model.ok()) << model.status();

@@ -283,17 +283,17 @@ cudaError_t GluBackward(RowsShape shape, ConstRows dy, ConstRows gate_up, Mutabl
   return cudaGetLastError();
 }
 
-// plan::ActivationKind::kClampedPairs: a thread has one output. At the limits themselves the
+// plan::ActivationKind::kClampedSwiGlu: a thread has one output. At the limits themselves the
 // gradient passes.
 struct ClampedPair {
   static constexpr float kLimit = 7.0f, kSlope = 1.702f;
 
   __device__ __forceinline__ ClampedPair(float g, float u)
-      : gate(fminf(g, kLimit)),
-        up(fminf(fmaxf(u, -kLimit), kLimit)),
+      : gate(g > kLimit ? kLimit : g),  // what is not a number stays so
+        up(u > kLimit ? kLimit : (u < -kLimit ? -kLimit : u)),
         share(Sigmoid(kSlope * gate)),
-        passes_gate(g <= kLimit),
-        passes_up(fabsf(u) <= kLimit) {}
+        passes_gate(!(g > kLimit)),
+        passes_up(!(fabsf(u) > kLimit)) {}
 
   float gate, up, share;
   bool passes_gate, passes_up;
@@ -301,7 +301,7 @@ struct ClampedPair {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    ClampedPairsKernel(RowsShape shape, ConstRows gate_up, MutableRows out) {
+    ClampedSwiGluKernel(RowsShape shape, ConstRows gate_up, MutableRows out) {
   const int64_t row = blockIdx.x;
   const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (i >= shape.width) return;
@@ -313,8 +313,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    ClampedPairsBackwardKernel(RowsShape shape, ConstRows dy, ConstRows gate_up,
-                               MutableRows dgate_up) {
+    ClampedSwiGluBackwardKernel(RowsShape shape, ConstRows dy, ConstRows gate_up,
+                                MutableRows dgate_up) {
   const int64_t row = blockIdx.x;
   const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (i >= shape.width) return;
@@ -329,19 +329,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchClampedPairs(ElementType type, RowsShape shape, ConstRows gate_up,
-                               MutableRows out, cudaStream_t stream) {
-  const auto kernel =
-      type == ElementType::kFloat32 ? ClampedPairsKernel<float> : ClampedPairsKernel<__nv_bfloat16>;
+cudaError_t LaunchClampedSwiGlu(ElementType type, RowsShape shape, ConstRows gate_up,
+                                MutableRows out, cudaStream_t stream) {
+  const auto kernel = type == ElementType::kFloat32 ? ClampedSwiGluKernel<float>
+                                                    : ClampedSwiGluKernel<__nv_bfloat16>;
   kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, gate_up, out);
   return cudaGetLastError();
 }
 
-cudaError_t LaunchClampedPairsBackward(ElementType type, RowsShape shape, ConstRows dy,
-                                       ConstRows gate_up, MutableRows dgate_up,
-                                       cudaStream_t stream) {
-  const auto kernel = type == ElementType::kFloat32 ? ClampedPairsBackwardKernel<float>
-                                                    : ClampedPairsBackwardKernel<__nv_bfloat16>;
+cudaError_t LaunchClampedSwiGluBackward(ElementType type, RowsShape shape, ConstRows dy,
+                                        ConstRows gate_up, MutableRows dgate_up,
+                                        cudaStream_t stream) {
+  const auto kernel = type == ElementType::kFloat32 ? ClampedSwiGluBackwardKernel<float>
+                                                    : ClampedSwiGluBackwardKernel<__nv_bfloat16>;
   kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, dy, gate_up, dgate_up);
   return cudaGetLastError();
 }

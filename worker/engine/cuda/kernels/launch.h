@@ -175,12 +175,12 @@ cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, Mutabl
 cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream);
-// The same of plan::ActivationKind::kClampedPairs, whose gates and ups stand in pairs.
-cudaError_t LaunchClampedPairs(ElementType type, RowsShape shape, ConstRows gate_up,
-                               MutableRows out, cudaStream_t stream);
-cudaError_t LaunchClampedPairsBackward(ElementType type, RowsShape shape, ConstRows dy,
-                                       ConstRows gate_up, MutableRows dgate_up,
-                                       cudaStream_t stream);
+// The same of plan::ActivationKind::kClampedSwiGlu, whose gates and ups stand in pairs.
+cudaError_t LaunchClampedSwiGlu(ElementType type, RowsShape shape, ConstRows gate_up,
+                                MutableRows out, cudaStream_t stream);
+cudaError_t LaunchClampedSwiGluBackward(ElementType type, RowsShape shape, ConstRows dy,
+                                        ConstRows gate_up, MutableRows dgate_up,
+                                        cudaStream_t stream);
 // y += bias [width] in each row.
 cudaError_t LaunchAddBias(ElementType type, RowsShape shape, MutableRows y, const void* bias,
                           cudaStream_t stream);

@@ -52,7 +52,7 @@ class Block {
     const int64_t stride = static_cast<int64_t>(shape_.kv_heads) * kSize;
     const paged::HeadOfRequest keys{k_pages_, table, stride, shape_.page};
     const paged::HeadOfRequest values{v_pages_, table, stride, shape_.page};
-    const float scale = shape_.scale * 1.44269504f;  // log2(e)
+    const float scale = shape_.scale * paged::kLog2E;
     const int64_t from = begin / kTile<kSize>, to = last / kTile<kSize>;
     Fetch(keys, values, from, last);
     for (int64_t tile = from; tile <= to; ++tile) {
