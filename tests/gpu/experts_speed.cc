@@ -147,7 +147,11 @@ void Grouped(const Table& table, const std::string& name, const Linear& part,
   const Tensor ends = Ends(rows), w = part.Stack(0), a = part.Stack(1), b = part.Stack(2);
   const auto time = [&](const std::string& what, double flops, const Tensor& left,
                         const Tensor& right) {
-    table.Arithmetic("grouped " + what, flops, [&] { at::_grouped_mm(left, right, ends); });
+    try {
+      table.Arithmetic("grouped " + what, flops, [&] { at::_grouped_mm(left, right, ends); });
+    } catch (const c10::Error& error) {
+      fmt::print("grouped {}: {}\n", what, error.what_without_backtrace());
+    }
   };
   const double down = 2.0 * static_cast<double>(part.x.size(0) * part.inputs * kRank);
   const double up = 2.0 * static_cast<double>(part.x.size(0) * part.outputs * kRank);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <utility>
@@ -73,10 +74,12 @@ class Table {
     const double seconds = timer_.Seconds(work);
     fmt::print("{:<34} {:>9.3f} {:>10.0f} {:>8.2f}\n", name, seconds * 1e3, bytes / seconds / 1e9,
                bytes / seconds / copy_);
+    std::fflush(stdout);  // a file gets each line, whatever comes after it
   }
   void Arithmetic(const std::string& name, double flops, const std::function<void()>& work) const {
     const double seconds = timer_.Seconds(work);
     fmt::print("{:<34} {:>9.3f} {:>10.0f} TFLOP/s\n", name, seconds * 1e3, flops / seconds / 1e12);
+    std::fflush(stdout);
   }
 
  private:

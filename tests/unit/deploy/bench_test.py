@@ -151,5 +151,24 @@ class RunsTest(unittest.TestCase):
             self.assertEqual(len(names), len(set(names)), row.name)
 
 
+class ExpertsTest(unittest.TestCase):
+
+    def test_peers_train_the_adapters_and_the_base_of_the_row(self):
+        context = types.SimpleNamespace(model_dir=lambda name: name)
+        plan = {"tokens": 16384, "gpus": 1, "rows": "rows.jsonl", "steps": 6}
+        rows = [row for row in table.ROWS if any(peer.program == "moe" for peer in row.peers)]
+        self.assertGreaterEqual(len(rows), 5)
+        for row in rows:
+            on_experts = "mlp.experts.down_proj" in row.ours[0].job[table.KEY_TARGETS]
+            for peer in row.peers:
+                command = [str(word) for word in peers.command(row, peer, context, plan)]
+                self.assertTrue(command[1].endswith("peer_moe.py"))
+                said = dict(zip(command[2::2], command[3::2]))
+                self.assertEqual(said["--adapters"], "experts" if on_experts else "attention", peer.name)
+                self.assertEqual(int(said["--batch"]) * int(said["--accumulation"]) * row.seq, plan["tokens"])
+                if row.mode == "lora":
+                    self.assertEqual(said["--base"], "bf16", peer.name)
+
+
 if __name__ == "__main__":
     unittest.main()
