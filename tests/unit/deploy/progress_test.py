@@ -23,6 +23,17 @@ class ProgressTest(unittest.TestCase):
         return subprocess.run(["bash", "-c", script], text=True, check=False, timeout=600,
                               env={**os.environ, "SFT_PROGRESS_SECONDS": "1"}, **options)
 
+    def read_all(self, screen):
+        shown = b""
+        while True:
+            try:
+                part = os.read(screen, 100000)
+            except OSError:  # Linux says so where no terminal is open any more
+                return shown
+            if not part:
+                return shown
+            shown += part
+
     def line(self, log, seconds):
         self.log.write_text(log)
         return self.run_script(f'progress_line "$log" building {seconds}', stdout=subprocess.PIPE).stdout
@@ -53,7 +64,7 @@ class ProgressTest(unittest.TestCase):
         screen, terminal = pty.openpty()
         ran = self.run_script('with_progress "$log" building sleep 3', stdout=terminal)
         os.close(terminal)
-        shown = os.read(screen, 100000).decode()
+        shown = self.read_all(screen).decode()
         os.close(screen)
         self.assertEqual(ran.returncode, 0)
         self.assertIn("\rbuilding: 0:01", shown)
