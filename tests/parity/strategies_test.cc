@@ -229,6 +229,26 @@ TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
   }
 }
 
+// What is held in fp32 stays so in shards, and a router in fp32 meets gradients in bf16.
+TEST_P(StrategiesTest, ExpertsInBf16AreShardedAsTheyAreWhole) {
+  const auto job_of = [](const Split& split) {
+    spec::JobSpec job = Job(GetParam(), split);
+    job.parallelism.compute_type = spec::ComputeType::kBf16;
+    job.hyperparameters.max_steps = 2;
+    return job;
+  };
+  for (const char* model : {"glm4_moe", "glm4_moe_groups"}) {
+    SCOPED_TRACE(model);
+    const Curve whole = Train(job_of({"ddp", spec::Sharding::kDdp, 2, 3, 2}), false, model);
+    const Curve sharded =
+        Train(job_of({"full_shard", spec::Sharding::kFullShard, 2, 3, 2}), false, model);
+    // Before the first update they compute with the same weights.
+    EXPECT_NEAR(sharded.loss[0], whole.loss[0], 1e-4 * whole.loss[0]);
+    EXPECT_NEAR(sharded.norm[0], whole.norm[0], 2e-2 * whole.norm[0]);
+    EXPECT_NEAR(sharded.loss[1], whole.loss[1], 2e-3 * whole.loss[1]);
+  }
+}
+
 TEST_P(StrategiesTest, TrainingChangesTheWeightsAndLowersTheLoss) {
   const Curve curve = Train(Job(GetParam(), kWhole));
   EXPECT_LT(curve.loss.back(), curve.loss.front());

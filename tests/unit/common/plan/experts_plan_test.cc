@@ -55,7 +55,11 @@ TEST(ExpertsJobTest, InLayersWithoutExpertsGatesAndUpsAreLinearsOfTheirOwn) {
   const ModelConfig mixed = ParsedModel(TinyExperts(R"(, "mlp_only_layers": [0])"));
   const int64_t dense = 2 * (64 + 96), stack = 8 * (64 + 64);
   EXPECT_EQ(Trained(mixed, Lora(1, {"gate_proj", "up_proj"})), dense + 3 * stack);
-  EXPECT_EQ(Trained(mixed, Lora(1, {"gate_proj"})), dense / 2);
+  EXPECT_EQ(ProblemOf(mixed, Lora(1, {"gate_proj"})),
+            "lora.target_modules: \"gate_proj\" alone would leave the experts out, whose gates and "
+            "ups are adapted together: name gate_proj and up_proj, or \"mlp.gate_proj\" for dense "
+            "layers alone");
+  EXPECT_EQ(Trained(mixed, Lora(1, {"mlp.gate_proj"})), dense / 2);
   EXPECT_EQ(Trained(mixed, Lora(1, spec::JobSpec().lora.target_modules)),
             Trained(mixed, Lora(1, {"all-linear"})));
 }
@@ -76,13 +80,15 @@ TEST(ExpertsJobTest, GatesWithoutUpsAreRefusedWithWhatToName) {
   EXPECT_EQ(ProblemOf(qwen, Lora(8, {"gate_proj", "up_proj"})), "");
 }
 
-TEST(ExpertsJobTest, DoraAndDropoutAreRefusedOnStacksAlone) {
+TEST(ExpertsJobTest, DoraAndDropoutAreRefusedOnWhatPeftTakesForParameters) {
   const ModelConfig qwen = ParsedModel(kQwen3Of30B);
   spec::JobSpec dora = Lora(8, {"all-linear"}), dropout = dora;
   dora.lora.use_dora = true;
   dropout.lora.dropout = 0.05;
-  EXPECT_THAT(ProblemOf(qwen, dora), HasSubstr("lora.use_dora: DoRA is not supported for adapters "
-                                               "of experts"));
+  EXPECT_THAT(
+      ProblemOf(qwen, dora),
+      HasSubstr("lora.use_dora: DoRA is not supported for adapters of feed-forward layers in "
+                "a model with experts"));
   EXPECT_THAT(ProblemOf(qwen, dora),
               HasSubstr("use_dora = false, or target_modules = [\"q_proj\""));
   EXPECT_THAT(ProblemOf(qwen, dropout), HasSubstr("lora.dropout: dropout is not supported"));
@@ -96,14 +102,20 @@ TEST(ExpertsJobTest, DoraAndDropoutAreRefusedOnStacksAlone) {
     job->lora.target_modules = {"all-linear"};
     EXPECT_EQ(ProblemOf(Qwen3Of8B(), *job), "");
   }
-  // In a model whose first layers have no experts.
+  // Linears of dense layers too, and of the expert that every token goes to.
   EXPECT_THAT(ProblemOf(ParsedModel(TinyExperts(R"(, "mlp_only_layers": [0, 1])")),
                         [] {
                           spec::JobSpec job = Lora(8, {"all-linear"});
                           job.lora.use_dora = true;
                           return job;
                         }()),
-              HasSubstr("takes model.layers.2.mlp.experts"));
+              HasSubstr("takes model.layers.0.mlp.gate_proj"));
+  const ModelConfig glm = ParsedModel(R"({"model_type": "glm4_moe", "head_dim": 128})");
+  for (spec::JobSpec* job : {&dora, &dropout}) {
+    job->lora.target_modules = {"shared_experts.down_proj"};
+    EXPECT_THAT(ProblemOf(glm, *job),
+                HasSubstr("takes model.layers.1.mlp.shared_experts.down_proj"));
+  }
 }
 
 TEST(ExpertsJobTest, ProductsInFp8AreRefused) {
@@ -191,8 +203,8 @@ TEST(ExpertsCostTest, ALayerKeepsWhatItsExpertsMakeAndTheChoice) {
   // Rows of 8 experts: gates and ups.
   EXPECT_EQ(saved(attention, Recompute::kNorms) - saved(attention, Recompute::kMlp),
             8 * 2 * 768 * 2);
-  // The block's input, and of each choice a weight in fp32 and a place of 8 bytes.
-  EXPECT_EQ(saved(attention, Recompute::kAll), 2048 * 2 + 8 * (4 + 8));
+  // The block's input, and of each choice a weight in fp32 and four numbers of 8 bytes.
+  EXPECT_EQ(saved(attention, Recompute::kAll), 2048 * 2 + 8 * (4 + 4 * 8));
   spec::JobSpec all = attention;
   all.lora.target_modules = {"q_proj", "gate_proj", "up_proj", "down_proj"};
   all.lora.r = 16;
