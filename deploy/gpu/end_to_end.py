@@ -63,7 +63,8 @@ save_steps = {save}
 
 def bytes_of(size):
     shape = make_random_model.SHAPES[size]
-    return sum(make_random_model.size_of(dimensions) for _, dimensions in make_random_model.tensor_shapes(shape))
+    return sum(make_random_model.size_of(name, dimensions)
+               for name, dimensions in make_random_model.tensor_shapes(shape))
 
 
 def work_folder(args):

@@ -52,8 +52,11 @@ def load_model(folder):
         return load_fp8(folder, config)
     # Experts in MXFP4 are bfloat16 once transformers has de-quantised them, whatever is asked for.
     kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                experts_implementation="eager").float().eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                 experts_implementation="eager")
+    if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        model = model.float()
+    return model.eval()
 
 
 def main():
