@@ -56,7 +56,8 @@ std::string ServesNoCheckpoint(const std::string& id) {
 
 std::string AnswererTables(const Answerer& answerer, const std::string& kind,
                            const std::string& name, const std::string& data) {
-  // Of an adapter or a checkpoint the server knows them; above the tables a key is of none.
+  // The server knows the template arguments of an adapter or a checkpoint. Those of a base model
+  // stand above the first table, where a key belongs to no table.
   std::string text =
       answerer.adapter.empty() ? DataLines(answerer, {"template_arguments"}) : std::string();
   text += fmt::format("[job]\nkind = {}\nname = {}\nmodel = {}\nadapter = {}\n", Quoted(kind),

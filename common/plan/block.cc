@@ -18,12 +18,12 @@ struct Rows {
   int64_t attention_xa, gate_up_xa;
   int64_t mlp_always;  // what the feed-forward layer keeps at every level: down's xa, and the
                        // choice of experts
-  // Of a layer with experts: a token's rows gathered for them or written by them, and its scores.
+  // In a layer with experts: the rows that the experts read or write for a token, and its scores.
   int64_t gathered, scores;
 };
 
-// Of a token's choice of one expert: its weight, the expert, its place by token and by expert, and
-// the token of the row.
+// What is kept when a token chooses an expert: the choice's weight, the expert, its place by token
+// and by expert, and the token of the row.
 constexpr int64_t kChoiceBytes = 4 + 4 * 8;
 
 // Costs of FP8 products, whose inputs take one byte per element. The norms, gates and the norms'

@@ -38,8 +38,8 @@ struct BlockCost {
   // Elements of the weights that a token is multiplied with; recomputed ones, by level.
   int64_t weights = 0;
   std::array<int64_t, kRecomputeLevels> weights_again{};
-  // Of a layer with experts: elements of the stacks of all its experts; those that are multiplied
-  // with again, by level. A token passes few of them, and `weights` counts these.
+  // Elements of all experts' stacks in a layer with experts, and of those multiplied with again,
+  // by level. `weights` counts only the experts that a token goes to.
   int64_t stacks = 0;
   std::array<int64_t, kRecomputeLevels> stacks_again{};
   // Bytes read by the products of an adapter's factors; recomputed ones, by level.

@@ -42,8 +42,8 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
-  // Of a layer with a mixture of experts, in place of gate, up and down: the linear that scores the
-  // experts, and the stacks of all experts' weights (TensorInfo::experts), gate and up in one.
+  // A layer with a mixture of experts has, in place of gate, up and down, the linear that scores
+  // the experts, and the stacks of all experts' weights (TensorInfo::experts), gate and up in one.
   const char* router = nullptr;
   const char* experts_gate_up = nullptr;
   const char* experts_down = nullptr;

@@ -415,7 +415,7 @@ TEST_F(GpuTest, DropoutAttentionDropsProbabilitiesByASeedAndBackward) {
       << "fp32";
 }
 
-// Of each implementation: plain products (fp32), FlashAttention-2 and cuDNN, ragged and not.
+// Every implementation: plain products (fp32), FlashAttention-2 and cuDNN, ragged and not.
 TEST_F(GpuTest, SinksAreThoseOfTheCpu) {
   const AttentionCase cases[] = {{"short", {70, 1, 130}, 8, 2, 64, 0},
                                  {"equal", {2048, 2048}, 8, 2, 64, 0},

@@ -166,6 +166,19 @@ double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch) {
   return sum / count;
 }
 
+void ExpectPeft(TrainingModel& model, const GoldenTensors& golden, const GoldenTensors& rows) {
+  const MicroBatch batch = RowsBatch(rows.Get("input_ids"), rows.Get("labels"));
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_LT(RelativeError(model.Logits(batch), golden.Get("logits")), kLogitsTolerance);
+  }
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLossTolerance * loss);
+  // Beside the gradients: logits and loss.
+  EXPECT_EQ(model.store().parts().size(), golden.size() - 2) << "peft trains other parameters";
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+}
+
 void ExpectTensorsOfPeft(const std::filesystem::path& adapter,
                          const std::filesystem::path& of_peft) {
   const auto ours = SafetensorsFile::Open(adapter / "adapter_model.safetensors");

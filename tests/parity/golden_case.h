@@ -57,6 +57,14 @@ void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, do
 // The mean loss of a batch; its gradients stay in `model`.
 double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch);
 
+// How far logits may be from the reference's (RelativeError), and the mean loss, relative to it.
+constexpr double kLogitsTolerance = 1e-4;
+constexpr double kLossTolerance = 1e-5;
+
+// Expects of a model with its adapter the logits, the loss and the gradients that peft gives for
+// the batch in `rows`, and that it trains the parameters that peft trains and no others.
+void ExpectPeft(TrainingModel& model, const GoldenTensors& golden, const GoldenTensors& rows);
+
 // Expects the folder `adapter` to hold the tensors of PEFT's and no others, but for those of a
 // vision tower.
 void ExpectTensorsOfPeft(const std::filesystem::path& adapter,

@@ -31,7 +31,7 @@ struct ExpertDefaults {
   int64_t size = 0;
 };
 
-// Of all layers. Each has names in the files.
+// The most experts of all layers together: each has names in the files.
 inline constexpr int64_t kMostExperts = int64_t{1} << 16;
 
 // Fails where a token would go to more experts than there are, or the sizes make no model.

@@ -51,6 +51,12 @@ Tensor SumOfColumns(const Tensor& columns) {
   return sum;
 }
 
+// Pass::adapter_rows [S, 1] of routed rows.
+Tensor AdapterRows(const Pass& pass, const Routing& routing) {
+  if (!pass.adapter_rows.defined()) return {};
+  return pass.adapter_rows.index_select(0, routing.tokens);
+}
+
 // Rows of each expert, of the sorted experts of all routed rows.
 ExpertRows RowsOf(const Tensor& sorted, int64_t experts) {
   const Tensor borders = at::arange(experts + 1, sorted.options());
@@ -151,10 +157,8 @@ void Experts::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) con
   if (!saved.routing.weights.defined()) saved.routing = Route(x, pass);
   const Routing& routing = saved.routing;
   saved.gate_up = at::empty({routing.tokens.size(0), gate_up.outputs()}, x.options());
-  Tensor adapter_rows;
-  if (pass.adapter_rows.defined()) adapter_rows = pass.adapter_rows.index_select(0, routing.tokens);
   saved.gate_up_xa = gate_up.Forward(saved.gate_up, x.index_select(0, routing.tokens), routing.rows,
-                                     pass, adapter_rows);
+                                     pass, AdapterRows(pass, routing));
 }
 
 void Experts::Activate(Saved& saved) const {
@@ -168,10 +172,9 @@ void Experts::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const 
   RestoreGateUp(x, pass, saved);
   Activate(saved);
   const Routing& routing = saved.routing;
-  Tensor adapter_rows;
-  if (pass.adapter_rows.defined()) adapter_rows = pass.adapter_rows.index_select(0, routing.tokens);
   Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, x.options());
-  saved.down_xa = down.Forward(outputs, saved.activated, routing.rows, pass, adapter_rows);
+  saved.down_xa = down.Forward(outputs, saved.activated, routing.rows, pass,
+                               AdapterRows(pass, routing));
   const Tensor sum = SumOfChoices(outputs, routing, routing.weights);
   y.copy_(residual.defined() ? sum.add(residual) : sum);
 }
