@@ -20,6 +20,7 @@ constexpr double kWindowSlabs = 0.7;  // of a window's slabs, which write parts 
 // that (docs/benchmarks/qlora.md, "Long documents").
 constexpr double kTurns = 1.28, kHalfTurns = 1900;
 constexpr double kLongAnyOrder = 1.4, kHalfAnyOrder = 1000;
+constexpr double kSmallTurns = 1.0;   // heads of 64 in turns, relative to one call
 constexpr double kWindowTurns = 1.08;  // in turns, where a window leaves all keys as much to do
 
 // Heads above 128, relative to those; measured on an H100 with heads of 256.
@@ -98,6 +99,7 @@ Work BackwardWork(const BackwardHeads& heads, int64_t length, int64_t window, co
   double order = heads.deterministic ? 1.0 : kAnyOrder;
   if (!gpu.cudnn_attention) return {seen, order};
   if (gpu.attention_in_turns && heads.InTurns(length, window)) {
+    if (heads.head_dim == kTurnsSmallHead) return {seen, kSmallTurns};
     return {seen, window > 0 ? kWindowTurns : LongShare(kTurns, length, kHalfTurns)};
   }
   if (!heads.deterministic && is_long) order = LongShare(kLongAnyOrder, length, kHalfAnyOrder);

@@ -25,7 +25,7 @@ constexpr Mixture kMixtures[] = {
 
 // Even shares of `mean` rows each; or skewed, as 1 / (1 + 12 e / E): the first expert has 4.7 times
 // the mean and the last a third of it.
-ExpertRows Shares(int64_t experts, int64_t mean, bool skewed) {
+ops::RowGroups Shares(int64_t experts, int64_t mean, bool skewed) {
   std::vector<double> shares;
   double sum = 0.0;
   for (int64_t e = 0; e < experts; ++e) {
@@ -33,19 +33,13 @@ ExpertRows Shares(int64_t experts, int64_t mean, bool skewed) {
     shares.push_back(skewed ? 1.0 / (1.0 + 12.0 * place) : 1.0);
     sum += shares.back();
   }
-  ExpertRows rows{{0}};
+  std::vector<int> begins{0};
   double all = 0.0;
   for (const double share : shares) {
     all += share / sum * static_cast<double>(experts * mean);
-    rows.begins.push_back(static_cast<int64_t>(all + 0.5));
+    begins.push_back(static_cast<int>(all + 0.5));
   }
-  return rows;
-}
-
-// As LibTorch's grouped product has them: where each expert's rows end.
-Tensor Ends(const ExpertRows& rows) {
-  std::vector<int> ends(rows.begins.begin() + 1, rows.begins.end());
-  return at::tensor(ends, at::kInt).to(at::kCUDA);
+  return ops::RowGroups(at::tensor(begins, at::kInt).to(at::kCUDA));
 }
 
 // fp32 sums of the adapters of one unit, whose stacks are frozen.
@@ -126,25 +120,26 @@ struct Linear {
   }
 };
 
-// Expert by expert. Rates count the adapters' products as well.
-void ByExpert(const Table& table, const std::string& name, Linear& part, const ExpertRows& rows) {
+// Our products. Rates count the adapters' products as well.
+void Ours(const Table& table, const std::string& name, Linear& part, const ops::RowGroups& groups) {
   AdapterSums sums(part.unit);
   UnitGradients gradients(sums, 0);
   const Pass pass{.weights = part.weights, .lora = {.scale = 2.0}};
   const double flops = part.Flops() + part.AdapterFlops();
-  table.Arithmetic("each forward " + name, flops,
-                   [&] { part.linear.Forward(part.y, part.x, rows, pass, {}); });
-  table.Arithmetic("each dx", flops,
-                   [&] { part.linear.InputGradient(part.dx, part.y, rows, pass); });
-  table.Arithmetic("each dA, dB", part.AdapterFlops(), [&] {
-    part.linear.AddGradients(part.y, part.x, part.xa, part.dxa, rows, pass, gradients);
+  table.Arithmetic("ours forward " + name, flops,
+                   [&] { part.linear.Forward(part.y, part.x, groups, pass, {}); });
+  table.Arithmetic("ours dx", flops,
+                   [&] { part.linear.InputGradient(part.dx, part.y, groups, pass); });
+  table.Arithmetic("ours dA, dB", part.AdapterFlops(), [&] {
+    part.linear.AddGradients(part.y, part.x, part.xa, part.dxa, groups, gradients);
   });
 }
 
-// The same as grouped products, one by one, and the gradient of the stack beside them.
+// LibTorch's grouped products, one by one, and the gradient of the stack beside them.
 void Grouped(const Table& table, const std::string& name, const Linear& part,
-             const ExpertRows& rows) {
-  const Tensor ends = Ends(rows), w = part.Stack(0), a = part.Stack(1), b = part.Stack(2);
+             const ops::RowGroups& groups) {
+  // LibTorch wants where each expert's rows end.
+  const Tensor ends = groups.begins().slice(0, 1), w = part.Stack(0), a = part.Stack(1), b = part.Stack(2);
   const auto time = [&](const std::string& what, double flops, const Tensor& left,
                         const Tensor& right) {
     try {
@@ -170,13 +165,13 @@ void Linears(const Table& table, const Mixture& mixture) {
   for (const int64_t mean : {64, 128, 256, 512, 1024, 2048}) {
     for (const bool skewed : {false, true}) {
       if (skewed && mean != 256 && mean != 1024) continue;
-      const ExpertRows rows = Shares(mixture.experts, mean, skewed);
+      const ops::RowGroups groups = Shares(mixture.experts, mean, skewed);
       const auto time = [&](const char* what, int64_t outputs, int64_t inputs) {
         Linear part(mixture.experts, outputs, inputs, mixture.experts * mean);
         const std::string name =
             fmt::format("{} {} {}{}", mixture.name, what, mean, skewed ? " skewed" : "");
-        ByExpert(table, name, part, rows);
-        Grouped(table, name, part, rows);
+        Ours(table, name, part, groups);
+        Grouped(table, name, part, groups);
       };
       time("gate_up", 2 * mixture.inner, mixture.hidden);
       time("down", mixture.hidden, mixture.inner);
@@ -206,17 +201,13 @@ void Route(const Table& table, const Mixture& mixture) {
   table.Memory("places" + name, 3 * Bytes(order), [&, order = order] {
     places.index_copy_(0, order, at::arange(order.size(0), order.options()));
   });
-  table.Memory("gather" + name, 2 * Bytes(rows), [&] { x.index_select(0, tokens); });
+  Tensor taken = at::empty_like(rows);
+  table.Memory("gather" + name, 2 * Bytes(rows), [&] { ops::TakeRows(taken, x, tokens); });
   places.index_copy_(0, order, at::arange(order.size(0), order.options()));
   const Tensor of_tokens = places.view({kTokens, chosen});
-  table.Memory("combine" + name, Bytes(rows) + Bytes(x), [&] {
-    Tensor sum;
-    for (int64_t j = 0; j < chosen; ++j) {
-      Tensor choice = rows.index_select(0, of_tokens.select(1, j)).to(at::kFloat);
-      choice.mul_(weights.narrow(1, j, 1));
-      sum = sum.defined() ? sum.add_(choice) : choice;
-    }
-  });
+  Tensor sum = at::empty_like(x);
+  table.Memory("combine" + name, Bytes(rows) + Bytes(x),
+               [&] { ops::CombineRows(sum, rows, of_tokens, weights, {}); });
   const Tensor gate_up = Random({kTokens * chosen, 2 * mixture.inner});
   Tensor activated = at::empty({kTokens * chosen, mixture.inner}, gate_up.options());
   table.Memory("activation" + name, Bytes(gate_up) + Bytes(activated),
@@ -241,7 +232,7 @@ void Layer(const Table& table, const Mixture& mixture) {
   UnitGradients gradients(sums, 0);
   const Pass pass{.weights = weights, .lora = {.scale = 2.0}};
   const Tensor x = Random({kTokens, mixture.hidden}), dy = Random({kTokens, mixture.hidden});
-  Tensor y = at::empty_like(x), dx;
+  Tensor y = at::empty_like(x), dx = at::empty_like(x);
   // Of gate, up and down, without the adapters.
   const double flops =
       6.0 * static_cast<double>(kTokens * mixture.chosen * mixture.hidden * mixture.inner);

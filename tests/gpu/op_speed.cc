@@ -425,6 +425,11 @@ void Attentions(const Table& table) {
     Attention(table, {8192}, {8, 4, 256, window});
   }
   Attention(table, std::vector<int64_t>(16, 1024), {16, 16, 64});
+  for (const int64_t length : {512, 1024, 2048, 4096, 16384}) {
+    const std::vector<int64_t> lengths(16384 / length, length);
+    Attention(table, lengths, {32, 8, 64});
+    Attention(table, lengths, {64, 8, 64, 128});
+  }
 }
 
 int Main(std::string_view what) {

@@ -275,6 +275,11 @@ ROWS = (
     Row("lora-gpt-oss-20b", "gpt-oss-20b", "lora", 4096, 16384, 1, (Ours("bf16", job=ON_ATTENTION),),
         (unsloth_moe("bf16", 2, True, "attention", default=True), unsloth_moe("bf16", 2, False, "attention")),
         (Goal("best_peer", 2.0),)),
+    Row("lora-experts-gpt-oss-20b-four-gpus", "gpt-oss-20b", "lora", 4096, 65536, 4,
+        (Ours("one GPU", gpus=1, job=ON_EXPERTS), Ours("four GPUs", job=ON_EXPERTS)), (),
+        (Goal("setting", 3.9, subject="one GPU", setting="four GPUs"),)),
+    Row("full-gpt-oss-20b-four-gpus", "gpt-oss-20b", "full", 4096, 65536, 4,
+        (Ours("bf16 master", job=FSDP_BF16),), (), (Goal("mfu", 0.35),)),
     # All engines on models that load at once: do the peers' programs run on this machine?
     Row("smoke-experts-gpt-oss", "gpt-oss-tiny", "qlora", 1024, 4096, 1, EXPERTS,
         (unsloth_moe("packed", 2, False), unsloth_moe("bf16", 2, True), peft_moe(2, False)), ()),

@@ -35,12 +35,13 @@ void OrderedBackward(const std::vector<Tensor>& tensors, const Tensor& lse,
   shape.longest = batch.longest;
   shape.heads = static_cast<int32_t>(q.size(1));
   shape.kv_heads = static_cast<int32_t>(tensors[kK].size(1));
+  shape.head_size = static_cast<int32_t>(q.size(2));
   shape.window = window < batch.longest ? static_cast<int32_t>(window) : 0;
   shape.scale = static_cast<float>(scale);
 
   const int64_t blocks = q.size(1) * shape.Blocks();
   const at::TensorOptions floats = q.options().dtype(at::kFloat);
-  const Tensor dq = at::empty({blocks * kOrderedQueries * kOrderedHead}, floats);
+  const Tensor dq = at::empty({blocks * kOrderedQueries * q.size(2)}, floats);
   const Tensor statistics = at::empty({2, blocks * kOrderedQueries}, floats);
   const Tensor counters = at::empty({blocks + 1}, cu_seqlens.options());
   OrderedWorkspace workspace;

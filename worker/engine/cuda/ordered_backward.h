@@ -8,7 +8,7 @@
 #include "worker/engine/cuda/cudnn_attention.h"
 
 // Attention's backward in a fixed order of summation by our own kernel
-// (kernels/ordered_backward.h): for heads of 128 on Hopper, where documents are long
+// (kernels/ordered_backward.h): for heads of 64 and of 128 on Hopper, where documents are long
 // (common/plan/attention_calls.h). All calls of a process give equal bits for equal batches.
 //
 // All functions may be called from any thread.

@@ -5,7 +5,9 @@
 #include <optional>
 
 #include "worker/engine/cuda/cudnn_attention.h"
+#include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
 
@@ -25,8 +27,18 @@ Tensor ByHead(const Tensor& lse, const ops::Documents& documents, int64_t tokens
 }  // namespace
 
 void AddSinks(Tensor& out, Tensor& lse, const Tensor& sinks, const ops::Documents& documents) {
-  const c10::cuda::CUDAGuard guard(out.device());
-  sinks::Scale(out, ByHead(lse, documents, out.size(0)), sinks);
+  const Tensor by_head = ByHead(lse, documents, out.size(0)).contiguous();
+  CheckVector(sinks, out.size(1), by_head, "AddSinks: sinks");
+  const SinkShape shape{.tokens = out.size(0),
+                        .heads = static_cast<int>(out.size(1)),
+                        .size = static_cast<int>(out.size(2)),
+                        .token_stride = out.stride(0)};
+  const LaunchScope scope(out);
+  if (out.numel() > 0) {
+    C10_CUDA_CHECK(LaunchScaleBySinks(TypeOf(out, "AddSinks"), shape, out.mutable_data_ptr(),
+                                      by_head.const_data_ptr<float>(),
+                                      sinks.const_data_ptr<float>(), scope.stream()));
+  }
   sinks::Widen(lse, sinks);
 }
 

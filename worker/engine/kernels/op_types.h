@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "common/plan/layer_kinds.h"
@@ -68,6 +69,38 @@ struct GluFactors {
 struct Documents {
   at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
   at::IntArrayRef lengths;  // the same on the host; their sum is T
+};
+
+// Rows that are sorted into groups, as those of a mixture's experts: group g has rows [begins[g],
+// begins[g + 1]).
+class RowGroups {
+ public:
+  RowGroups() = default;
+  // int32 [groups + 1], dense, on the device of the rows.
+  explicit RowGroups(at::Tensor begins) : begins_(std::move(begins)) {}
+
+  bool defined() const { return begins_.defined(); }
+  int64_t count() const { return begins_.numel() - 1; }
+  const at::Tensor& begins() const { return begins_; }
+  // The same on the host. The first call waits for the device; not to be called by two threads.
+  const std::vector<int32_t>& OnHost() const {
+    if (on_host_.empty()) {
+      const at::Tensor copy = begins_.to(at::kCPU);
+      const int32_t* data = copy.const_data_ptr<int32_t>();
+      on_host_.assign(data, data + copy.numel());
+    }
+    return on_host_;
+  }
+
+ private:
+  at::Tensor begins_;
+  mutable std::vector<int32_t> on_host_;
+};
+
+// What a product of groups adds beside its first factors.
+struct GroupedAddend {
+  at::Tensor a, b;  // rows [S, R] and [G, R, N]: a_g b_g; undefined: nothing
+  at::Tensor bias;  // [G, N], dense; undefined: none
 };
 
 // Dropout of attention's probabilities.

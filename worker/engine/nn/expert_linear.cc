@@ -27,95 +27,81 @@ ExpertLinear::ExpertLinear(const UnitInfo& unit, const std::string& name) {
   scale_ratio_ = unit.params[lora_b_].scale_ratio;
 }
 
-Tensor ExpertLinear::Forward(Tensor& y, const Tensor& x, const ExpertRows& rows, const Pass& pass,
-                             const Tensor& adapter_rows) const {
-  Tensor xa;
-  if (rank_ > 0) xa = at::empty({x.size(0), rank_}, x.options());
-  for (int64_t e = 0; e < experts_; ++e) {
-    const int64_t begin = rows.begin(e), count = rows.count(e);
-    if (count == 0) continue;
-    const auto of = [&](const Tensor& all) {
-      return all.defined() ? all.narrow(0, begin, count) : Tensor();
-    };
-    Tensor output = of(y), product = of(xa);
-    if (pass.tile == 0) {
-      RunExpert(e, output, product, of(x), of(adapter_rows), pass);
-      continue;
-    }
-    // A row's bits may not depend on where it lies: kernels choose by how memory is aligned.
-    Tensor apart = at::empty(output.sizes(), output.options());
-    if (rank_ > 0) product = at::empty(product.sizes(), product.options());
-    RunExpert(e, apart, product, of(x).clone(), of(adapter_rows), pass);
-    output.copy_(apart);
+Tensor ExpertLinear::Forward(Tensor& y, const Tensor& x, const ops::RowGroups& groups,
+                             const Pass& pass, const Tensor& adapter_rows) const {
+  if (pass.tile > 0 && !(ops::HasGroupedGemm(x, rank_) && outputs_ % 8 == 0)) {
+    ForwardByExpert(y, x, groups, pass, adapter_rows);
+    return {};
   }
-  return xa;
+  ops::GroupedAddend addend{.bias = Bias(pass)};
+  if (rank_ > 0) {
+    addend.a = at::empty({x.size(0), rank_}, x.options());
+    addend.b = Matrices(lora_b_, pass).transpose(1, 2);
+    ops::GroupedGemm(addend.a, x, Matrices(lora_a_, pass).transpose(1, 2), {}, ScaleOf(pass),
+                     groups);
+    if (adapter_rows.defined()) addend.a.mul_(adapter_rows);
+  }
+  ops::GroupedGemm(y, x, Matrices(weight_, pass).transpose(1, 2), addend, 1.0, groups);
+  return addend.a;
 }
 
-void ExpertLinear::RunExpert(int64_t e, Tensor& y, Tensor& xa, const Tensor& x,
-                             const Tensor& adapter_rows, const Pass& pass) const {
-  AddProduct(y, x, Of(pass.weights[weight_], e, outputs_), {}, 1.0, pass);
-  if (bias_ >= 0) ops::AddBias(y, Bias(pass)[e]);
-  if (rank_ == 0) return;
-  AddProduct(xa, x, Of(pass.weights[lora_a_], e, rank_), {}, 1.0, pass);
-  if (adapter_rows.defined()) xa.mul_(adapter_rows);
-  AddProduct(y, xa, Of(pass.weights[lora_b_], e, outputs_), y, ScaleOf(pass), pass);
+void ExpertLinear::ForwardByExpert(Tensor& y, const Tensor& x, const ops::RowGroups& groups,
+                                   const Pass& pass, const Tensor& adapter_rows) const {
+  const std::vector<int32_t>& begins = groups.OnHost();
+  for (int64_t e = 0; e < experts_; ++e) {
+    const int64_t begin = begins[e], count = begins[e + 1] - begin;
+    if (count == 0) continue;
+    const Tensor rows = x.narrow(0, begin, count).clone();
+    // Apart: kernels choose by how memory is aligned.
+    Tensor output = at::empty({count, outputs_}, y.options());
+    AddProduct(output, rows, Matrices(weight_, pass)[e], {}, 1.0, pass);
+    if (bias_ >= 0) ops::AddBias(output, Bias(pass)[e]);
+    if (rank_ > 0) {
+      Tensor product = at::empty({count, rank_}, x.options());
+      AddProduct(product, rows, Matrices(lora_a_, pass)[e], {}, 1.0, pass);
+      if (adapter_rows.defined()) product.mul_(adapter_rows.narrow(0, begin, count));
+      AddProduct(output, product, Matrices(lora_b_, pass)[e], output, ScaleOf(pass), pass);
+    }
+    y.narrow(0, begin, count).copy_(output);
+  }
 }
 
-Tensor ExpertLinear::AdapterGradient(const Tensor& dy, const ExpertRows& rows,
+Tensor ExpertLinear::AdapterGradient(const Tensor& dy, const ops::RowGroups& groups,
                                      const Pass& pass) const {
   if (rank_ == 0) return {};
   Tensor dxa = at::empty({dy.size(0), rank_}, dy.options());
-  for (int64_t e = 0; e < experts_; ++e) {
-    if (rows.count(e) == 0) continue;
-    Tensor product = dxa.narrow(0, rows.begin(e), rows.count(e));
-    ops::Gemm(product, dy.narrow(0, rows.begin(e), rows.count(e)),
-              Of(pass.weights[lora_b_], e, outputs_), ScaleOf(pass), 0.0);
-  }
+  ops::GroupedGemm(dxa, dy, Matrices(lora_b_, pass), {}, ScaleOf(pass), groups);
   return dxa;
 }
 
-Tensor ExpertLinear::InputGradient(Tensor& dx, const Tensor& dy, const ExpertRows& rows,
+Tensor ExpertLinear::InputGradient(Tensor& dx, const Tensor& dy, const ops::RowGroups& groups,
                                    const Pass& pass) const {
-  const Tensor dxa = AdapterGradient(dy, rows, pass);
-  for (int64_t e = 0; e < experts_; ++e) {
-    const int64_t begin = rows.begin(e), count = rows.count(e);
-    if (count == 0) continue;
-    Tensor gradient = dx.narrow(0, begin, count);
-    ops::Gemm(gradient, dy.narrow(0, begin, count), Of(pass.weights[weight_], e, outputs_), 1.0,
-              0.0);
-    if (rank_ == 0) continue;
-    ops::Gemm(gradient, dxa.narrow(0, begin, count), Of(pass.weights[lora_a_], e, rank_), 1.0, 1.0);
-  }
-  return dxa;
+  ops::GroupedAddend addend{.a = AdapterGradient(dy, groups, pass)};
+  if (rank_ > 0) addend.b = Matrices(lora_a_, pass);
+  ops::GroupedGemm(dx, dy, Matrices(weight_, pass), addend, 1.0, groups);
+  return addend.a;
 }
 
 void ExpertLinear::AddGradients(const Tensor& dy, const Tensor& x, const Tensor& xa,
-                                const Tensor& dxa, const ExpertRows& rows, const Pass& pass,
+                                const Tensor& dxa, const ops::RowGroups& groups,
                                 UnitGradients& gradients) const {
+  const auto add = [&](const Tensor& stack, double beta, const Tensor& a, const Tensor& b) {
+    if (!stack.defined()) return;
+    Tensor sums = stack.view({experts_, -1, stack.size(1)});
+    ops::GroupedGradient(sums, a, b, 1.0, beta, groups);
+  };
   const ProductSum weight = gradients.Wants(weight_) ? gradients.Product(weight_) : ProductSum();
-  const Tensor a = gradients.Buffer(lora_a_), b = gradients.Buffer(lora_b_);
+  add(weight.sum, weight.beta, dy, x);
+  add(gradients.Buffer(lora_a_), 1.0, dxa, x);
+  add(gradients.Buffer(lora_b_), 1.0, dy, xa);
   const Tensor bias = gradients.Buffer(bias_);
+  if (!bias.defined()) return;
+  const std::vector<int32_t>& begins = groups.OnHost();
   for (int64_t e = 0; e < experts_; ++e) {
-    const int64_t begin = rows.begin(e), count = rows.count(e);
-    if (count == 0) {
-      // The whole gradient of this expert in the micro-batch is zero.
-      if (weight.sum.defined() && weight.beta == 0.0) Of(weight.sum, e, outputs_).zero_();
-      continue;
-    }
-    const auto of = [&](const Tensor& all) { return all.narrow(0, begin, count); };
-    if (weight.sum.defined()) {
-      Tensor sum = Of(weight.sum, e, outputs_);
-      ops::Gemm(sum, of(dy).t(), of(x), 1.0, weight.beta);
-    }
-    if (a.defined()) {
-      Tensor sum = Of(a, e, rank_);
-      ops::Gemm(sum, of(dxa).t(), of(x), 1.0, 1.0);
-    }
-    if (b.defined()) {
-      Tensor sum = Of(b, e, outputs_);
-      ops::Gemm(sum, of(dy).t(), of(xa), ScaleOf(pass), 1.0);
-    }
-    if (bias.defined()) Of(bias, e, outputs_).add_(at::sum(of(dy), {0}, false, at::kFloat));
+    const int64_t count = begins[e + 1] - begins[e];
+    if (count == 0) continue;
+    bias.narrow(0, e * outputs_, outputs_)
+        .add_(at::sum(dy.narrow(0, begins[e], count), {0}, false, at::kFloat));
   }
 }
 

@@ -4,26 +4,17 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "worker/engine/kernels/op_types.h"
 #include "worker/engine/nn/pass.h"
 #include "worker/engine/weights/layout.h"
 
 namespace sft::engine {
 
-// Where the rows of each expert lie: those of expert e are [begins[e], begins[e + 1]).
-struct ExpertRows {
-  std::vector<int64_t> begins;  // E + 1
-
-  int64_t experts() const { return static_cast<int64_t>(begins.size()) - 1; }
-  int64_t begin(int64_t expert) const { return begins[expert]; }
-  int64_t count(int64_t expert) const { return begins[expert + 1] - begins[expert]; }
-};
-
 // One linear layer of every expert of a layer, as products of the rows that each expert gets:
 // y = x W_e^T + b_e (+ scale * x A_e^T B_e^T), where x and y are rows [S, K] and [S, N] sorted by
-// expert. The weights are one stack, W [E N, K]; so are the adapters' factors, A [E r, K] and
-// B [E N, r]. Holds positions of parameters, no tensors.
+// expert: group e of the groups has expert e's. The weights are one stack, W [E N, K]; so are the
+// adapters' factors, A [E r, K] and B [E N, r]. Holds positions of parameters, no tensors.
 class ExpertLinear {
  public:
   ExpertLinear() = default;
@@ -35,19 +26,20 @@ class ExpertLinear {
   // The rank of each expert's adapter; 0: has none.
   int64_t rank() const { return rank_; }
 
-  // Writes y. Returns x A^T [S, r] for the backward, undefined without adapters and of no use where
-  // the pass is of generation (Pass::tile). `adapter_rows`
-  // [S, 1] as Pass::adapter_rows has them by token.
-  at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const ExpertRows& rows, const Pass& pass,
-                     const at::Tensor& adapter_rows) const;
+  // Writes y. Returns s x A^T [S, r] for the backward, with s the adapters' scale; undefined without
+  // adapters and of no use where the pass is of generation (Pass::tile). `adapter_rows` [S, 1] as
+  // Pass::adapter_rows has them by token.
+  at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const ops::RowGroups& groups,
+                     const Pass& pass, const at::Tensor& adapter_rows) const;
   // Writes dx [S, K] of dy [S, N]. Returns s dy B [S, r], for AddGradients.
-  at::Tensor InputGradient(at::Tensor& dx, const at::Tensor& dy, const ExpertRows& rows,
+  at::Tensor InputGradient(at::Tensor& dx, const at::Tensor& dy, const ops::RowGroups& groups,
                            const Pass& pass) const;
   // s dy B [S, r] alone; undefined without adapters.
-  at::Tensor AdapterGradient(const at::Tensor& dy, const ExpertRows& rows, const Pass& pass) const;
+  at::Tensor AdapterGradient(const at::Tensor& dy, const ops::RowGroups& groups,
+                             const Pass& pass) const;
   // Adds the parameters' gradients. xa and dxa: what Forward and InputGradient gave.
   void AddGradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa,
-                    const at::Tensor& dxa, const ExpertRows& rows, const Pass& pass,
+                    const at::Tensor& dxa, const ops::RowGroups& groups,
                     UnitGradients& gradients) const;
   // True if one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
@@ -55,17 +47,23 @@ class ExpertLinear {
   bool needs_input(UnitGradients& gradients) const {
     return gradients.Wants(weight_) || gradients.Wants(lora_a_);
   }
+  // True if the stack itself or its biases are trained.
+  bool stack_trained(UnitGradients& gradients) const {
+    return gradients.Wants(weight_) || gradients.Wants(bias_);
+  }
   // [E, N]; undefined without biases.
   at::Tensor Bias(const Pass& pass) const;
 
  private:
-  // One expert's rows of y, and of x A^T where it has adapters.
-  void RunExpert(int64_t e, at::Tensor& y, at::Tensor& xa, const at::Tensor& x,
-                 const at::Tensor& adapter_rows, const Pass& pass) const;
+  // Forward for generation where products of groups have no kernel: a row's bits do not depend on
+  // where it lies nor on the others.
+  void ForwardByExpert(at::Tensor& y, const at::Tensor& x, const ops::RowGroups& groups,
+                       const Pass& pass, const at::Tensor& adapter_rows) const;
   double ScaleOf(const Pass& pass) const { return pass.lora.scale * scale_ratio_; }
-  // The rows of expert `e` in a stack with `size` of them for each.
-  static at::Tensor Of(const at::Tensor& stack, int64_t e, int64_t size) {
-    return stack.narrow(0, e * size, size);
+  // A stack of parameter `param` as [E, rows, columns].
+  at::Tensor Matrices(int param, const Pass& pass) const {
+    const at::Tensor& stack = pass.weights[param];
+    return stack.view({experts_, -1, stack.size(1)});
   }
 
   int weight_ = -1, bias_ = -1, lora_a_ = -1, lora_b_ = -1;

@@ -57,24 +57,17 @@ Tensor AdapterRows(const Pass& pass, const Routing& routing) {
   return pass.adapter_rows.index_select(0, routing.tokens);
 }
 
-// Rows of each expert, of the sorted experts of all routed rows.
-ExpertRows RowsOf(const Tensor& sorted, int64_t experts) {
+// The rows of each expert, of the sorted experts of all routed rows.
+ops::RowGroups GroupsOf(const Tensor& sorted, int64_t experts) {
   const Tensor borders = at::arange(experts + 1, sorted.options());
-  const Tensor begins = at::searchsorted(sorted, borders).to(at::kCPU);
-  const int64_t* data = begins.const_data_ptr<int64_t>();
-  return {std::vector<int64_t>(data, data + experts + 1)};
+  return ops::RowGroups(at::searchsorted(sorted, borders, /*out_int32=*/true));
 }
 
-// The sum over a token's choices of their routed rows, times `weights` [T, k] where those are
-// defined: fp32 [T, C], added in the order of the choices.
-Tensor SumOfChoices(const Tensor& rows, const Routing& routing, const Tensor& weights) {
-  Tensor sum;
-  for (int64_t j = 0; j < routing.places.size(1); ++j) {
-    Tensor choice = rows.index_select(0, routing.places.select(1, j)).to(at::kFloat);
-    if (weights.defined()) choice.mul_(weights.narrow(1, j, 1));
-    sum = sum.defined() ? sum.add_(choice) : choice;
-  }
-  return sum;
+// The rows x [T, C] of the tokens that the routed rows are of.
+Tensor RowsOfTokens(const Tensor& x, const Routing& routing) {
+  Tensor rows = at::empty({routing.tokens.size(0), x.size(1)}, x.options());
+  ops::TakeRows(rows, x, routing.tokens);
+  return rows;
 }
 
 // sum = a b + beta sum, also where the sum is in a narrower type than fp32 factors.
@@ -142,8 +135,10 @@ Routing Experts::Route(const Tensor& x, const Pass& pass) const {
   Routing routing;
   Choose(Scores(x, pass), pass, routing);
   const Tensor& which = routing.chosen;
-  auto [sorted, order] = at::sort(which.reshape({-1}), /*stable=*/true, /*dim=*/0, false);
-  routing.rows = RowsOf(sorted, experts);
+  // Narrow keys: a GPU sorts by so many bits.
+  auto [sorted, order] =
+      at::sort(which.reshape({-1}).to(at::kShort), /*stable=*/true, /*dim=*/0, false);
+  routing.groups = GroupsOf(sorted, experts);
   routing.tokens = order.div(chosen, "floor");
   Tensor places = at::empty_like(order);
   places.index_copy_(0, order, at::arange(order.size(0), order.options()));
@@ -157,8 +152,8 @@ void Experts::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) con
   if (!saved.routing.weights.defined()) saved.routing = Route(x, pass);
   const Routing& routing = saved.routing;
   saved.gate_up = at::empty({routing.tokens.size(0), gate_up.outputs()}, x.options());
-  saved.gate_up_xa = gate_up.Forward(saved.gate_up, x.index_select(0, routing.tokens), routing.rows,
-                                     pass, AdapterRows(pass, routing));
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, RowsOfTokens(x, routing), routing.groups, pass,
+                                     AdapterRows(pass, routing));
 }
 
 void Experts::Activate(Saved& saved) const {
@@ -173,10 +168,9 @@ void Experts::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const 
   Activate(saved);
   const Routing& routing = saved.routing;
   Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, x.options());
-  saved.down_xa = down.Forward(outputs, saved.activated, routing.rows, pass,
+  saved.down_xa = down.Forward(outputs, saved.activated, routing.groups, pass,
                                AdapterRows(pass, routing));
-  const Tensor sum = SumOfChoices(outputs, routing, routing.weights);
-  y.copy_(residual.defined() ? sum.add(residual) : sum);
+  ops::CombineRows(y, outputs, routing.places, routing.weights, residual);
 }
 
 void Experts::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
@@ -205,29 +199,34 @@ Tensor Experts::ScoreGradient(const Routing& routing, const Tensor& dweights,
   return all.scatter_(1, routing.chosen, dweights).sub_(along).mul_(routing.probabilities);
 }
 
-Tensor Experts::DownBackward(const Tensor& dy, const Pass& pass, Saved& saved,
-                             UnitGradients& gradients, Tensor& dactivated) const {
+Tensor Experts::DownBackward(const Tensor& dy, const Tensor& weights, const Pass& pass,
+                             Saved& saved, UnitGradients& gradients) const {
   const Routing& routing = saved.routing;
-  const Tensor dout = dy.index_select(0, routing.tokens);
-  const Tensor of_rows = routing.weights.reshape({-1})
-                             .index_select(0, routing.order)
-                             .unsqueeze(1)
-                             .to(dy.scalar_type());
-  // Of the unweighted outputs, whose products with what down reads are the weights' gradients.
-  dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
-  const Tensor dxa = down.InputGradient(dactivated, dout, routing.rows, pass);
-  Tensor drows = at::sum(dactivated * saved.activated, {1}, false, at::kFloat);
-  if (const Tensor bias = down.Bias(pass); bias.defined()) {
-    const Tensor experts = routing.chosen.reshape({-1}).index_select(0, routing.order);
-    drows.add_(at::sum(dout * bias.index_select(0, experts), {1}, false, at::kFloat));
-  }
+  Tensor dout = RowsOfTokens(dy, routing);
+  Tensor dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
+  Tensor dxa = down.InputGradient(dactivated, dout, routing.groups, pass);
   if (down.trained(gradients)) {
-    down.AddGradients(dout * of_rows, saved.activated, saved.down_xa,
-                      dxa.defined() ? dxa * of_rows : Tensor(), routing.rows, pass, gradients);
+    // An adapter's two gradients are linear in dxa and in xa, which are narrower than dout.
+    const Tensor of_rows = weights.unsqueeze(1).to(dy.scalar_type());
+    const bool stack = down.stack_trained(gradients);
+    if (stack) dout.mul_(of_rows);
+    if (dxa.defined()) dxa.mul_(of_rows);
+    if (saved.down_xa.defined() && !stack) saved.down_xa.mul_(of_rows);
+    down.AddGradients(dout, saved.activated, saved.down_xa, dxa, routing.groups, gradients);
   }
   saved.activated = saved.down_xa = Tensor();
-  dactivated.mul_(of_rows);
-  return drows.index_select(0, routing.places.reshape({-1})).view(routing.weights.sizes());
+  return dactivated;
+}
+
+Tensor Experts::WeightGradients(const Tensor& products, const Tensor& dy, const Routing& routing,
+                                const Pass& pass) const {
+  Tensor dweights = products.index_select(0, routing.places.reshape({-1})).view_as(routing.weights);
+  if (const Tensor bias = down.Bias(pass); bias.defined()) {
+    Tensor of_biases = at::empty({dy.size(0), bias.size(0)}, dy.options().dtype(at::kFloat));
+    ops::Gemm(of_biases, dy, bias.t(), 1.0, 0.0);
+    dweights.add_(of_biases.gather(1, routing.chosen));
+  }
+  return dweights;
 }
 
 Tensor Experts::RouterBackward(const Tensor& x, const Routing& routing, const Tensor& dweights,
@@ -251,26 +250,27 @@ Tensor Experts::RouterBackward(const Tensor& x, const Routing& routing, const Te
 void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
                        UnitGradients& gradients, Tensor* dx) const {
   const Routing& routing = saved.routing;
-  Tensor dactivated;
-  const Tensor dweights = DownBackward(dy, pass, saved, gradients, dactivated);
-  const Tensor of_router =
-      RouterBackward(x, routing, dweights, pass, gradients, /*need_dx=*/dx != nullptr);
-  if (dx == nullptr && !gate_up.trained(gradients)) return;
+  const Tensor weights = routing.weights.reshape({-1}).index_select(0, routing.order);
+  Tensor dactivated = DownBackward(dy, weights, pass, saved, gradients);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
+  const Tensor products =
+      ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind);
   dactivated = Tensor();
+  const Tensor of_router = RouterBackward(x, routing, WeightGradients(products, dy, routing, pass),
+                                          pass, gradients, /*need_dx=*/dx != nullptr);
+  if (dx == nullptr && !gate_up.trained(gradients)) return;
   Tensor dgate_up_xa, drouted;
   if (dx != nullptr) {
     drouted = at::empty({dgate_up.size(0), gate_up.inputs()}, dgate_up.options());
-    dgate_up_xa = gate_up.InputGradient(drouted, dgate_up, routing.rows, pass);
+    dgate_up_xa = gate_up.InputGradient(drouted, dgate_up, routing.groups, pass);
   } else {
-    dgate_up_xa = gate_up.AdapterGradient(dgate_up, routing.rows, pass);
+    dgate_up_xa = gate_up.AdapterGradient(dgate_up, routing.groups, pass);
   }
   if (gate_up.trained(gradients)) {
-    gate_up.AddGradients(dgate_up, x.index_select(0, routing.tokens), saved.gate_up_xa, dgate_up_xa,
-                         routing.rows, pass, gradients);
+    gate_up.AddGradients(dgate_up, RowsOfTokens(x, routing), saved.gate_up_xa, dgate_up_xa,
+                         routing.groups, gradients);
   }
-  if (dx != nullptr) dx->copy_(SumOfChoices(drouted, routing, {}).add_(of_router));
+  if (dx != nullptr) ops::CombineRows(*dx, drouted, routing.places, {}, of_router);
 }
 
 }  // namespace sft::engine

@@ -22,7 +22,7 @@ struct Routing {
   at::Tensor tokens;  // int64 [S]: the token of each routed row, sorted by expert
   at::Tensor order;   // int64 [S]: its place in `weights`, token * k + choice
   at::Tensor places;  // int64 [T, k]: the routed row of each choice
-  ExpertRows rows;
+  ops::RowGroups groups;  // the routed rows of each expert
 };
 
 // A mixture of experts in the place of a feed-forward layer: the sum over a token's k chosen
@@ -85,10 +85,14 @@ struct Experts {
   bool HasSigmoids() const { return options.weights >= plan::RouterWeights::kSigmoid; }
   void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
   void Activate(Saved& saved) const;
-  // Adds down's gradients, writes that of the gates' and ups' product [S, I]; returns that of the
-  // choices' weights [T, k], fp32.
-  at::Tensor DownBackward(const at::Tensor& dy, const Pass& pass, Saved& saved,
-                          UnitGradients& gradients, at::Tensor& dactivated) const;
+  // Adds down's gradients, of routed rows that count `weights` [S]; returns that of what down reads
+  // [S, I], as if each counted 1.
+  at::Tensor DownBackward(const at::Tensor& dy, const at::Tensor& weights, const Pass& pass,
+                          Saved& saved, UnitGradients& gradients) const;
+  // The gradient of the choices' weights [T, k], fp32, of the products [S] of what down reads with
+  // its gradient.
+  at::Tensor WeightGradients(const at::Tensor& products, const at::Tensor& dy,
+                             const Routing& routing, const Pass& pass) const;
   // Adds the router's gradients; returns what it adds to that of x [T, H], if needed.
   at::Tensor RouterBackward(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const Pass& pass, UnitGradients& gradients, bool need_dx) const;

@@ -658,12 +658,13 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
 }
 
 TEST(BlockTest, LongDocumentsOfHeadsThatTakeNoTurnsGoInSlabs) {
-  const BackwardHeads narrow{8, 8, 64, true};
-  EXPECT_FALSE(narrow.InTurns(131072, 0));
-  EXPECT_FALSE(narrow.InSlabs(16384));
-  EXPECT_TRUE(narrow.InSlabs(20480));
-  EXPECT_FALSE((BackwardHeads{8, 8, 64, false}.InSlabs(131072)));
+  const BackwardHeads heads{8, 8, 96, true};
+  EXPECT_FALSE(heads.InTurns(131072, 0));
+  EXPECT_FALSE(heads.InSlabs(16384));
+  EXPECT_TRUE(heads.InSlabs(20480));
+  EXPECT_FALSE((BackwardHeads{8, 8, 96, false}.InSlabs(131072)));
   EXPECT_TRUE((BackwardHeads{8, 8, 128, true}.InTurns(131072, 0)));
+  EXPECT_TRUE((BackwardHeads{8, 8, 64, true}.InTurns(4096, 128)));
 }
 
 // In a fixed order the gradients of the scores of a whole call would grow with its square.

@@ -49,9 +49,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // act(gate) * up of N columns.
-template <typename Gate, typename T, int N>
-__device__ __forceinline__ Packed<T, N> Activated(const Packed<T, N>& gates,
-                                                  const Packed<T, N>& ups) {
+template <typename Gate, typename T, int N, typename Values>
+__device__ __forceinline__ Packed<T, N> Activated(const Values& gates, const Values& ups) {
   float products[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) products[i] = Gate::Product(gates[i], ups[i]);
@@ -67,10 +66,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
-  const T* gate = gate_up + row * gate_up_stride + c;
-  const auto gates = LoadPacked<T, N>(gate, true);
-  const auto ups = LoadPacked<T, N>(gate + shape.width, true);
-  StorePacked(out + row * out_stride + c, Activated<Gate>(gates, ups), true);
+  float gates[N], ups[N];
+  LoadGates<Gate>(gate_up + row * gate_up_stride, c, shape.width, gates, ups);
+  StorePacked(out + row * out_stride + c, Activated<Gate, T, N>(gates, ups), true);
 }
 
 // As GluKernel, and in FP8, too: a block has a whole row, whose results stay in registers until
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
     ups[u] = LoadPacked<T, N>(gate + width + c, true);
   };
   const auto store = [&](int u, int c) {
-    const Packed<T, N> made = Activated<Gate>(gates[u], ups[u]);
+    const Packed<T, N> made = Activated<Gate, T, N>(gates[u], ups[u]);
     StorePacked(to + c, made, true);
     return made;
   };
@@ -128,10 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
-  const T* gate = gate_up + row * gate_up_stride + c;
   float gates[N], ups[N], dys[N];
-  Load(gate, gates);
-  Load(gate + shape.width, ups);
+  LoadGates<Gate>(gate_up + row * gate_up_stride, c, shape.width, gates, ups);
   Load(dy + row * dy_stride + c, dys);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -139,9 +135,7 @@ __global__ void __launch_bounds__(kThreads)
     gates[i] = d.gate;
     ups[i] = d.up;
   }
-  T* dgate = dgate_up + row * dgate_up_stride + c;
-  Store(dgate, gates);
-  Store(dgate + shape.width, ups);
+  StoreGates<Gate>(dgate_up + row * dgate_up_stride, c, shape.width, gates, ups);
 }
 
 template <typename T, int N>
@@ -283,68 +277,7 @@ cudaError_t GluBackward(RowsShape shape, ConstRows dy, ConstRows gate_up, Mutabl
   return cudaGetLastError();
 }
 
-// plan::ActivationKind::kClampedSwiGlu: a thread has one output. At the limits themselves the
-// gradient passes.
-struct ClampedPair {
-  static constexpr float kLimit = 7.0f, kSlope = 1.702f;
-
-  __device__ __forceinline__ ClampedPair(float g, float u)
-      : gate(g > kLimit ? kLimit : g),  // what is not a number stays so
-        up(u > kLimit ? kLimit : (u < -kLimit ? -kLimit : u)),
-        share(Sigmoid(kSlope * gate)),
-        passes_gate(!(g > kLimit)),
-        passes_up(!(fabsf(u) > kLimit)) {}
-
-  float gate, up, share;
-  bool passes_gate, passes_up;
-};
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    ClampedSwiGluKernel(RowsShape shape, ConstRows gate_up, MutableRows out) {
-  const int64_t row = blockIdx.x;
-  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (i >= shape.width) return;
-  const T* from = static_cast<const T*>(gate_up.data) + row * gate_up.stride + 2 * i;
-  const ClampedPair pair(ToFloat(from[0]), ToFloat(from[1]));
-  static_cast<T*>(out.data)[row * out.stride + i] =
-      FromFloat<T>((pair.up + 1.0f) * pair.gate * pair.share);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    ClampedSwiGluBackwardKernel(RowsShape shape, ConstRows dy, ConstRows gate_up,
-                                MutableRows dgate_up) {
-  const int64_t row = blockIdx.x;
-  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (i >= shape.width) return;
-  const T* from = static_cast<const T*>(gate_up.data) + row * gate_up.stride + 2 * i;
-  const ClampedPair pair(ToFloat(from[0]), ToFloat(from[1]));
-  const float d = ToFloat(static_cast<const T*>(dy.data)[row * dy.stride + i]);
-  const float slope = pair.share * (1.0f + ClampedPair::kSlope * pair.gate * (1.0f - pair.share));
-  T* to = static_cast<T*>(dgate_up.data) + row * dgate_up.stride + 2 * i;
-  to[0] = FromFloat<T>(pair.passes_gate ? d * (pair.up + 1.0f) * slope : 0.0f);
-  to[1] = FromFloat<T>(pair.passes_up ? d * pair.gate * pair.share : 0.0f);
-}
-
 }  // namespace
-
-cudaError_t LaunchClampedSwiGlu(ElementType type, RowsShape shape, ConstRows gate_up,
-                                MutableRows out, cudaStream_t stream) {
-  const auto kernel = type == ElementType::kFloat32 ? ClampedSwiGluKernel<float>
-                                                    : ClampedSwiGluKernel<__nv_bfloat16>;
-  kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, gate_up, out);
-  return cudaGetLastError();
-}
-
-cudaError_t LaunchClampedSwiGluBackward(ElementType type, RowsShape shape, ConstRows dy,
-                                        ConstRows gate_up, MutableRows dgate_up,
-                                        cudaStream_t stream) {
-  const auto kernel = type == ElementType::kFloat32 ? ClampedSwiGluBackwardKernel<float>
-                                                    : ClampedSwiGluBackwardKernel<__nv_bfloat16>;
-  kernel<<<RowBlocks<1>(shape), kThreads, 0, stream>>>(shape, dy, gate_up, dgate_up);
-  return cudaGetLastError();
-}
 
 cudaError_t LaunchAccumulate(ElementType type, int64_t n, const void* part, bool fresh, float* sum,
                              cudaStream_t stream) {
@@ -373,10 +306,14 @@ cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind ki
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
-    if (fp8.rows.data != nullptr) return GluToFp8<Gate, T>(shape, gate_up, out, fp8, wide, stream);
+    if constexpr (!Gate::kPairs) {
+      if (fp8.rows.data != nullptr) {
+        return GluToFp8<Gate, T>(shape, gate_up, out, fp8, wide, stream);
+      }
+    }
     return (wide ? Glu<Gate, T, kWide<T>> : Glu<Gate, T, 1>)(shape, gate_up, out, stream);
   };
-  return WithGate(kind, [&](auto gate) {
+  return WithAnyGate(kind, [&](auto gate) {
     return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
   });
 }
@@ -445,7 +382,7 @@ cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::Activatio
                       RowsAreWide<T>(dgate_up.data, dgate_up.stride) && shape.width % kWide<T> == 0;
     return wide ? GluBackward<Gate, T, kWide<T>> : GluBackward<Gate, T, 1>;
   };
-  return WithGate(kind, [&](auto gate) {
+  return WithAnyGate(kind, [&](auto gate) {
     const auto run =
         type == ElementType::kFloat32 ? choose(float(), gate) : choose(__nv_bfloat16(), gate);
     return run(shape, dy, gate_up, dgate_up, stream);

@@ -14,6 +14,8 @@ struct GateGradients {
 __device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 struct SiluGate {
+  static constexpr bool kPairs = false;
+
   static __device__ __forceinline__ float Product(float gate, float up) {
     return gate * Sigmoid(gate) * up;
   }
@@ -26,6 +28,7 @@ struct SiluGate {
 
 // g (1 + tanh(u)) / 2 with u = k (g + c g^3), which is g sigmoid(2 u).
 struct GeluTanhGate {
+  static constexpr bool kPairs = false;
   static constexpr float kTwice = 1.5957691216057307118f;  // 2 k = 2 sqrt(2 / pi)
   static constexpr float kCubic = 0.044715f;               // c
 
@@ -43,10 +46,77 @@ struct GeluTanhGate {
   }
 };
 
-// Calls use(gate) with the struct of that kind.
+// plan::ActivationKind::kClampedSwiGlu, whose gates and ups stand in pairs: (u' + 1) g' s with s =
+// sigmoid(1.702 g'), g' = g up to 7, u' = u between -7 and 7. At the limits themselves the gradient
+// passes. What is not a number stays so.
+struct ClampedGate {
+  static constexpr bool kPairs = true;
+  static constexpr float kLimit = 7.0f, kSlope = 1.702f;
+
+  static __device__ __forceinline__ float ClampGate(float gate) {
+    return gate > kLimit ? kLimit : gate;
+  }
+  static __device__ __forceinline__ float ClampUp(float up) {
+    return up > kLimit ? kLimit : (up < -kLimit ? -kLimit : up);
+  }
+  static __device__ __forceinline__ float Product(float gate, float up) {
+    const float g = ClampGate(gate);
+    return (ClampUp(up) + 1.0f) * g * Sigmoid(kSlope * g);
+  }
+  static __device__ __forceinline__ GateGradients Backward(float dy, float gate, float up) {
+    const float g = ClampGate(gate), s = Sigmoid(kSlope * g);
+    const float slope = s * (1.0f + kSlope * g * (1.0f - s));
+    return {gate > kLimit ? 0.0f : dy * (ClampUp(up) + 1.0f) * slope,
+            fabsf(up) > kLimit ? 0.0f : dy * g * s};
+  }
+};
+
+// N gates and N ups from column `c` of a row of `width` of each.
+template <typename Gate, typename T, int N>
+__device__ __forceinline__ void LoadGates(const T* row, int64_t c, int64_t width, float (&gates)[N],
+                                          float (&ups)[N]) {
+  if constexpr (Gate::kPairs) {
+    float first[N], second[N];
+    Load(row + 2 * c, first);
+    Load(row + 2 * c + N, second);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      gates[i] = 2 * i < N ? first[(2 * i) % N] : second[(2 * i) % N];
+      ups[i] = 2 * i + 1 < N ? first[(2 * i + 1) % N] : second[(2 * i + 1) % N];
+    }
+  } else {
+    Load(row + c, gates);
+    Load(row + width + c, ups);
+  }
+}
+template <typename Gate, typename T, int N>
+__device__ __forceinline__ void StoreGates(T* row, int64_t c, int64_t width,
+                                           const float (&gates)[N], const float (&ups)[N]) {
+  if constexpr (Gate::kPairs) {
+    float first[N], second[N];
+#pragma unroll
+    for (int i = 0; i < 2 * N; ++i) {
+      const float x = i % 2 == 0 ? gates[i / 2] : ups[i / 2];
+      (i < N ? first : second)[i % N] = x;
+    }
+    Store(row + 2 * c, first);
+    Store(row + 2 * c + N, second);
+  } else {
+    Store(row + c, gates);
+    Store(row + width + c, ups);
+  }
+}
+
+// Calls use(gate) with the struct of that kind, of those that have gates and ups in halves.
 template <typename Use>
 decltype(auto) WithGate(plan::ActivationKind kind, const Use& use) {
   return kind == plan::ActivationKind::kSilu ? use(SiluGate()) : use(GeluTanhGate());
+}
+// The same of all kinds.
+template <typename Use>
+decltype(auto) WithAnyGate(plan::ActivationKind kind, const Use& use) {
+  if (kind == plan::ActivationKind::kClampedSwiGlu) return use(ClampedGate());
+  return WithGate(kind, use);
 }
 
 }  // namespace sft::engine::cuda

@@ -157,6 +157,67 @@ __device__ __forceinline__ void Multiply128(float (&d)[64], const uint32_t* a, u
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+#define SFT_D128                                                                                   \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"    \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"   \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,"   \
+  "%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,"   \
+  "%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
+  "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}"
+
+// d [64, 256] = a b, or with `add` d += a b; a described by DescribeRows.
+template <bool kBAcross>
+__device__ __forceinline__ void Multiply256(float (&d)[128], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " SFT_D128
+      ", %128, %129, p, 1, 1, 0, %131;\n}\n"
+      : SFT_SIXTY_FOUR((d)), SFT_EIGHT(d, 64), SFT_EIGHT(d, 72), SFT_EIGHT(d, 80), SFT_EIGHT(d, 88),
+        SFT_EIGHT(d, 96), SFT_EIGHT(d, 104), SFT_EIGHT(d, 112), SFT_EIGHT(d, 120)
+      : "l"(a), "l"(b), "r"(int{add}), "n"(int{kBAcross}));
+}
+
+#define SFT_D96                                                                                   \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"  \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,"  \
+  "%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,"  \
+  "%94,%95}"
+
+// The same with 192 columns.
+template <bool kBAcross>
+__device__ __forceinline__ void Multiply192(float (&d)[96], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 " SFT_D96
+      ", %96, %97, p, 1, 1, 0, %99;\n}\n"
+      : SFT_SIXTY_FOUR((d)), SFT_EIGHT(d, 64), SFT_EIGHT(d, 72), SFT_EIGHT(d, 80), SFT_EIGHT(d, 88)
+      : "l"(a), "l"(b), "r"(int{add}), "n"(int{kBAcross}));
+}
+
+#undef SFT_D96
+// d [64, 64] += a b, as Multiply128.
+__device__ __forceinline__ void MultiplyFromRegisters64(float (&d)[32], const uint32_t* a,
+                                                        uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
+      "%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
+      : SFT_EIGHT(d, 0), SFT_EIGHT(d, 8), SFT_EIGHT(d, 16), SFT_EIGHT(d, 24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// d [64, 32] = a b, or with `add` d += a b, both described by DescribeColumns.
+__device__ __forceinline__ void Multiply32(float (&d)[16], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 1, 1;\n}\n"
+      : SFT_EIGHT(d, 0), SFT_EIGHT(d, 8)
+      : "l"(a), "l"(b), "r"(int{add}));
+}
+
+#undef SFT_D128
 #undef SFT_D64
 #undef SFT_SIXTY_FOUR
 #undef SFT_EIGHT

@@ -170,17 +170,11 @@ cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, Mutabl
                                    const float* cos, const float* sin, NormScaling scaling,
                                    float* partials, float* dweights, cudaStream_t stream);
 
-// out = act(gate) * up, act of `kind`, to `fp8`, too; gate_up and dgate_up, which may be one, hold
-// `width` columns of gate and then as many of up.
+// out = act(gate) * up, act of `kind`, to `fp8`, too, but of kClampedSwiGlu; gate_up and dgate_up,
+// which may be one, hold `width` columns of gate and then as many of up, or pairs of them.
 cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream);
-// The same of plan::ActivationKind::kClampedSwiGlu, whose gates and ups stand in pairs.
-cudaError_t LaunchClampedSwiGlu(ElementType type, RowsShape shape, ConstRows gate_up,
-                                MutableRows out, cudaStream_t stream);
-cudaError_t LaunchClampedSwiGluBackward(ElementType type, RowsShape shape, ConstRows dy,
-                                        ConstRows gate_up, MutableRows dgate_up,
-                                        cudaStream_t stream);
 // y += bias [width] in each row.
 cudaError_t LaunchAddBias(ElementType type, RowsShape shape, MutableRows y, const void* bias,
                           cudaStream_t stream);
@@ -195,6 +189,17 @@ cudaError_t LaunchActivateBackward(ElementType type, RowsShape shape, plan::Acti
 cudaError_t LaunchGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                               ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
                               cudaStream_t stream);
+
+// Heads of `size` elements, dense within a token; tokens start every token_stride elements.
+struct SinkShape {
+  int64_t tokens = 0;
+  int heads = 0;
+  int size = 0;
+  int64_t token_stride = 0;
+};
+// out of head h and token t times sigmoid(lse[h, t] - sinks[h]): lse [heads, tokens], dense.
+cudaError_t LaunchScaleBySinks(ElementType type, const SinkShape& shape, void* out,
+                               const float* lse, const float* sinks, cudaStream_t stream);
 
 // losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
 // `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A

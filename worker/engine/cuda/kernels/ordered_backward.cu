@@ -3,6 +3,7 @@
 
 #include "worker/engine/cuda/kernels/hopper.cuh"
 #include "worker/engine/cuda/kernels/ordered_backward.h"
+#include "worker/engine/cuda/kernels/tensor_map.h"
 
 // Suffixes: M queries of a block, N keys of a thread block, D elements of a head. P = exp(scores -
 // lse), S = P (dP - delta) its gradient, with delta = the sum over D of out * dout.
@@ -12,7 +13,7 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kM = kOrderedQueries, kN = kOrderedKeys, kD = kOrderedHead;
+constexpr int kM = kOrderedQueries, kN = kOrderedKeys;
 constexpr int kHalf = 64;   // elements of a row of a tile
 constexpr int kStages = 2;  // of q and dout, of the gradients of scores, of dq
 constexpr int kThreads = 384;
@@ -27,6 +28,7 @@ struct Arguments {
   int key_blocks;  // of the longest document
 };
 
+template <int kD>
 struct Shared {
   alignas(1024) Bf16 k[kD / kHalf][kN * kHalf];
   alignas(1024) Bf16 v[kD / kHalf][kN * kHalf];
@@ -41,7 +43,6 @@ struct Shared {
   uint64_t dq_full[kStages], dq_empty[kStages];
   int ticket;
 };
-constexpr int kSharedBytes = sizeof(Shared) + 1024;
 
 __device__ __forceinline__ int FirstBlock(const OrderedBatch& batch, int document) {
   return batch.cu_seqlens[document] / kM + document;
@@ -106,7 +107,8 @@ __device__ __forceinline__ void ForEachStep(const OrderedBatch& batch, const Key
 }
 
 // One thread: fetches tiles.
-__device__ __forceinline__ void Fetch(const Arguments& a, Shared& s, const Keys& keys) {
+template <int kD>
+__device__ __forceinline__ void Fetch(const Arguments& a, Shared<kD>& s, const Keys& keys) {
   constexpr int kRowBytes = kHalf * sizeof(Bf16);
   ArriveAndExpect(&s.keys_full, 2 * (kD / kHalf) * kN * kRowBytes);
   const int first_key = keys.first_token + keys.n * kN;
@@ -135,8 +137,9 @@ __device__ __forceinline__ void Fetch(const Arguments& a, Shared& s, const Keys&
 }
 
 // One thread for each stage: adds the queries' gradients to those in memory when it is their turn.
-__device__ __forceinline__ void SendQueryGradients(const Arguments& a, Shared& s, const Keys& keys,
-                                                   int stage) {
+template <int kD>
+__device__ __forceinline__ void SendQueryGradients(const Arguments& a, Shared<kD>& s,
+                                                   const Keys& keys, int stage) {
   ForEachStep(a.batch, keys, [&](int step, int head, int m) {
     if (step % kStages != stage) return;
     const int64_t block = int64_t{head} * a.blocks + keys.first_block + m;
@@ -177,12 +180,13 @@ struct Place {
 };
 
 // x^T [64 keys, M] of a stage, for a warp group's part of the keys or values: begins the products.
-__device__ __forceinline__ void BeginScores(const Bf16 (&keys)[kD / kHalf][kN * kHalf],
-                                            const Bf16 (&queries)[kD / kHalf][kM * kHalf],
+template <int kParts>
+__device__ __forceinline__ void BeginScores(const Bf16 (&keys)[kParts][kN * kHalf],
+                                            const Bf16 (&queries)[kParts][kM * kHalf],
                                             int group, float (&x)[32]) {
   BeginProducts();
 #pragma unroll
-  for (int i = 0; i < kD / 16; ++i) {
+  for (int i = 0; i < kParts * 4; ++i) {
     const int h = i / 4, column = i % 4 * 16;
     Multiply64<false, false>(x, DescribeRows(keys[h] + group * kM * kHalf + column),
                              DescribeRows(queries[h] + column), i > 0);
@@ -190,10 +194,21 @@ __device__ __forceinline__ void BeginScores(const Bf16 (&keys)[kD / kHalf][kN * 
   EndProducts();
 }
 
+// d [64 keys, kD] += a b, of dk and dv.
+template <int kD>
+__device__ __forceinline__ void AddProduct(float (&d)[kD / 2], const uint32_t* a, uint64_t b) {
+  if constexpr (kD == 128) {
+    Multiply128(d, a, b);
+  } else {
+    MultiplyFromRegisters64(d, a, b);
+  }
+}
+
 // One block of queries.
-__device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const Keys& keys,
-                                     const Place& place, int step, int m, float (&dk)[64],
-                                     float (&dv)[64]) {
+template <int kD>
+__device__ __forceinline__ void Step(const OrderedBatch& batch, Shared<kD>& s, const Keys& keys,
+                                     const Place& place, int step, int m, float (&dk)[kD / 2],
+                                     float (&dv)[kD / 2]) {
   const int stage = step % kStages, parity = step / kStages % 2;
   const int pair = place.lane % 4 * 2;
   float scores[32], dp[32];
@@ -230,8 +245,8 @@ __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const
   BeginProducts();
 #pragma unroll
   for (int i = 0; i < kM / 16; ++i) {
-    Multiply128(dv, p_bf16 + 4 * i,
-                DescribeColumns(s.dout[stage][0] + i * 16 * kHalf, kNextColumns));
+    AddProduct<kD>(dv, p_bf16 + 4 * i,
+                   DescribeColumns(s.dout[stage][0] + i * 16 * kHalf, kNextColumns));
   }
   EndProducts();
   WaitForProducts<1>();  // dp
@@ -256,25 +271,32 @@ __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const
   asm volatile("bar.sync 1, %0;" ::"n"(kMultiplying) : "memory");
 
   // dq = S K, dk += S^T q
-  float dq[32];
+  float dq[kD / 4];
   BeginProducts();
 #pragma unroll
   for (int i = 0; i < kN / 16; ++i) {
-    Multiply64<true, true>(dq, DescribeColumns(s.s[stage] + i * 16 * kHalf, kNextColumns),
-                           DescribeColumns(s.k[place.group] + i * 16 * kHalf, kNextColumns), i > 0);
+    const uint64_t of_s = DescribeColumns(s.s[stage] + i * 16 * kHalf, kNextColumns);
+    if constexpr (kD == 128) {
+      Multiply64<true, true>(
+          dq, of_s, DescribeColumns(s.k[place.group] + i * 16 * kHalf, kNextColumns), i > 0);
+    } else {
+      Multiply32(dq, of_s,
+                 DescribeColumns(s.k[0] + i * 16 * kHalf + place.group * 32, kNextColumns), i > 0);
+    }
   }
   EndProducts();
 #pragma unroll
   for (int i = 0; i < kM / 16; ++i) {
-    Multiply128(dk, s_bf16 + 4 * i, DescribeColumns(s.q[stage][0] + i * 16 * kHalf, kNextColumns));
+    AddProduct<kD>(dk, s_bf16 + 4 * i,
+                   DescribeColumns(s.q[stage][0] + i * 16 * kHalf, kNextColumns));
   }
   EndProducts();
   WaitForProducts<1>();  // dq
 
   WaitFor(&s.dq_empty[stage], parity ^ 1);
-  float4* to = reinterpret_cast<float4*>(s.dq[stage]) + place.group * 1024 + place.thread;
+  float4* to = reinterpret_cast<float4*>(s.dq[stage]) + place.group * (kM * kD / 8) + place.thread;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kD / 16; ++j) {
     to[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   }
   OrderShared();
@@ -287,19 +309,20 @@ __device__ __forceinline__ void Step(const OrderedBatch& batch, Shared& s, const
 }
 
 // Two warp groups.
-__device__ __forceinline__ void MultiplyAll(const Arguments& a, Shared& s, const Keys& keys) {
+template <int kD>
+__device__ __forceinline__ void MultiplyAll(const Arguments& a, Shared<kD>& s, const Keys& keys) {
   Place place;
   place.group = threadIdx.x / 128 - 1;
   place.thread = threadIdx.x % 128;
   place.warp = place.thread / 32;
   place.lane = place.thread % 32;
   place.key = keys.n * kN + place.group * kM + place.warp * 16 + place.lane / 4;
-  float dk[64], dv[64];
+  float dk[kD / 2], dv[kD / 2];
 #pragma unroll
-  for (int i = 0; i < 64; ++i) dk[i] = dv[i] = 0.0f;
+  for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0f;
   WaitFor(&s.keys_full, 0);
   ForEachStep(a.batch, keys,
-              [&](int step, int, int m) { Step(a.batch, s, keys, place, step, m, dk, dv); });
+              [&](int step, int, int m) { Step<kD>(a.batch, s, keys, place, step, m, dk, dv); });
 
   const float scale = a.batch.scale;
 #pragma unroll
@@ -321,11 +344,12 @@ __device__ __forceinline__ void MultiplyAll(const Arguments& a, Shared& s, const
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
+template <int kD>
 __global__ void __launch_bounds__(kThreads, 1) Backward(const __grid_constant__ Arguments a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t bytes[];
-  Shared& s =
-      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(bytes) + 1023) & ~uintptr_t{1023});
+  Shared<kD>& s = *reinterpret_cast<Shared<kD>*>((reinterpret_cast<uintptr_t>(bytes) + 1023) &
+                                                 ~uintptr_t{1023});
   if (threadIdx.x == 0) {
     s.ticket = atomicAdd(a.workspace.ticket, 1);
     InitBarrier(&s.keys_full, 1);
@@ -384,6 +408,7 @@ __device__ __forceinline__ float2 PairAt(uint32_t bits) {
 
 // A thread block for each block of queries of a head, a warp for a row: its logsumexp to the base
 // 2, infinite behind the document's end, and its delta. Sets the counters to 0.
+template <int kD>
 __global__ void Prepare(OrderedBatch batch, ConstRows out, ConstRows dout, const float* lse,
                         OrderedWorkspace workspace) {
   const int head = blockIdx.y, lane = threadIdx.x % 32;
@@ -394,18 +419,23 @@ __global__ void Prepare(OrderedBatch batch, ConstRows out, ConstRows dout, const
   }
   QueryBlock block;
   if (!FindBlock(batch, blockIdx.x, &block)) return;
-  const auto four = [&](const ConstRows& rows, int64_t token) {
-    return *reinterpret_cast<const uint2*>(static_cast<const Bf16*>(rows.data) +
-                                           token * rows.stride + head * kD + lane * 4);
+  constexpr int kPairs = kD / 64;  // that a lane has
+  const auto pair = [&](const ConstRows& rows, int64_t token, int i) {
+    return PairAt(*reinterpret_cast<const uint32_t*>(static_cast<const Bf16*>(rows.data) +
+                                                     token * rows.stride + head * kD +
+                                                     (lane * kPairs + i) * 2));
   };
   for (int r = threadIdx.x / 32; r < kM; r += blockDim.x / 32) {
     const int row = block.m * kM + r;
     const bool there = row < block.length;
     float sum = 0.0f;
     if (there) {
-      const uint2 x = four(out, block.first_token + row), y = four(dout, block.first_token + row);
-      const float2 x0 = PairAt(x.x), x1 = PairAt(x.y), y0 = PairAt(y.x), y1 = PairAt(y.y);
-      sum = x0.x * y0.x + x0.y * y0.y + x1.x * y1.x + x1.y * y1.y;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const float2 x = pair(out, block.first_token + row, i);
+        const float2 y = pair(dout, block.first_token + row, i);
+        sum += x.x * y.x + x.y * y.y;
+      }
     }
     for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
     if (lane != 0) continue;
@@ -416,6 +446,7 @@ __global__ void Prepare(OrderedBatch batch, ConstRows out, ConstRows dout, const
 }
 
 // dq in bf16, from the order of elements in which the threads that multiply have it.
+template <int kD>
 __global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
   const int head = blockIdx.y;
   QueryBlock block;
@@ -426,7 +457,8 @@ __global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
     const float4 x = from[i];
     const int thread = i % 128, lane = thread % 32;
     const int row = block.m * kM + thread / 32 * 16 + lane / 4;
-    const int column = i / 1024 * kHalf + i / 128 % 8 * 8 + lane % 4 * 2;
+    constexpr int kOfGroup = kM * kD / 8;  // float4s
+    const int column = i / kOfGroup * (kD / 2) + i / 128 % (kD / 16) * 8 + lane % 4 * 2;
     Bf16* to = static_cast<Bf16*>(dq.data) + (int64_t{block.first_token} + row) * dq.stride +
                head * kD + column;
     const float scale = batch.scale;
@@ -439,32 +471,28 @@ __global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
   }
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, since nothing links the driver.
-cudaError_t FindEncoder(EncodeTiled* encode) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                             12000, cudaEnableDefault, &result);
-  if (error != cudaSuccess) return error;
-  if (result != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  *encode = reinterpret_cast<EncodeTiled>(found);
-  return cudaSuccess;
+// Boxes of `rows` tokens and half a head.
+bool DescribeHeads(EncodeTiled encode, const ConstRows& of, const OrderedBatch& batch, int heads,
+                   int rows, CUtensorMap* map) {
+  const int size = batch.head_size;
+  return Describe(encode,
+                  {of.data, {size, heads, batch.tokens}, size, of.stride, {kHalf, 1, rows}}, map);
 }
 
-// Boxes of `rows` tokens and half a head.
-bool Describe(EncodeTiled encode, const ConstRows& of, int64_t tokens, int heads, int rows,
-              CUtensorMap* map) {
-  const cuuint64_t sizes[] = {kD, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)};
-  const cuuint64_t strides[] = {kD * sizeof(Bf16),
-                                static_cast<cuuint64_t>(of.stride) * sizeof(Bf16)};
-  const cuuint32_t box[] = {kHalf, 1, static_cast<cuuint32_t>(rows)};
-  const cuuint32_t steps[] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(of.data), sizes,
-                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+template <int kD>
+cudaError_t Launch(const Arguments& a, const OrderedOperands& operands, cudaStream_t stream) {
+  constexpr int kSharedBytes = sizeof(Shared<kD>) + 1024;
+  const OrderedBatch& batch = a.batch;
+  const dim3 blocks(a.blocks, batch.heads);
+  Prepare<kD>
+      <<<blocks, 256, 0, stream>>>(batch, operands.out, operands.dout, operands.lse, a.workspace);
+  const cudaError_t error = cudaFuncSetAttribute(
+      Backward<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const int thread_blocks = a.key_blocks * batch.documents * batch.kv_heads;
+  Backward<kD><<<thread_blocks, kThreads, kSharedBytes, stream>>>(a);
+  Finish<kD><<<blocks, 256, 0, stream>>>(batch, a.workspace.dq, operands.dq);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -474,10 +502,10 @@ cudaError_t LaunchOrderedBackward(const OrderedBatch& batch, const OrderedOperan
   EncodeTiled encode = nullptr;
   if (const cudaError_t error = FindEncoder(&encode); error != cudaSuccess) return error;
   Arguments a;
-  if (!Describe(encode, operands.q, batch.tokens, batch.heads, kM, &a.q) ||
-      !Describe(encode, operands.dout, batch.tokens, batch.heads, kM, &a.dout) ||
-      !Describe(encode, operands.k, batch.tokens, batch.kv_heads, kN, &a.k) ||
-      !Describe(encode, operands.v, batch.tokens, batch.kv_heads, kN, &a.v)) {
+  if (!DescribeHeads(encode, operands.q, batch, batch.heads, kM, &a.q) ||
+      !DescribeHeads(encode, operands.dout, batch, batch.heads, kM, &a.dout) ||
+      !DescribeHeads(encode, operands.k, batch, batch.kv_heads, kN, &a.k) ||
+      !DescribeHeads(encode, operands.v, batch, batch.kv_heads, kN, &a.v)) {
     return cudaErrorInvalidValue;
   }
   a.batch = batch;
@@ -486,15 +514,8 @@ cudaError_t LaunchOrderedBackward(const OrderedBatch& batch, const OrderedOperan
   a.dv = operands.dv;
   a.blocks = static_cast<int>(batch.Blocks());
   a.key_blocks = static_cast<int>((batch.longest + kN - 1) / kN);
-
-  const dim3 blocks(a.blocks, batch.heads);
-  Prepare<<<blocks, 256, 0, stream>>>(batch, operands.out, operands.dout, operands.lse, workspace);
-  cudaError_t error =
-      cudaFuncSetAttribute(Backward, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
-  Backward<<<a.key_blocks * batch.documents * batch.kv_heads, kThreads, kSharedBytes, stream>>>(a);
-  Finish<<<blocks, 256, 0, stream>>>(batch, workspace.dq, operands.dq);
-  return cudaGetLastError();
+  return batch.head_size == 64 ? Launch<64>(a, operands, stream)
+                               : Launch<128>(a, operands, stream);
 }
 
 }  // namespace sft::engine::cuda

@@ -18,7 +18,7 @@
 
 namespace sft::engine::cuda {
 
-inline constexpr int kOrderedQueries = 64, kOrderedKeys = 128, kOrderedHead = 128;
+inline constexpr int kOrderedQueries = 64, kOrderedKeys = 128;
 
 // A batch of documents that cu_seqlens [documents + 1] delimits, none longer than `longest`.
 struct OrderedBatch {
@@ -28,6 +28,7 @@ struct OrderedBatch {
   int64_t longest = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
+  int32_t head_size = 0;  // 64 or 128
   int32_t window = 0;  // 0: all
   float scale = 0.0f;
 
@@ -38,14 +39,14 @@ struct OrderedBatch {
 
 // What the launch needs beside its operands. Nothing in it has to be set before.
 struct OrderedWorkspace {
-  float* dq = nullptr;        // [heads, Blocks, kOrderedQueries * kOrderedHead]
+  float* dq = nullptr;        // [heads, Blocks, kOrderedQueries * head_size]
   float* lse = nullptr;       // [heads, Blocks, kOrderedQueries]
   float* delta = nullptr;     // as lse
   int32_t* turns = nullptr;   // [heads, Blocks]
   int32_t* ticket = nullptr;  // [1]
 };
 
-// Rows are tokens, heads of kOrderedHead elements are dense within them; bf16. Strides are
+// Rows are tokens, heads of head_size elements are dense within them; bf16. Strides are
 // multiples of 8 and rows start on 16 bytes.
 struct OrderedOperands {
   ConstRows q, k, v, out, dout;
