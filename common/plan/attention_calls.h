@@ -53,12 +53,13 @@ inline int64_t WindowKeysBefore(int64_t window) { return RoundUp(window - 1, 128
 
 // Where the backward in turns (worker/engine/cuda/ordered_backward.h) is the fastest in a fixed
 // order: the size of heads, the shortest document without a window, and the shortest one that a
-// window cuts. Then the same of smaller heads, window or not.
+// window cuts; then the same of smaller heads.
 inline constexpr int64_t kTurnsHead = 128;
 inline constexpr int64_t kTurnsLength = 8192;
 inline constexpr int64_t kTurnsWindowLength = 4096;
 inline constexpr int64_t kTurnsSmallHead = 64;
-inline constexpr int64_t kTurnsSmallLength = 1024;
+inline constexpr int64_t kTurnsSmallLength = 4096;
+inline constexpr int64_t kTurnsSmallWindowLength = 1024;
 
 // Attention's heads, and whether its backward sums in a fixed order.
 struct BackwardHeads {
@@ -79,10 +80,11 @@ struct BackwardHeads {
   // True when documents of `longest` tokens are processed in turns, on a GPU that can.
   bool InTurns(int64_t longest, int64_t window) const {
     if (!deterministic) return false;
-    if (head_dim == kTurnsSmallHead) return longest >= kTurnsSmallLength;
-    if (head_dim != kTurnsHead) return false;
     const bool cuts = window > 0 && 2 * window <= longest;
-    return longest >= (cuts ? kTurnsWindowLength : kTurnsLength);
+    if (head_dim == kTurnsSmallHead) {
+      return longest >= (cuts ? kTurnsSmallWindowLength : kTurnsSmallLength);
+    }
+    return head_dim == kTurnsHead && longest >= (cuts ? kTurnsWindowLength : kTurnsLength);
   }
   // What that needs for `tokens` tokens: sums of dq and two statistics in fp32.
   int64_t TurnsWorkspace(int64_t tokens) const {

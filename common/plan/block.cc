@@ -310,23 +310,21 @@ class CostMaker {
 
   // Bytes per token of choosing experts, of gathering rows for them and of adding up what they
   // write, forward and backward. The backward gathers both the rows and the gradients of what
-  // experts wrote, and takes the gradients of the choices' weights from the activated rows.
+  // experts wrote.
   int64_t RoutingBytes() const {
-    return (3 + 5) * r_.gathered + 2 * r_.hidden + 2 * activated_ + (2 + 2) * r_.scores;
+    return (2 + 3) * r_.gathered + (2 + 3) * r_.hidden + (2 + 2) * r_.scores;
   }
 
   // Bytes per token that an adapter's factors read and write in the forward, and beside that in
   // the backward, for the gradients of both factors and of their product. Those of a stack have
-  // products of their own, which add to what the weights' wrote.
+  // no room beside the rows: what they read is read once more.
   int64_t AdapterForward(const BlockMatrices::Matrix& matrix) const {
     if (matrix.rank == 0) return 0;
-    if (matrix.experts == 0) return matrix.columns * e_;
-    return top_k_ * (matrix.columns + 2 * matrix.rows) * e_;
+    return (matrix.experts == 0 ? 1 : top_k_) * matrix.columns * e_;
   }
   int64_t AdapterBackward(const BlockMatrices::Matrix& matrix) const {
     if (matrix.rank == 0) return 0;
-    if (matrix.experts == 0) return (2 * matrix.rows + matrix.columns) * e_;
-    return top_k_ * (2 * matrix.rows + 3 * matrix.columns) * e_;
+    return (matrix.experts == 0 ? 1 : top_k_) * (2 * matrix.rows + matrix.columns) * e_;
   }
 
   // Elements that a token is multiplied with.

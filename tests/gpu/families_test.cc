@@ -25,6 +25,8 @@ struct FamilyCase {
   const char* name;
   const char* family;    // keys of config.json that set it apart, model_type first
   bool experts = false;  // which have no DoRA
+  // Rounding changes its gradients by more than kRounded: what bf16 on the CPU changes is the bound.
+  bool magnifies = false;
 
   friend void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name; }
 };
@@ -155,9 +157,11 @@ double LargestError(const Gradients& actual, const Gradients& expected) {
   return largest;
 }
 
-// In fp32 the arithmetic is compared. In bf16, which keeps 8 bits, a model of random weights
-// magnifies each rounding, on the CPU as on the GPU: what is seen is that the GPU's own kernels are
-// called rightly.
+// The largest error of a gradient in bf16. In fp32 the arithmetic is compared. In bf16, which keeps
+// 8 bits, a model of random weights magnifies each rounding: what is seen is that its own kernels
+// are called rightly.
+constexpr double kRounded = 0.4;
+
 TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
   const FamilyCase& family = std::get<0>(GetParam());
   if (family.experts && std::get<1>(GetParam()) == Method::kDora) {
@@ -170,11 +174,13 @@ TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
   EXPECT_NEAR(fp32.loss, cpu.loss, 1e-4 * cpu.loss);
   EXPECT_NEAR(bf16.loss, cpu.loss, 0.01 * cpu.loss);
   const double exact = LargestError(fp32, cpu), rounded = LargestError(bf16, cpu);
-  const double of_cpu = LargestError(Run(at::kCPU, spec::ComputeType::kBf16), cpu);
-  printf("[ families ] largest relative error of a gradient: fp32 %.2e, bf16 %.2e, the CPU's %.2e\n",
-         exact, rounded, of_cpu);
+  printf("[ families ] largest relative error of a gradient: fp32 %.2e, bf16 %.2e\n", exact,
+         rounded);
   EXPECT_LT(exact, 2e-3);
-  EXPECT_LT(rounded, 2.0 * of_cpu);
+  const double bound = family.magnifies
+                           ? 2.0 * LargestError(Run(at::kCPU, spec::ComputeType::kBf16), cpu)
+                           : kRounded;
+  EXPECT_LT(rounded, bound);
 }
 
 constexpr FamilyCase kFamilies[] = {
@@ -225,7 +231,7 @@ constexpr FamilyCase kFamilies[] = {
      true},
     {"gpt_oss", R"("model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
         "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 48)",
-     true},
+     true, true},
     {"glm4_moe", R"("model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"],
         "head_dim": 64, "attention_bias": true, "use_qk_norm": true, "n_routed_experts": 4,
         "num_experts_per_tok": 4, "moe_intermediate_size": 256, "first_k_dense_replace": 1)",
@@ -233,7 +239,7 @@ constexpr FamilyCase kFamilies[] = {
     // Some: in bf16 some tokens go elsewhere.
     {"mixtral", R"("model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
         "num_local_experts": 8, "num_experts_per_tok": 2)",
-     true},
+     true, true},
 };
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {
