@@ -17,8 +17,8 @@ namespace {
 
 using at::Tensor;
 
-// What the plain kernels may have at a time for states and the like.
-constexpr int64_t kPlainBytes = int64_t{1} << 30;
+// What the delta rule may have for states and the like.
+constexpr int64_t kWorkspaceBytes = int64_t{3} << 29;
 
 DocumentList ListOf(const ops::Documents& documents, const Tensor& like, const char* operation) {
   const Tensor& starts = documents.cu_seqlens;
@@ -66,12 +66,21 @@ DeltaOperands DeltaOperandsOf(const Tensor& q, const Tensor& k, const Tensor& v,
           .beta = beta.const_data_ptr<float>()};
 }
 
+// Calls launch(plan, workspace) for tensor cores.
+template <typename Launch>
+void LaunchChunks(const DeltaShape& shape, bool backward, const Tensor& like,
+                  const Launch& launch) {
+  const DeltaPlan plan = PlanDelta(shape, backward, kWorkspaceBytes);
+  const Tensor workspace = at::empty({plan.bytes}, like.options().dtype(at::kByte));
+  C10_CUDA_CHECK(launch(plan, workspace.mutable_data_ptr()));
+}
+
 // Calls launch(workspace, blocks) with as many blocks as have something to do and room.
 template <typename Launch>
 void LaunchPlain(const DeltaShape& shape, bool backward, const Tensor& like, const Launch& launch) {
   const int64_t floats = DeltaPlainFloats(shape, backward);
   const int64_t tasks = int64_t{shape.documents.documents} * shape.key_heads;
-  const int64_t blocks = std::clamp<int64_t>(kPlainBytes / (4 * floats), 1, tasks);
+  const int64_t blocks = std::clamp<int64_t>(kWorkspaceBytes / (4 * floats), 1, tasks);
   const Tensor workspace = at::empty({blocks * floats}, like.options().dtype(at::kFloat));
   C10_CUDA_CHECK(launch(workspace.mutable_data_ptr<float>(), blocks));
 }
@@ -120,10 +129,15 @@ void GatedDelta(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, 
   if (out.numel() == 0) return;
   const DeltaShape shape = DeltaShapeOf(q, v, documents);
   const DeltaOperands operands = DeltaOperandsOf(q, k, v, g, beta);
+  const ElementType type = TypeOf(q, "GatedDelta");
   const LaunchScope scope(q);
+  if (HasDeltaChunks(type, shape, operands, Write(out))) {
+    return LaunchChunks(shape, /*backward=*/false, q, [&](const DeltaPlan& plan, void* workspace) {
+      return LaunchDeltaChunks(shape, operands, Write(out), plan, workspace, scope.stream());
+    });
+  }
   LaunchPlain(shape, /*backward=*/false, q, [&](float* workspace, int64_t blocks) {
-    return LaunchDeltaPlain(TypeOf(q, "GatedDelta"), shape, operands, Write(out), workspace, blocks,
-                            scope.stream());
+    return LaunchDeltaPlain(type, shape, operands, Write(out), workspace, blocks, scope.stream());
   });
 }
 
@@ -146,10 +160,16 @@ void GatedDeltaBackward(Tensor& dq, Tensor& dk, Tensor& dv, Tensor& dg, Tensor& 
                                  .dv = Write(dv),
                                  .dg = dg.mutable_data_ptr<float>(),
                                  .dbeta = dbeta.mutable_data_ptr<float>()};
+  const ElementType type = TypeOf(q, "GatedDeltaBackward");
   const LaunchScope scope(q);
+  if (HasDeltaChunks(type, shape, operands, gradients)) {
+    return LaunchChunks(shape, /*backward=*/true, q, [&](const DeltaPlan& plan, void* workspace) {
+      return LaunchDeltaChunksBackward(shape, operands, gradients, plan, workspace, scope.stream());
+    });
+  }
   LaunchPlain(shape, /*backward=*/true, q, [&](float* workspace, int64_t blocks) {
-    return LaunchDeltaPlainBackward(TypeOf(q, "GatedDeltaBackward"), shape, operands, gradients,
-                                    workspace, blocks, scope.stream());
+    return LaunchDeltaPlainBackward(type, shape, operands, gradients, workspace, blocks,
+                                    scope.stream());
   });
 }
 

@@ -1,7 +1,6 @@
 // The gated delta rule without tensor cores, in fp32 throughout: the formulas of
 // worker/engine/kernels/gated_delta_cpu.cc one by one, by plain loops of a thread block over
-// matrices in memory. For fp32 activations and heads
-// that delta_tiles.cuh does not take.
+// matrices in memory. For fp32 activations and heads that delta_tiles.cuh does not take.
 //
 // A block takes a document and a key head at a time and goes from chunk to chunk, in each over the
 // value heads of the key head. Shape names: C tokens of a chunk, D size of a key, E of a value.

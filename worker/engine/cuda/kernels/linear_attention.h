@@ -75,6 +75,28 @@ struct DeltaGradients {
   float *dg = nullptr, *dbeta = nullptr;
 };
 
+// On tensor cores: bf16 heads of one size for keys and values, 64 or 128, all rows aligned to 16
+// bytes.
+bool HasDeltaChunks(ElementType type, const DeltaShape& shape, const DeltaOperands& operands,
+                    MutableRows out);
+bool HasDeltaChunks(ElementType type, const DeltaShape& shape, const DeltaOperands& operands,
+                    const DeltaGradients& gradients);
+// The chunks of a batch are taken in `ranges`, of which each needs the workspace that it has to
+// itself: of about `most_bytes` or that of a few chunks. Results do not depend on it.
+struct DeltaPlan {
+  bool backward = false;
+  int64_t ranges = 0;
+  int64_t slots = 0;  // of a range
+  int64_t bytes = 0;  // of the workspace, which is aligned to 16 bytes
+};
+DeltaPlan PlanDelta(const DeltaShape& shape, bool backward, int64_t most_bytes);
+cudaError_t LaunchDeltaChunks(const DeltaShape& shape, const DeltaOperands& operands,
+                              MutableRows out, const DeltaPlan& plan, void* workspace,
+                              cudaStream_t stream);
+cudaError_t LaunchDeltaChunksBackward(const DeltaShape& shape, const DeltaOperands& operands,
+                                      const DeltaGradients& gradients, const DeltaPlan& plan,
+                                      void* workspace, cudaStream_t stream);
+
 // Without tensor cores: any heads up to kMostDeltaSize, of either type. A block takes a document
 // and a key head at a time; `blocks` of them have DeltaPlainFloats floats of `workspace` each.
 int64_t DeltaPlainFloats(const DeltaShape& shape, bool backward);
