@@ -32,8 +32,8 @@ struct DeltaRange {
 cudaError_t LaunchDeltaPrepare(const DeltaShape& shape, const DeltaOperands& operands,
                                const DeltaSlots& slots, DeltaRange range, cudaStream_t stream);
 // Goes through the states of a range. That of the document that began before it is read from
-// `before`, that of the one that goes on behind it written to `after`: fp32 [value heads, D, D], two
-// different pieces of memory. The output goes to `out`; with out.data null there is none, and
+// `before`, that of the one that goes on behind it written to `after`: fp32 [value heads, D, D],
+// two different pieces of memory. The output goes to `out`; with out.data null there is none, and
 // `state` and `values` of the slots are filled instead.
 cudaError_t LaunchDeltaScan(const DeltaShape& shape, const DeltaSlots& slots, DeltaRange range,
                             const float* before, float* after, MutableRows out,
