@@ -174,43 +174,61 @@ __global__ void __launch_bounds__(kThreads)
     }
     d.Push(now);
   };
-  const float zeros[N] = {};
-  for (int64_t row = first; row < last + kTaps - 1; ++row) {
-    if (row >= end) {
-      for (int64_t behind = row; behind < row + kTaps - 1; ++behind) store(behind, zeros);
-      if (row >= last) break;
-      before.Clear();
-      d.Clear();
-      start = row;
-      do {
-        end = starts[++document + 1];
-      } while (row >= end);
-    }
-    float now[N], gradient[N];
-    const auto xs = LoadPacked<T, N>(x + row * a.x_stride, true);
-    const auto dys = LoadPacked<T, N>(dy + row * a.dy_stride, true);
+  const auto store_rest = [&](int64_t row) {
+    const float zeros[N] = {};
+    for (int64_t behind = row; behind < row + kTaps - 1; ++behind) store(behind, zeros);
+  };
+  const int64_t stop = min(last + kTaps - 1, a.shape.rows);
+  bool done = false;  // a document ended behind the strip
+  for (int64_t group = first; group < stop && !done; group += kAhead) {
+    Packed<T, N> xs[kAhead], dys[kAhead];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      now[i] = xs[i];
-      const float sum = Convolved(taps, before, now[i], i);
-      const float share = Sigmoid(sum);
-      gradient[i] = dys[i] * share * (1.0f + sum * (1.0f - share));
-    }
-    if constexpr (kWeights) {
-      if (row < last) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-#pragma unroll
-          for (int m = 0; m < kTaps - 1; ++m) {
-            dweight[m][i] = __fmaf_rn(gradient[i], before.at[kTaps - 2 - m][i], dweight[m][i]);
-          }
-          dweight[kTaps - 1][i] = __fmaf_rn(gradient[i], now[i], dweight[kTaps - 1][i]);
-        }
+    for (int j = 0; j < kAhead; ++j) {
+      if (group + j < stop) {
+        xs[j] = LoadPacked<T, N>(x + (group + j) * a.x_stride, true);
+        dys[j] = LoadPacked<T, N>(dy + (group + j) * a.dy_stride, true);
       }
     }
-    store(row, gradient);
-    before.Push(now);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t row = group + j;
+      if (row >= stop) break;
+      if (row >= end) {
+        store_rest(row);
+        done = row >= last;
+        if (done) break;
+        before.Clear();
+        d.Clear();
+        start = row;
+        do {
+          end = starts[++document + 1];
+        } while (row >= end);
+      }
+      float now[N], gradient[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        now[i] = xs[j][i];
+        const float sum = Convolved(taps, before, now[i], i);
+        const float share = Sigmoid(sum);
+        gradient[i] = dys[j][i] * share * (1.0f + sum * (1.0f - share));
+      }
+      if constexpr (kWeights) {
+        if (row < last) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+#pragma unroll
+            for (int m = 0; m < kTaps - 1; ++m) {
+              dweight[m][i] = __fmaf_rn(gradient[i], before.at[kTaps - 2 - m][i], dweight[m][i]);
+            }
+            dweight[kTaps - 1][i] = __fmaf_rn(gradient[i], now[i], dweight[kTaps - 1][i]);
+          }
+        }
+      }
+      store(row, gradient);
+      before.Push(now);
+    }
   }
+  if (!done && stop < last + kTaps - 1) store_rest(stop);
   if constexpr (kWeights) {
     float* to = a.partials + (static_cast<int64_t>(blockIdx.y) * a.shape.width + column) * kTaps;
 #pragma unroll
