@@ -24,7 +24,7 @@ struct PrepareShared {
 };
 
 // Loads the rows of a key head, makes them of length 1 and writes them to shared memory and to
-// `to`. A warp has eight rows, a half warp one of them at a time.
+// `to`. Neighbouring threads have a row, eight elements each.
 template <int kSize>
 __device__ __forceinline__ void LoadUnits(Bf16* tile, const ConstRows& rows, const Place& place,
                                           int head, Bf16* to, float* factors) {

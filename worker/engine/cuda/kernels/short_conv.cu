@@ -25,17 +25,19 @@ struct ConvArguments {
   T* out;  // of the backward: dx
   int64_t out_stride;
   float* partials;
+  bool weight_is_wide;  // the taps of a column allow one access
 };
 
 // The taps of N columns.
 template <int N>
 struct Taps {
   template <typename W>
-  __device__ __forceinline__ Taps(const W* weight, int64_t column) {
+  __device__ __forceinline__ Taps(const W* weight, int64_t column, bool wide) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
+      const auto taps = LoadPacked<W, kTaps>(weight + (column + i) * kTaps, wide);
 #pragma unroll
-      for (int m = 0; m < kTaps; ++m) at[m][i] = ToFloat(weight[(column + i) * kTaps + m]);
+      for (int m = 0; m < kTaps; ++m) at[m][i] = taps[m];
     }
   }
   float at[kTaps][N];
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= a.shape.width) return;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kStrip;
   const int64_t last = min(first + kStrip, a.shape.rows);
-  const Taps<N> taps(weight, column);
+  const Taps<N> taps(weight, column, a.weight_is_wide);
   const T* __restrict__ x = a.x + column;
   T* out = a.out + column;
   const int32_t* starts = a.documents.cu_seqlens;
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= a.shape.width) return;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kStrip;
   const int64_t last = min(first + kStrip, a.shape.rows);
-  const Taps<N> taps(weight, column);
+  const Taps<N> taps(weight, column, a.weight_is_wide);
   const T* __restrict__ x = a.x + column;
   const T* __restrict__ dy = a.dy + column;
   T* dx = a.out + column;
@@ -297,7 +299,7 @@ bool IsWide(const ConvArguments<T>& a) {
 // Calls run(arguments of T).
 template <typename T, typename Run>
 cudaError_t RunAs(RowsShape shape, DocumentList documents, ConstRows x, ConstRows dy,
-                  MutableRows out, float* partials, const Run& run) {
+                  const void* weight, MutableRows out, float* partials, const Run& run) {
   return run(ConvArguments<T>{.shape = shape,
                               .documents = documents,
                               .x = static_cast<const T*>(x.data),
@@ -306,7 +308,8 @@ cudaError_t RunAs(RowsShape shape, DocumentList documents, ConstRows x, ConstRow
                               .dy_stride = dy.stride,
                               .out = static_cast<T*>(out.data),
                               .out_stride = out.stride,
-                              .partials = partials});
+                              .partials = partials,
+                              .weight_is_wide = IsAligned<uint4>(weight)});
 }
 
 }  // namespace
@@ -318,8 +321,8 @@ cudaError_t LaunchShortConv(ElementType type, RowsShape shape, DocumentList docu
     return Forward(arguments, IsWide(arguments), weight_type, weight, stream);
   };
   return type == ElementType::kFloat32
-             ? RunAs<float>(shape, documents, x, {}, out, nullptr, run)
-             : RunAs<__nv_bfloat16>(shape, documents, x, {}, out, nullptr, run);
+             ? RunAs<float>(shape, documents, x, {}, weight, out, nullptr, run)
+             : RunAs<__nv_bfloat16>(shape, documents, x, {}, weight, out, nullptr, run);
 }
 
 int64_t ShortConvPartials(RowsShape shape) { return CeilDiv(shape.rows, kStrip); }
@@ -333,8 +336,8 @@ cudaError_t LaunchShortConvBackward(ElementType type, RowsShape shape, DocumentL
   };
   const cudaError_t error =
       type == ElementType::kFloat32
-          ? RunAs<float>(shape, documents, x, dy, dx, partials, run)
-          : RunAs<__nv_bfloat16>(shape, documents, x, dy, dx, partials, run);
+          ? RunAs<float>(shape, documents, x, dy, weight, dx, partials, run)
+          : RunAs<__nv_bfloat16>(shape, documents, x, dy, weight, dx, partials, run);
   if (error != cudaSuccess || partials == nullptr) return error;
   return LaunchSumRows(partials, ShortConvPartials(shape), kTaps * shape.width, dweight, stream);
 }
