@@ -1,7 +1,8 @@
 // Times the CUDA operations at the shapes of Qwen3-8B and -32B and prints, for each, milliseconds
 // and the share of the device's copy bandwidth or the rate in TFLOP/s; with the argument
-// "attention" attention's alone, with "biases" what GPT-2 medium has beside it, with "experts"
-// mixtures of experts (experts_speed.h). Run on an idle GPU.
+// "attention" attention's alone, with "biases" what GPT-2 medium has beside it, with "delta" linear
+// attention (delta_speed.h), with "experts" mixtures of experts (experts_speed.h). Run on an idle
+// GPU.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/gpu/delta_speed.h"
 #include "tests/gpu/experts_speed.h"
 #include "tests/gpu/speed_table.h"
 #include "worker/engine/cuda/loader.h"
@@ -442,7 +444,7 @@ int Main(std::string_view what) {
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
   const std::pair<std::string_view, void (*)(const Table&)> parts[] = {
-      {"attention", Attentions}, {"biases", Biases}, {"experts", ExpertSpeeds}};
+      {"attention", Attentions}, {"biases", Biases}, {"delta", DeltaSpeeds}, {"experts", ExpertSpeeds}};
   for (const auto& [name, part] : parts) {
     if (what != name) continue;
     part(table);
