@@ -34,6 +34,11 @@ constexpr double kLargeHeadsBackward = 0.75;
 // Heads beyond kLargestFusedHead are products in fp32; not measured.
 constexpr double kPlainHeads = 0.05;
 
+// Tokens of a chunk of the gated delta rule (worker/engine/kernels/delta_checks.h).
+constexpr int64_t kDeltaChunk = 64;
+// The rate of its products, which are small, relative to those of linears; not measured.
+constexpr double kDeltaProducts = 0.1;
+
 BackwardHeads HeadsOf(const ModelShape& s, int64_t layer, bool deterministic) {
   const LayerShape shape = s.Layer(layer);
   return {shape.kv_heads, s.heads / shape.kv_heads, shape.head_dim, deterministic};
@@ -127,9 +132,20 @@ double RampOf(double pairs, int64_t length, double half) {
 
 }  // namespace
 
+double DeltaFlops(const DeltaShape& delta) {
+  const auto key = static_cast<double>(delta.key_size);
+  const auto value = static_cast<double>(delta.value_size);
+  return static_cast<double>(delta.value_heads) *
+         (static_cast<double>(kDeltaChunk) * (5 * key + 3 * value) + 6 * key * value);
+}
+
 // The larger one, since not all GPUs take turns.
 int64_t AttentionWorkspace(const ModelShape& s, int64_t layer, int64_t documents, int64_t length,
                            bool deterministic) {
+  if (s.Layer(layer).delta) {
+    // The states at the starts of all chunks, in fp32.
+    return documents * CeilDiv(length, kDeltaChunk) * s.delta.values() * s.delta.key_size * 4;
+  }
   const BackwardHeads heads = HeadsOf(s, layer, deterministic);
   if (heads.head_dim > kLargestFusedHead) return PlainWorkspace(heads, length);
   const int64_t window = s.Window(layer) < length ? s.Window(layer) : 0;
@@ -140,6 +156,10 @@ int64_t AttentionWorkspace(const ModelShape& s, int64_t layer, int64_t documents
 
 AttentionSeconds PredictAttention(const ModelShape& s, int64_t layer, double tokens, int64_t length,
                                   bool deterministic, const GpuRates& gpu) {
+  if (s.Layer(layer).delta) {
+    const double seconds = tokens * DeltaFlops(s.delta) / (gpu.gemm * kDeltaProducts);
+    return {seconds, kDeltaBackward * seconds};
+  }
   const BackwardHeads heads = HeadsOf(s, layer, deterministic);
   const int64_t window = s.Window(layer) < length ? s.Window(layer) : 0;
   double forward = gpu.attention_forward, backward = gpu.attention_backward;

@@ -11,10 +11,15 @@
 
 namespace sft::plan {
 
-// Workspace of a layer's attention in its backward for `documents` of `length` tokens, in a fixed
-// order of summation or not; bytes.
+// Workspace of a layer's attention, or of its gated DeltaNet, in its backward for `documents` of
+// `length` tokens, in a fixed order of summation or not; bytes.
 int64_t AttentionWorkspace(const ModelShape& shape, int64_t layer, int64_t documents,
                            int64_t length, bool deterministic);
+
+// Operations of a gated DeltaNet's rule for a token, forward; the backward has kDeltaBackward times
+// as many, the states that it makes again included.
+double DeltaFlops(const DeltaShape& delta);
+inline constexpr double kDeltaBackward = 3.0;
 
 // Predicted time of one layer in one pass over a micro-batch.
 struct AttentionSeconds {

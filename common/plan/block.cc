@@ -26,6 +26,10 @@ struct Rows {
 // and by expert, and the token of the row.
 constexpr int64_t kChoiceBytes = 4 + 4 * 8;
 
+// Values in fp32 that a DeltaNet makes of its gates for each value head: the sum before softplus,
+// its decay and beta.
+constexpr int64_t kDeltaGates = 3;
+
 // Costs of FP8 products, whose inputs take one byte per element. The norms, gates and the norms'
 // backward write these inputs with their output; the others are converted from tensors that are
 // read again for it.
@@ -138,9 +142,9 @@ class CostMaker {
         m_(m),
         job_(job),
         e_(e),
-        q_(s.heads * layer.head_dim),
+        q_(layer.delta ? s.delta.values() : s.heads * layer.head_dim),
         borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
-        kv_(borrowed_ > 0 ? 0 : layer.kv_heads * layer.head_dim),
+        kv_(borrowed_ > 0 || layer.delta ? 0 : layer.kv_heads * layer.head_dim),
         top_k_(layer.experts > 0 ? layer.chosen : 1),
         activated_((top_k_ * layer.intermediate + layer.shared) * e),
         partials_(OnePassPartials(layer, job, m, e)),
@@ -165,10 +169,19 @@ class CostMaker {
     r.hidden = s_.hidden * e_;
     r.input_normed = RowStride(s_.hidden, m_.qkv.rank) * e_;
     r.qkv = m_.qkv.rows * e_;
-    r.heads = s_.qk_norm != QkNorm::kNone ? (q_ + kv_) * e_ : 0;
-    if (s_.value_norm && kv_ > 0) r.heads += kv_ * e_ + layer_.kv_heads * kStatisticBytes;
     r.attended = RowStride(q_, m_.o.rank) * e_;
-    r.lse = s_.heads * kStatisticBytes;
+    if (layer_.delta) {
+      r.heads = s_.delta.channels() * e_ + r.attended + s_.delta.value_heads * kStatisticBytes;
+      r.attended = q_ * e_;
+    } else {
+      r.heads = s_.qk_norm != QkNorm::kNone ? (q_ + kv_) * e_ : 0;
+      if (s_.value_norm && kv_ > 0) r.heads += kv_ * e_ + layer_.kv_heads * kStatisticBytes;
+      r.lse = s_.heads * kStatisticBytes;
+      if (s_.output_gate) {  // the gated rows beside those of attention
+        r.heads += r.attended;
+        r.attended = q_ * e_;
+      }
+    }
     r.attention_xa = (m_.qkv.rank + m_.o.rank) * e_;
     r.gate_up_xa = top_k_ * m_.gate_up.rank * e_;
     r.mlp_always = top_k_ * m_.down.rank * e_;
@@ -194,6 +207,34 @@ class CostMaker {
     return r;
   }
   bool sparse() const { return layer_.experts > 0; }
+  // What mixes tokens makes beside its rows for a while, forward: gates of a DeltaNet, or the
+  // sigmoids of attention's.
+  int64_t mixer_forward() const {
+    if (layer_.delta) return kDeltaGates * s_.delta.value_heads * kStatisticBytes;
+    return s_.output_gate ? q_ * e_ : 0;
+  }
+  // The same backward: a DeltaNet has the gradients of convolved rows and of its gates too,
+  // attention those of its queries by themselves.
+  int64_t mixer_backward() const {
+    if (layer_.delta) return s_.delta.channels() * e_ + 2 * mixer_forward();
+    return s_.output_gate ? 2 * q_ * e_ : 0;
+  }
+  // Bytes that pass in what mixes tokens, its products and attention itself left out: forward,
+  // that part of it which the level "norms" makes again, and backward.
+  struct MixerPasses {
+    int64_t forward = 0, again = 0, backward = 0;
+  };
+  MixerPasses PassesOfMixer() const {
+    if (layer_.delta) {
+      // Convolution, rule and norm.
+      const int64_t conv = 2 * s_.delta.channels() * e_, norm = 3 * q_ * e_;
+      const int64_t rule = (s_.delta.channels() + q_) * e_;
+      return {conv + rule + norm, conv + norm, (6 * s_.delta.channels() + 6 * q_) * e_};
+    }
+    const int64_t rope = 2 * (q_ + kv_) * e_, gate = s_.output_gate ? 3 * q_ * e_ : 0;
+    return {rope + gate, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
+            3 * (q_ + kv_) * e_ + (s_.output_gate ? 5 * q_ * e_ : 0)};
+  }
   // Experts' inputs are gone when their outputs are made; scores are gone before either.
   int64_t mlp_forward() const {
     return r_.middle_normed + mlp() + std::max(r_.scores, r_.activated + r_.gathered);
@@ -251,9 +292,10 @@ class CostMaker {
     // The block's input and output, and what it holds of the attention by the end of either
     // sub-layer.
     const int64_t attention_end =
-        2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa + output() + input_normed;
+        2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa + output() + input_normed +
+        mixer_forward();
     int64_t held = kept_always() - r_.mlp_always - input_layer();
-    if (keeps_all) held = attention_end;
+    if (keeps_all) held = attention_end - mixer_forward();
     if (level == Index(Recompute::kLinears)) held = 2 * r_.hidden + attended();
     if (level == Index(Recompute::kAll)) held = 2 * r_.hidden;
     held += r_.hidden + r_.mlp_always + input_layer() + output();
@@ -272,17 +314,18 @@ class CostMaker {
                          (s_.value_norm ? 2 * kv_ * e_ : 0) + 2 * borrowed_ * e_;
     const int64_t attention = all - mlp() - activated() - r_.middle_normed - r_.hidden - output() -
                               (r_.input_normed - input_normed);
-    cost->backward_attention[level] = attention + q_ * e_ + dqkv - kept + dy() + own_dy();
+    cost->backward_attention[level] =
+        attention + q_ * e_ + dqkv + mixer_backward() - kept + dy() + own_dy();
   }
 
   void AddPasses(BlockCost* cost) const {
-    const int64_t norm_bytes = 2 * s_.hidden * e_, rope_bytes = 2 * (q_ + kv_) * e_;
+    const int64_t norm_bytes = 2 * s_.hidden * e_;
+    const MixerPasses mixer = PassesOfMixer();
     const int64_t glu_bytes = (top_k_ * m_.gate_up.rows + m_.shared_gate_up.rows) * e_ + activated_;
-    const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
-    cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + 3 * (q_ + kv_) * e_ + 5 * activated_;
+    const int64_t forward_bytes = 2 * norm_bytes + mixer.forward + glu_bytes;
+    cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + mixer.backward + 5 * activated_;
     if (sparse()) cost->elementwise += RoutingBytes();
-    const int64_t norms_again = 2 * norm_bytes + (s_.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
-                                (partials_ > 0 ? 0 : glu_bytes);
+    const int64_t norms_again = 2 * norm_bytes + mixer.again + (partials_ > 0 ? 0 : glu_bytes);
     // The product of the activation is made again only where the one pass does not make it.
     const int64_t all_again = forward_bytes - (partials_ > 0 && !output_again() ? glu_bytes : 0);
     cost->elementwise_again = {0, norms_again, norms_again, all_again, all_again};

@@ -129,6 +129,10 @@ class Comparison {
 }  // namespace
 
 bool CheckpointNames::IsOtherPart(std::string_view name) const {
+  if (!other_part.empty() && name.starts_with(other_part) &&
+      name.substr(other_part.size()).starts_with('.')) {
+    return true;
+  }
   return !name.starts_with(prefix) && name != PrefixedName(prefix, "lm_head.weight");
 }
 
@@ -142,12 +146,14 @@ bool CheckpointNames::MayBeExtra(std::string_view name) const {
 }
 
 CheckpointNames NamesInFiles(const ModelShape& shape) {
-  CheckpointNames names{shape.prefix, std::string(NamesOf(shape).optional_prefix), {}, {}};
+  CheckpointNames names{.prefix = shape.prefix,
+                        .optional_prefix = std::string(NamesOf(shape).optional_prefix)};
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     TensorUnit block = BlockTensors(shape, layer);
     names.blocks.push_back(std::move(block.name));
     std::move(block.unused.begin(), block.unused.end(), std::back_inserter(names.unused));
   }
+  if (NamesOf(shape).other_part != nullptr) names.other_part = NamesOf(shape).other_part;
   if (NamesOf(shape).has_mtp_layer) names.unused.push_back(BlockName(shape, shape.layers));
   return names;
 }

@@ -19,6 +19,7 @@ struct CheckpointNames {
   std::vector<std::string> blocks;  // of all layers
   std::vector<std::string> unused;  // modules that files may hold and that are not read: beyond the
                                     // last layer too
+  std::string other_part;           // TensorNames'; empty: none
 
   // True for a tensor that is no part of the decoder: of a vision tower, say.
   bool IsOtherPart(std::string_view name) const;

@@ -25,6 +25,7 @@ struct LayerShape {
   int64_t experts = 0;   // 0: one feed-forward layer for all tokens
   int64_t chosen = 0;    // experts that a token goes to
   int64_t shared = 0;    // intermediate size of an expert that every token goes to; 0: none
+  bool delta = false;    // a gated DeltaNet in the place of attention
 
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
@@ -35,6 +36,20 @@ struct LayerOptions {
   int rope = 0;        // which of ModelConfig::ropes
 
   friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
+};
+
+// Tokens that the convolution of a gated DeltaNet reads.
+inline constexpr int64_t kDeltaConvolution = 4;
+
+// Gated DeltaNet, linear attention: the same sizes in all layers that have one
+// (worker/engine/nn/delta_net.h).
+struct DeltaShape {
+  int64_t key_heads = 0, value_heads = 0;
+  int64_t key_size = 0, value_size = 0;  // of a head
+
+  int64_t keys() const { return key_heads * key_size; }
+  int64_t values() const { return value_heads * value_size; }
+  int64_t channels() const { return 2 * keys() + values(); }  // queries, keys, values
 };
 
 // How tokens are given experts.
@@ -66,6 +81,10 @@ struct ModelShape {
   int64_t learned_positions = 0;  // rows of a table of positions; 0: none
   QkNorm qk_norm = QkNorm::kNone;
   bool value_norm = false;  // over each head, without a weight
+  // Each head's output is multiplied by the sigmoid of gates, which the projection of queries makes
+  // behind the queries of the head.
+  bool output_gate = false;
+  DeltaShape delta;
   NormKind norm = NormKind::kRms;
   ActivationKind activation = ActivationKind::kSilu;
   RouterOptions router;

@@ -72,6 +72,25 @@ RopeOptions ReadRope(const ConfigReader& config, double default_theta) {
   return rope;
 }
 
+RopeOptions ReadPartialRope(const ConfigReader& config, double default_theta, double rotated) {
+  RopeOptions rope{.theta = config.Get("rope_theta", default_theta),
+                   .rotated = config.Factor("partial_rotary_factor", rotated)};
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto parameters = config.Object(key);
+    if (!parameters) continue;
+    rope.theta = parameters->Get("rope_theta", rope.theta);
+    rope.rotated = parameters->Factor("partial_rotary_factor", rope.rotated);
+    const auto type = parameters->Get("rope_type", parameters->Get("type", std::string("default")));
+    if (type == "default") continue;
+    parameters->Fail("rope_type",
+                     fmt::format("\"{}\" is not supported where a part of each head is rotated; "
+                                 "default is",
+                                 type));
+  }
+  if (rope.rotated > 1.0) config.Fail("partial_rotary_factor", "must be at most 1");
+  return rope;
+}
+
 int64_t ReadMaxPositions(const ConfigReader& config, const char* key, const RopeOptions& rope,
                          int64_t fallback) {
   const int64_t said = config.Get<int64_t>(key, fallback);

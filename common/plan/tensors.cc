@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/plan/families/family.h"
@@ -57,7 +58,8 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
     AddLinears(unit, {{prefix + names.q, queries}}, s.hidden, s.qkv_bias);
     unit.unused = {prefix + names.k, prefix + names.v, prefix + names.k_norm};
   } else {
-    std::vector<LinearShape> linears{{prefix + names.q, queries}, {prefix + names.k, keys}};
+    const int64_t gated = s.output_gate ? 2 * queries : queries;
+    std::vector<LinearShape> linears{{prefix + names.q, gated}, {prefix + names.k, keys}};
     if (!layer.keys_are_values) linears.push_back({prefix + names.v, keys});
     AddLinears(unit, linears, s.hidden, s.qkv_bias);
   }
@@ -68,8 +70,34 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
   }
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
   if (names.sinks != nullptr) {
-    unit.tensors.push_back({prefix + names.sinks, {s.heads}, TensorRole::kSinks});
+    unit.tensors.push_back({prefix + names.sinks, {s.heads}, TensorRole::kMixer});
   }
+}
+
+// The norm before a gated DeltaNet, and that itself. Published files have what its decay is made of
+// and its norm in fp32 beside weights in bf16.
+void AddDeltaNet(TensorUnit& unit, const ModelShape& s) {
+  const TensorNames& names = NamesOf(s);
+  const std::string prefix = unit.name + ".";
+  const DeltaShape& delta = s.delta;
+  AddNorm(unit, s.norm, names.attention_norm, s.hidden);
+  AddLinears(unit,
+             {{prefix + names.delta_qkv, delta.channels()},
+              {prefix + names.delta_z, delta.values()},
+              {prefix + names.delta_b, delta.value_heads},
+              {prefix + names.delta_a, delta.value_heads}},
+             s.hidden, false);
+  unit.tensors.push_back({prefix + names.delta_conv + ".weight",
+                          {delta.channels(), 1, kDeltaConvolution},
+                          TensorRole::kMixer});
+  unit.tensors.push_back({.name = prefix + names.delta_a_log,
+                          .shape = {delta.value_heads},
+                          .role = TensorRole::kMixer,
+                          .exact = true});
+  unit.tensors.push_back({prefix + names.delta_dt_bias, {delta.value_heads}, TensorRole::kMixer});
+  AddNorm(unit, NormKind::kRms, names.delta_norm, delta.value_size);
+  unit.tensors.back().exact = true;
+  AddLinears(unit, {{prefix + names.delta_out, s.hidden}}, delta.values(), false);
 }
 
 // A stack of experts' weights, a matrix for itself. `linears`: those of one expert in the files.
@@ -201,6 +229,12 @@ std::string RuntimeModule(std::string_view prefix, std::string_view module) {
 }
 
 std::string CheckpointModule(std::string_view prefix, std::string_view module) {
+  // transformers may have loaded the decoder of such files alone.
+  constexpr std::string_view kParts[] = {"model.layers.", "model.embed_tokens", "model.norm"};
+  const auto begins = [&](std::string_view part) { return module.starts_with(part); };
+  if (prefix.starts_with(kModel) && std::ranges::any_of(kParts, begins)) {
+    return PrefixedName(prefix, module);
+  }
   // Adapters from before transformers 4.52 have the checkpoint's names.
   if (prefix.empty() || prefix.starts_with(kModel) || module.starts_with(prefix)) {
     return std::string(module);
@@ -253,7 +287,11 @@ TensorUnit EmbeddingTensors(const ModelShape& shape) {
 TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
   const TensorNames& names = NamesOf(s);
   TensorUnit unit{BlockName(s, layer), {}, {}};
-  AddAttention(unit, s, s.Layer(layer));
+  if (s.Layer(layer).delta) {
+    AddDeltaNet(unit, s);
+  } else {
+    AddAttention(unit, s, s.Layer(layer));
+  }
   AddNorm(unit, s.norm, names.attention_out_norm, s.hidden);
   AddNorm(unit, s.norm, names.mlp_norm, s.hidden);
   AddMlp(unit, s, s.Layer(layer));

@@ -36,6 +36,18 @@ struct TensorNames {
   const char* sinks = nullptr;  // a score of each head that has no value
   const char* q_norm = nullptr;
   const char* k_norm = nullptr;
+  // A layer with a gated DeltaNet has, in place of these: linears of its input for queries, keys
+  // and values, for its output's gate, and for two gates of its state, parameters of its own, and
+  // the linear of its output.
+  const char* delta_qkv = nullptr;
+  const char* delta_z = nullptr;
+  const char* delta_b = nullptr;
+  const char* delta_a = nullptr;
+  const char* delta_conv = nullptr;
+  const char* delta_a_log = nullptr;  // a whole name, as the next
+  const char* delta_dt_bias = nullptr;
+  const char* delta_norm = nullptr;
+  const char* delta_out = nullptr;
   const char* attention_out_norm = nullptr;
   const char* mlp_norm = nullptr;
   const char* gate = nullptr;
@@ -54,6 +66,8 @@ struct TensorNames {
   const char* shared_up = nullptr;
   const char* shared_down = nullptr;
   bool has_mtp_layer = false;  // files may hold a layer more than the model has, which is not read
+  // A module that files may hold beside the decoder: it is not read, and stays as it is.
+  const char* other_part = nullptr;
   // Where files hold the stacks, as [experts, inputs, outputs] or [experts, outputs, inputs], under
   // their names without ".weight", and biases with "_bias".
   bool transposed_stacks = false;
@@ -91,8 +105,9 @@ std::string LastName(std::string_view module);
 std::string PrefixedName(std::string_view prefix, std::string_view name);
 
 // What a tensor is to the plan and the engine. A constant is never trained; a router is neither
-// quantised nor adapted.
-enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter, kSinks };
+// quantised nor adapted; full fine-tuning alone trains what is a mixer's own (sinks, and what a
+// gated DeltaNet has beside linears and its norm).
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter, kMixer };
 
 // The shape that a tensor of the model, or each of the parts it is made of, has in the files.
 std::vector<int64_t> ShapeInFiles(std::vector<int64_t> shape, int64_t experts, size_t parts,
@@ -107,7 +122,7 @@ struct TensorInfo {
   // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0:
   // one linear.
   int64_t experts = 0;
-  bool exact = false;  // held in fp32, whatever the model is computed in
+  bool exact = false;  // held in fp32 while it is frozen, whatever the model is computed in
   // The tensors of the files that this one is made of, one below the other and of one shape, or one
   // that has the experts as a dimension of its own; empty: it stands there under its name.
   std::vector<std::string> parts;

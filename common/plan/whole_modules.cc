@@ -79,7 +79,7 @@ NamedModules NamedModulesOf(const ModelShape& shape) {
     for (const TensorInfo& tensor : unit.tensors) {
       // A bias stands beside the weight of its module, and a constant is never trained.
       if (tensor.role == TensorRole::kBias || tensor.role == TensorRole::kConstant ||
-          tensor.role == TensorRole::kSinks || tensor.experts > 0) {
+          tensor.role == TensorRole::kMixer || tensor.experts > 0) {
         continue;
       }
       model.modules.push_back(

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import experts
 import family_steps
+import hybrids
 from file_names import checkpoint_name, unused_weights
 from losses import causal_loss
 
@@ -242,6 +243,7 @@ CASES = {
         "vision_config": {"model_type": "pixtral", "head_dim": 8, **VISION},
         "image_token_index": 1, "spatial_merge_size": 2, "torch_dtype": "bfloat16"},
     **experts.cases(SHAPE),
+    **hybrids.cases(SHAPE),
 }
 EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
 # One of each family; the packed files are as large as the models.
@@ -249,12 +251,12 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss"}
+                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
               "gpt2_tied": ("all", ["c_attn", "c_fc"]),
-              "gpt_oss": ("all", ["q_proj", "o_proj"])}
+              "gpt_oss": ("all", ["q_proj", "o_proj"]), **hybrids.BIAS_CASES}
 # Written as two files with an index, as large checkpoints are.
 SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
 
@@ -275,7 +277,8 @@ def randomize(model, generator):
         for name, parameter in model.named_parameters():
             noise = noise_of(parameter.shape, generator)
             if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
-                value = (0 if "gemma3" in model.config.model_type else 1) + 0.3 * noise
+                centred = "gemma3" in model.config.model_type or hybrids.centred_norms(name, model)
+                value = (0 if centred else 1) + 0.3 * noise
                 # Of Gemma 4's, these two kinds have the scale of the scores in them, and the third is
                 # of rows that are small. With weights around 1 the reference itself is 3e-5 from its
                 # gradients in fp64.
@@ -292,7 +295,8 @@ def randomize(model, generator):
                 value = 0.3 * noise
             else:
                 value = noise * parameter.shape[experts.fan_in_dimension(name, model)] ** -0.5
-            parameter.copy_(value.to(torch.bfloat16))
+            value = hybrids.value_of(name, noise, value)
+            parameter.copy_(value if hybrids.is_exact(name) else value.to(torch.bfloat16))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_((1 + 0.3 * noise_of(buffer.shape, generator)).to(torch.bfloat16))
@@ -316,7 +320,7 @@ def auto_class(name):
 
 def build(name):
     """The model of a case, in float32, and its case's generator."""
-    generator = seeded(experts.SEEDS.get(name, name))
+    generator = seeded({**experts.SEEDS, **hybrids.SEEDS}.get(name, name))
     values = copy.deepcopy(CASES[name])  # transformers writes into it
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto_class(name).from_config(config, **EAGER)
@@ -341,9 +345,13 @@ def save_weights(weights, folder, shards):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
+def type_in_files(name):
+    return torch.float32 if hybrids.is_exact(name) else experts.type_in_files(name)
+
+
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
-    weights = {checkpoint_name(n, model): p.detach().to(experts.type_in_files(n)).contiguous()
+    weights = {checkpoint_name(n, model): p.detach().to(type_in_files(n)).contiguous()
                for n, p in stored_tensors(model).items()}
     weights |= unused_weights(model)
     save_weights(experts.in_files(weights, model), folder, 2 if name == SHARDED_CASE else 1)
@@ -366,9 +374,9 @@ def forward_backward(model, input_ids, labels):
     return logits.detach(), loss.detach()
 
 
-def rows_file(model, generator, path):
+def rows_file(model, generator, path, length):
     """Two rows; the second begins with masked labels, so that counts differ between rows."""
-    input_ids = random_tokens((ROWS, LENGTH), generator)
+    input_ids = random_tokens((ROWS, length), generator)
     labels = input_ids.clone()
     labels[1, :9] = -100
     logits, loss = forward_backward(model, input_ids, labels)
@@ -377,10 +385,10 @@ def rows_file(model, generator, path):
     return input_ids, labels
 
 
-def packed_file(model, generator, path):
+def packed_file(model, generator, path, lengths):
     """Documents computed one by one, to be compared with one packed row of them."""
-    documents = [random_tokens((1, length), generator) for length in DOCUMENTS]
-    targets = sum(length - 1 for length in DOCUMENTS)
+    documents = [random_tokens((1, length), generator) for length in lengths]
+    targets = sum(length - 1 for length in lengths)
     model.zero_grad(set_to_none=True)
     total = torch.zeros(())
     for document in documents:
@@ -391,10 +399,10 @@ def packed_file(model, generator, path):
             total += loss.detach()
     labels = [torch.cat([torch.tensor([-100]), d[0, 1:]]) for d in documents]
     save_file({
-        "document_lengths": torch.tensor(DOCUMENTS),
+        "document_lengths": torch.tensor(lengths),
         "input_ids": torch.cat(documents, dim=1)[0],
         "labels": torch.cat(labels),
-        "position_ids": torch.cat([torch.arange(length) for length in DOCUMENTS]),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]),
         "loss": total,
         **gradients(model.named_parameters()),
     }, path)
@@ -470,9 +478,10 @@ def make_case(name, folder):
     save_model(name, model, folder)
     rank = experts.RANKS.get(name, LORA_RANK)
     with experts.Choices() as choices:
-        input_ids, labels = rows_file(model, generator, folder / "rows.safetensors")
+        input_ids, labels = rows_file(model, generator, folder / "rows.safetensors",
+                                      hybrids.LENGTHS.get(name, LENGTH))
         if name in PACKED_CASES:
-            packed_file(model, generator, folder / "packed.safetensors")
+            packed_file(model, generator, folder / "packed.safetensors", hybrids.DOCUMENTS.get(name, DOCUMENTS))
         lora_files(model, generator, input_ids, labels, folder, rank=rank)
         family_steps.make(lambda: build(name)[0], linears_of(build(name)[0]), input_ids, labels, folder)
         if name in BIAS_CASES:

@@ -229,15 +229,22 @@ TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
   }
 }
 
+// Gated DeltaNets beside attention: a block has other tensors than the next, some of them in fp32.
+TEST_P(StrategiesTest, HybridsAreTrainedAlikeUnderEveryStrategy) {
+  const Split splits[] = {{"zero2", spec::Sharding::kZero2, 3, 2, 2},
+                          {"full_shard", spec::Sharding::kFullShard, 4, 3, 1}};
+  ExpectTheSameUnder(splits, GetParam(), "qwen3_5_biases_untied", 5);
+}
+
 // What is held in fp32 stays so in shards, and a router in fp32 meets gradients in bf16.
-TEST_P(StrategiesTest, ExpertsInBf16AreShardedAsTheyAreWhole) {
+TEST_P(StrategiesTest, ExactTensorsInBf16AreShardedAsTheyAreWhole) {
   const auto job_of = [](const Split& split) {
     spec::JobSpec job = Job(GetParam(), split);
     job.parallelism.compute_type = spec::ComputeType::kBf16;
     job.hyperparameters.max_steps = 2;
     return job;
   };
-  for (const char* model : {"glm4_moe", "glm4_moe_groups"}) {
+  for (const char* model : {"glm4_moe", "glm4_moe_groups", "qwen3_5_biases_untied"}) {
     SCOPED_TRACE(model);
     const Curve whole = Train(job_of({"ddp", spec::Sharding::kDdp, 2, 3, 2}), false, model);
     const Curve sharded =

@@ -6,26 +6,9 @@
 namespace sft::plan {
 namespace {
 
-// Half of each head is rotated, unscaled.
-void ReadGlmRope(const ConfigReader& config, ModelConfig& model) {
-  RopeOptions& rope = model.ropes[0];
-  rope = {.theta = config.Get("rope_theta", 10'000.0),
-          .rotated = config.Factor("partial_rotary_factor", 0.5)};
-  if (const auto scaling = config.Object("rope_parameters")) {
-    rope.theta = scaling->Get("rope_theta", rope.theta);
-    rope.rotated = scaling->Factor("partial_rotary_factor", rope.rotated);
-    const auto type = scaling->Get("rope_type", std::string("default"));
-    if (type != "default") {
-      scaling->Fail("rope_type", fmt::format("\"{}\" is not supported; default is", type));
-    }
-  }
-  if (config.Has("rope_scaling")) config.Fail("rope_scaling", "is not supported for glm4_moe");
-  if (rope.rotated > 1.0) config.Fail("partial_rotary_factor", "must be at most 1");
-}
-
 // The first layers are dense. Every token goes to the shared experts too, which are one wide one.
 void ReadGlm4Moe(const ConfigReader& config, ModelConfig& model) {
-  ReadGlmRope(config, model);
+  model.ropes[0] = ReadPartialRope(config, 10'000.0, /*rotated=*/0.5);
   model.qkv_bias = config.Flag("attention_bias");
   model.output_bias = false;
   model.qk_norm = config.Flag("use_qk_norm") ? QkNorm::kHeads : QkNorm::kNone;

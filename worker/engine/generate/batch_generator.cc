@@ -55,6 +55,18 @@ void CheckRequest(const GenerationRequest& request, int64_t vocabulary) {
   }
 }
 
+// Keys and values of tokens are kept between steps, states of gated DeltaNets are not.
+const ModelConfig& WithoutDeltaNets(const ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (!config.Layer(layer).delta) continue;
+    throw UserError(fmt::format("no answers are generated with {} models yet, whose layers are "
+                                "gated DeltaNets: they are trained alone",
+                                config.family),
+                    "bad_model", "answer with another program, as transformers or vLLM");
+  }
+  return config;
+}
+
 // The next token is the likeliest, whatever stands before it.
 bool IsGreedy(const GenerationRequest& request, int64_t answered) {
   const SamplingOptions& o = request.sampling;
@@ -68,7 +80,7 @@ bool IsGreedy(const GenerationRequest& request, int64_t answered) {
 BatchGenerator::BatchGenerator(const ModelConfig& config, Decoder& decoder, at::Device device,
                                at::ScalarType compute, bool optional_adapters,
                                const BatchOptions& options)
-    : config_(config),
+    : config_(WithoutDeltaNets(config)),
       device_(device),
       optional_adapters_(optional_adapters),
       limits_(options),

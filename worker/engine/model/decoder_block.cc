@@ -5,11 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 
-#include <string>
 #include <utility>
 
-#include "common/plan/tensors.h"
-#include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/rows.h"
 
@@ -43,87 +40,7 @@ void ForTiles(int64_t tokens, int64_t rows, const Pass& pass, const Run& run) {
   }
 }
 
-// The projection of the matrix that the linear layer `name` stands in.
-Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first_module) {
-  const int weight = unit.Find(unit.name + "." + name + ".weight");
-  for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
-    if (unit.shared_matrices[i].front() == weight) return Projection(unit, i, first_module);
-  }
-  throw InternalError(unit.name + " has no matrix that starts with " + name);
-}
-
 }  // namespace
-
-DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer) {
-  const plan::TensorNames& names = plan::NamesOf(config);
-  const auto find = [&](const char* name, const char* suffix) {
-    return name == nullptr ? -1 : unit.Find(unit.name + "." + name + suffix);
-  };
-  const ops::NormOptions options(config.norm_epsilon, config.norm);
-  const auto norm = [&](const char* name) {
-    return Norm{find(name, ".weight"), find(name, ".bias"), options};
-  };
-  // Masks of adapters' dropout are numbered from 0, those of what sub-layers write from kOfOutputs.
-  constexpr uint64_t kModulesPerLayer = 8, kOfOutputs = uint64_t{1} << 40;
-  const uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
-  DecoderBlock block;
-  block.attention.qkv = BindProjection(unit, names.q, module);
-  block.attention.o = BindProjection(unit, names.o, module + 3);
-  const plan::LayerShape shape = config.Layer(layer);
-  if (shape.experts > 0) {
-    block.experts = {.router = find(names.router, ".weight"),
-                     .router_bias = find(names.router, ".bias"),
-                     .correction = find(names.router_correction, ""),
-                     .gate_up = ExpertLinear(unit, names.experts_gate_up),
-                     .down = ExpertLinear(unit, names.experts_down),
-                     .chosen = shape.chosen,
-                     .options = config.router,
-                     .kind = config.activation};
-    if (shape.shared > 0) {
-      block.mlp.gate_up = BindProjection(unit, names.shared_gate, module + 4);
-      block.mlp.down = BindProjection(unit, names.shared_down, module + 6);
-    }
-  } else {
-    block.mlp.gated = names.gate != nullptr;
-    block.mlp.gate_up = BindProjection(unit, block.mlp.gated ? names.gate : names.up, module + 4);
-    block.mlp.down = BindProjection(unit, names.down, module + 6);
-  }
-  block.attention.q_norm = find(names.q_norm, ".weight");
-  block.attention.k_norm = find(names.k_norm, ".weight");
-  block.attention.sinks = find(names.sinks, "");
-  block.attention.heads = config.heads;
-  block.attention.kv_heads = shape.kv_heads;
-  block.attention.head_dim = shape.head_dim;
-  block.attention.value_norm = config.value_norm;
-  block.attention.keys_are_values = shape.keys_are_values;
-  block.attention.lends = config.Lends(layer);
-  block.attention.borrows = shape.keys_of >= 0;
-  block.keys_of = block.attention.borrows ? shape.keys_of : layer;
-  block.attention.window = config.layer_options[layer].window;
-  block.attention.scale = config.attention_scale;
-  block.attention.qk_norm = config.qk_norm;
-  block.attention.norm = options;
-  block.attention.dropout = config.attention_dropout;
-  block.attention.dropout_module = kOfOutputs + module;
-  block.mlp.kind = config.activation;
-  block.attention_ends = {norm(names.attention_norm), norm(names.attention_out_norm),
-                          kOfOutputs + module + 1};
-  block.mlp_ends = {norm(names.mlp_norm), norm(names.mlp_out_norm), kOfOutputs + module + 2};
-  if (config.layer_input > 0) {
-    constexpr uint64_t kOfInputs = uint64_t{1} << 42;
-    block.input.gate = BindProjection(unit, names.input_gate, kOfInputs + module);
-    block.input.projection = BindProjection(unit, names.input_projection, kOfInputs + module + 1);
-    block.input.size = config.layer_input;
-    block.input.first = layer * config.layer_input;
-    block.input.kind = config.activation;
-    block.input_ends = {{}, norm(names.input_out_norm), kOfInputs + module + 2};
-  }
-  block.rope = config.layer_options[layer].rope;
-  block.residual_scale = config.residual_scale;
-  block.residual_dropout = config.residual_dropout;
-  block.scale = find(names.layer_scale, "");
-  return block;
-}
 
 Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLayerEnds& ends,
                                 const Pass& pass, Tensor& statistics) const {
@@ -173,31 +90,55 @@ Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection* last
   return d;
 }
 
-void DecoderBlock::RunAttention(const Tensor& x, const BlockContext& context, const Pass& pass,
-                                Recompute level, Saved& saved) const {
+void DecoderBlock::Mix(Tensor& y, const Tensor& residual, const BlockContext& context,
+                       const Pass& pass, Saved& saved) const {
+  if (delta) {
+    delta.Attend(y, residual, context.documents, pass, saved.delta);
+  } else {
+    attention.Attend(y, residual, context.documents, pass, SharedOf(context), saved.attention);
+  }
+}
+
+void DecoderBlock::DropMixerRows(Recompute level, Saved& saved) const {
+  if (level < Recompute::kNorms) return;
+  if (delta) {
+    DeltaNet::DropRows(saved.delta);
+  } else {
+    SelfAttention::DropRows(saved.attention);
+  }
+  if (level < Recompute::kLinears) return;
+  saved.attention = {.out = saved.attention.out, .lse = saved.attention.lse};
+  saved.delta = {.heads = saved.delta.heads};
+  saved.attention_out = {};
+  saved.input_statistics = Tensor();
+  if (level < Recompute::kAll) return;
+  saved.attention = {};
+  saved.delta = {};
+}
+
+void DecoderBlock::RunMixer(const Tensor& x, const BlockContext& context, const Pass& pass,
+                            Recompute level, Saved& saved) const {
   saved.input = x;
   Activation normed =
-      Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
+      Before(mixer_in().EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
   saved.input_normed = normed.rows;
-  SelfAttention::Saved& kept = saved.attention;
-  attention.Project(std::move(normed), context.ropes[rope], pass, kept);
-  if (level >= Recompute::kNorms) {
-    const bool again = level >= Recompute::kLinears;
-    kept.qkv_xa = again ? Tensor() : ApartFrom(saved.input_normed, kept.qkv_xa);
-    saved.input_normed = Tensor();
+  if (delta) {
+    delta.Project(std::move(normed), pass, saved.delta);
+  } else {
+    attention.Project(std::move(normed), context.ropes[rope], pass, saved.attention);
   }
+  if (level >= Recompute::kNorms) DropInputNormed(level < Recompute::kLinears, saved);
   saved.middle = at::empty(x.sizes(), x.options());
-  AddSubLayer(saved.middle, x, attention_ends, pass, saved.attention_out,
-              [&](Tensor& y, const Tensor& addend) {
-                attention.Attend(y, addend, context.documents, pass, SharedOf(context), kept);
-              });
-  if (level >= Recompute::kNorms) kept.q = kept.k = kept.v = Tensor();
-  if (level >= Recompute::kLinears) {
-    kept = {.out = kept.out, .lse = kept.lse};
-    saved.attention_out = {};
-    saved.input_statistics = Tensor();
-  }
-  if (level >= Recompute::kAll) kept = {};
+  AddSubLayer(
+      saved.middle, x, attention_ends, pass, saved.attention_out,
+      [&](Tensor& y, const Tensor& addend) { Mix(y, addend, context, pass, saved); });
+  DropMixerRows(level, saved);
+}
+
+void DecoderBlock::DropInputNormed(bool keeps_xa, Saved& saved) const {
+  Tensor& xa = delta ? saved.delta.in_xa : saved.attention.qkv_xa;
+  xa = keeps_xa ? ApartFrom(saved.input_normed, xa) : Tensor();
+  saved.input_normed = Tensor();
 }
 
 Activation DecoderBlock::MlpInput(const Tensor& x, const Pass& pass, bool again) const {
@@ -275,7 +216,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
                              const plan::BlockPlan& plan, Saved* saved) const {
   const Recompute level = saved == nullptr ? Recompute::kAll : plan.recompute;
   Saved all;
-  RunAttention(x, context, pass, level, all);
+  RunMixer(x, context, pass, level, all);
   Tensor y = RunFromMiddle(context, pass, plan, all);
   if (saved == nullptr) return y;
   if (level >= Recompute::kNorms) {
@@ -291,6 +232,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   if (level >= Recompute::kLinears) {
     all = {.input = all.input,
            .attention = all.attention,
+           .delta = all.delta,
            .mlp = all.mlp,
            .experts = std::move(all.experts),
            .experts_of_tiles = std::move(all.experts_of_tiles)};
@@ -317,10 +259,8 @@ Tensor DecoderBlock::ForwardWith(const Tensor& x, const BlockContext& context, c
 void DecoderBlock::Restore(const BlockContext& context, const Pass& pass,
                            const plan::BlockPlan& plan, Saved& saved) const {
   if (!saved.middle.defined()) {
-    RunAttention(Tensor(saved.input), context, pass, Recompute::kNothing, saved);
-    SelfAttention::Saved& kept = saved.attention;
-    kept.qkv_xa = ApartFrom(saved.input_normed, kept.qkv_xa);
-    saved.input_normed = Tensor();
+    RunMixer(Tensor(saved.input), context, pass, Recompute::kNothing, saved);
+    DropInputNormed(/*keeps_xa=*/true, saved);
     if (input) {
       RunFromMiddle(context, pass, plan, saved);
       return;
@@ -363,7 +303,7 @@ Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor
 
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
   return need_dx || attention_ends.before.trained(gradients) ||
-         attention.inputs_trained(gradients) || attention.o.trained(gradients) ||
+         MixerInputsTrained(gradients) || mixer_out().trained(gradients) ||
          attention_ends.after.trained(gradients) || mlp_ends.before.trained(gradients);
 }
 
@@ -415,6 +355,23 @@ Activation DecoderBlock::MlpBackwardInTiles(const Activation& dy, int64_t rows, 
   return need_input ? Activation(dy.rows) : Activation();
 }
 
+void DecoderBlock::MixerBackward(Activation dout, const BlockContext& context, const Pass& pass,
+                                 Saved& saved, UnitGradients& gradients, Tensor* dinput) const {
+  const auto normed = [&] {
+    if (saved.input_normed.defined()) return saved.input_normed;
+    return Before(mixer_in().EmptyInputRows(saved.input), saved.input, attention_ends, pass,
+                  saved.input_statistics)
+        .rows;
+  };
+  if (delta) {
+    delta.Backward(std::move(dout), normed, context.documents, pass, saved.delta, gradients,
+                   dinput);
+  } else {
+    attention.Backward(std::move(dout), normed, context.documents, context.ropes[rope], pass,
+                       SharedOf(context), saved.attention, gradients, dinput);
+  }
+}
+
 Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, const Pass& pass,
                                   const plan::BlockPlan& plan, Saved& saved,
                                   UnitGradients& gradients, bool need_dx,
@@ -423,30 +380,23 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
   Scale(dy.rows, pass);
   if (input) InputBackward(dy, context, pass, saved, gradients);
   const bool input_side = need_dx || attention_ends.before.trained(gradients);
-  const bool through_o = input_side || attention.inputs_trained(gradients);
+  const bool through_o = input_side || MixerInputsTrained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   if (InTiles(plan, dy.rows.size(0))) {
     dy = MlpBackwardInTiles(dy, plan.mlp_rows, pass, saved, gradients, mlp_input);
   } else {
     dy = MlpBackward(std::move(dy), pass, saved, gradients, mlp_input,
-                     through_o && IsPlain(attention_ends) ? &attention.o : nullptr);
+                     through_o && IsPlain(attention_ends) ? &mixer_out() : nullptr);
   }
   if (!mlp_input) return {};
   saved.middle = Tensor();
-  if (!through_o && !attention.o.trained(gradients) && !attention_ends.after.trained(gradients)) {
+  if (!through_o && !mixer_out().trained(gradients) && !attention_ends.after.trained(gradients)) {
     return {};
   }
-  const auto normed = [&] {
-    if (saved.input_normed.defined()) return saved.input_normed;
-    return Before(attention.qkv.EmptyInputRows(saved.input), saved.input, attention_ends, pass,
-                  saved.input_statistics)
-        .rows;
-  };
   Tensor dinput;
-  attention.Backward(
-      SubLayerGradient(dy, &attention.o, attention_ends, saved.attention_out, pass, gradients),
-      normed, context.documents, context.ropes[rope], pass, SharedOf(context), saved.attention,
-      gradients, input_side ? &dinput : nullptr);
+  MixerBackward(
+      SubLayerGradient(dy, &mixer_out(), attention_ends, saved.attention_out, pass, gradients),
+      context, pass, saved, gradients, input_side ? &dinput : nullptr);
   if (!input_side) return {};
   dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_statistics, attention_ends, pass,
                          gradients, reader);

@@ -9,6 +9,7 @@
 
 #include "common/plan/execution.h"
 #include "worker/engine/model/config.h"
+#include "worker/engine/nn/delta_net.h"
 #include "worker/engine/nn/experts.h"
 #include "worker/engine/nn/layer_input.h"
 #include "worker/engine/nn/mlp.h"
@@ -45,6 +46,7 @@ struct SubLayerEnds {
 // positions of parameters in its unit, no tensors. T tokens, H hidden size.
 struct DecoderBlock {
   SelfAttention attention;
+  DeltaNet delta;  // where the layer has one, in the place of `attention`
   Mlp mlp;
   // Where the layer has them: in the place of `mlp`, or beside it as the expert of all tokens.
   Experts experts;
@@ -75,6 +77,7 @@ struct DecoderBlock {
     at::Tensor before_input;  // rows [T, H]: what is read beside the layer's own input
     NormedOutput input_out;
     SelfAttention::Saved attention;
+    DeltaNet::Saved delta;
     Mlp::Saved mlp;
     Experts::Saved experts;
     std::vector<Experts::Saved> experts_of_tiles;
@@ -94,7 +97,7 @@ struct DecoderBlock {
 
   // Columns to spare that the gradient of a block's output needs.
   int64_t gradient_spare() const {
-    return std::max({attention.o.spare(), mlp.down.spare(), input.projection.spare()});
+    return std::max({mixer_out().spare(), mlp.down.spare(), input.projection.spare()});
   }
 
   // The projection whose weight Backward multiplies that gradient by; null where it does not.
@@ -109,8 +112,24 @@ struct DecoderBlock {
                       bool need_dx, const Projection* reader) const;
 
  private:
+  // What mixes tokens, attention or `delta`: what its input and its output go through.
+  const Projection& mixer_in() const { return delta ? delta.in : attention.qkv; }
+  const Projection& mixer_out() const { return delta ? delta.out : attention.o; }
+  bool MixerInputsTrained(UnitGradients& gradients) const {
+    return delta ? delta.inputs_trained(gradients) : attention.inputs_trained(gradients);
+  }
+  void Mix(at::Tensor& y, const at::Tensor& residual, const BlockContext& context, const Pass& pass,
+           Saved& saved) const;
+  // Drops of what RunMixer made what `level` makes again.
+  void DropMixerRows(plan::Recompute level, Saved& saved) const;
+  // Drops what the mixer read, but, where `keeps_xa`, not its product with adapters.
+  void DropInputNormed(bool keeps_xa, Saved& saved) const;
+  // Of dout, the gradient of what the mixer writes; makes that of what it reads only where dinput
+  // is not null.
+  void MixerBackward(Activation dout, const BlockContext& context, const Pass& pass, Saved& saved,
+                     UnitGradients& gradients, at::Tensor* dinput) const;
   // To `saved.middle`, without what `level` makes again.
-  void RunAttention(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+  void RunMixer(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                     plan::Recompute level, Saved& saved) const;
   // From `saved.middle` on.
   at::Tensor RunFromMiddle(const BlockContext& context, const Pass& pass,

@@ -25,8 +25,8 @@ ParamRole RoleOf(plan::TensorRole role) {
       return ParamRole::kConstant;
     case plan::TensorRole::kRouter:
       return ParamRole::kRouter;
-    case plan::TensorRole::kSinks:
-      return ParamRole::kSinks;
+    case plan::TensorRole::kMixer:
+      return ParamRole::kMixer;
   }
   throw InternalError("unknown role of a tensor");
 }

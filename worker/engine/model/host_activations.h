@@ -19,7 +19,7 @@ class HostActivations {
   // Room is made at once for micro-batches of `most_tokens`; 0: they grow.
   HostActivations(at::Device device, size_t layers, int64_t most_tokens);
 
-  static constexpr int kTensors = 9;  // rows of a block
+  static constexpr int kTensors = 11;  // rows of a block
 
   // Starts to take the rows that `saved` holds to the host, and lets the device's go once they are
   // there. The copy before this one is done when the computation goes on.

@@ -32,6 +32,8 @@ struct DeltaNet {
   int64_t key_size = 0, value_size = 0;
   double epsilon = 0.0;
 
+  explicit operator bool() const { return value_heads > 0; }
+
   // Activations kept for the backward. Restore computes undefined ones again, but for `projected`,
   // which Project makes.
   struct Saved {

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
 
 #include <utility>
 
@@ -23,10 +26,17 @@ Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
 }  // namespace
 
 SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
-  if (borrows) return {HeadsOf(rows, 0, heads, head_dim), {}, {}};
+  if (borrows) return {HeadsOf(rows, 0, heads, head_dim), {}, {}, {}};
+  if (output_gate) {
+    const Tensor both = HeadsOf(rows, 0, heads, 2 * head_dim);
+    return {both.narrow(2, 0, head_dim), HeadsOf(rows, 2 * heads, kv_heads, head_dim),
+            HeadsOf(rows, 2 * heads + kv_heads, kv_heads, head_dim),
+            both.narrow(2, head_dim, head_dim)};
+  }
   const int64_t values = keys_are_values ? heads : heads + kv_heads;
   return {HeadsOf(rows, 0, heads, head_dim), HeadsOf(rows, heads, kv_heads, head_dim),
-          HeadsOf(rows, values, kv_heads, head_dim)};
+          HeadsOf(rows, values, kv_heads, head_dim),
+          {}};
 }
 
 Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
@@ -93,8 +103,9 @@ void SelfAttention::NormHeads(const RopeTables& rope, const Pass& pass, Saved& s
   if (!borrows) saved.k_rstd = run(saved.k, x.k, k_norm);
 }
 
-void SelfAttention::NormHeadsBackward(Tensor& dqkv, const RopeTables& rope, const Pass& pass,
-                                      const Saved& saved, UnitGradients& gradients) const {
+void SelfAttention::NormHeadsBackward(Tensor& dqkv, Heads& d, const RopeTables& rope,
+                                      const Pass& pass, const Saved& saved,
+                                      UnitGradients& gradients) const {
   if (RotatesWholeHeads(rope)) {
     const bool trained = gradients.Wants(q_norm) || (!borrows && gradients.Wants(k_norm));
     const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
@@ -106,20 +117,19 @@ void SelfAttention::NormHeadsBackward(Tensor& dqkv, const RopeTables& rope, cons
     }
     return;
   }
-  const auto run = [&](Tensor& d, const Tensor& x, int weight, const Tensor& rstd) {
-    ops::Rope(d, rope.cos, rope.sin, /*inverse=*/true);
-    Tensor rows = d.reshape({-1, head_dim});
+  const auto run = [&](Tensor& dy, Tensor dx, const Tensor& x, int weight, const Tensor& rstd) {
+    ops::Rope(dy, rope.cos, rope.sin, /*inverse=*/true);
+    Tensor rows = dy.reshape({-1, head_dim});
     const bool trained = gradients.Wants(weight);
     const Tensor dweight =
         ops::RmsNormBackward(rows, rows, x.reshape({-1, head_dim}), pass.weights[weight], rstd,
                              norm.kind, Tensor(), trained);
-    d.copy_(rows.view(d.sizes()));
+    dx.copy_(rows.view(dx.sizes()));
     if (trained) gradients.Add(weight, dweight);
   };
-  Heads d = Split(dqkv);
-  const Heads x = Split(saved.qkv);
-  run(d.q, x.q, q_norm, saved.q_rstd);
-  if (!borrows) run(d.k, x.k, k_norm, saved.k_rstd);
+  const Heads dx = Split(dqkv), x = Split(saved.qkv);
+  run(d.q, dx.q, x.q, q_norm, saved.q_rstd);
+  if (!borrows) run(d.k, dx.k, x.k, k_norm, saved.k_rstd);
 }
 
 void SelfAttention::NormValues(Saved& saved) const {
@@ -160,6 +170,32 @@ void SelfAttention::TakeGradients(Heads& d, SharedHeads& shared) {
   shared = {};
 }
 
+// Rounded as transformers does: sigmoids to the type of the activations, then the product.
+Tensor SelfAttention::Gated(const Tensor& out, const Tensor& gate) const {
+  const Tensor rows = o.EmptyInputRows(out);
+  Tensor by_head = HeadsOf(rows, 0, heads, head_dim);
+  at::mul_out(by_head, out, at::sigmoid(gate));
+  return rows;
+}
+
+void SelfAttention::RestoreGated(Saved& saved) const {
+  if (!output_gate || saved.gated.defined()) return;
+  saved.gated = Gated(HeadsOf(saved.out, 0, heads, head_dim), Split(saved.qkv).gate);
+}
+
+void SelfAttention::GateBackward(Tensor& dout, Tensor& dgate, const Saved& saved) const {
+  Tensor d = HeadsOf(dout, 0, heads, head_dim);
+  const Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
+  const Tensor share = at::sigmoid(Split(saved.qkv).gate);
+  dgate.copy_(at::sigmoid_backward(d.mul(out), share));
+  d.mul_(share);
+}
+
+void SelfAttention::DropRows(Saved& saved) {
+  if (saved.gated.defined()) saved.o_xa = ApartFrom(saved.gated, saved.o_xa);
+  saved.q = saved.k = saved.v = saved.gated = Tensor();
+}
+
 void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
   if (!has_norms() || saved.q.defined()) return;
   const int64_t tokens = saved.qkv.size(0);
@@ -194,7 +230,9 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
     shared->k = inputs.k;
     shared->v = inputs.v;
   }
-  saved.out = o.EmptyInputRows(saved.qkv);
+  saved.out = output_gate
+                  ? at::empty({saved.qkv.size(0), heads * head_dim}, saved.qkv.options())
+                  : o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = Drops(pass)
                   ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
@@ -206,7 +244,8 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
 void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documents& documents,
                            const Pass& pass, SharedHeads* shared, Saved& saved) const {
   if (!saved.out.defined()) Compute(documents, pass, shared, saved);
-  saved.o_xa = o.Forward(y, saved.out, pass, residual);
+  RestoreGated(saved);
+  saved.o_xa = o.Forward(y, Read(saved), pass, residual);
 }
 
 bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
@@ -221,8 +260,9 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
   if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
-  o.Backward(std::move(dy), saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
-  saved.o_xa = Tensor();
+  RestoreGated(saved);
+  o.Backward(std::move(dy), Read(saved), saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
+  saved.o_xa = saved.gated = Tensor();
   if (!go_on) return;
   Restore(rope, pass, saved);
   Heads inputs = Inputs(saved);
@@ -235,6 +275,10 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
     d.v = at::empty_like(inputs.v);
   } else if (value_norm) {
     d.v = at::empty_like(saved.v);
+  }
+  if (output_gate) {
+    GateBackward(dout, d.gate, saved);
+    d.q = at::empty_like(saved.q);  // heads that lie side by side
   }
   const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
   const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
@@ -255,7 +299,7 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
   if (qk_norm == plan::QkNorm::kWhole) {
     NormWholeBackward(dqkv, rope, pass, saved, gradients);
   } else if (has_norms()) {
-    NormHeadsBackward(dqkv, rope, pass, saved, gradients);
+    NormHeadsBackward(dqkv, d, rope, pass, saved, gradients);
   } else if (rope.cos.defined()) {
     Tensor rotated = QueriesAndKeys(dqkv);
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);

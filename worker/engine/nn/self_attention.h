@@ -35,16 +35,21 @@ struct SelfAttention {
   bool keys_are_values = false;  // values are normed keys as projected; with value_norm alone
   bool lends = false;            // its keys and values go to SharedHeads, for other layers
   bool borrows = false;          // it projects queries alone, and attends to those of SharedHeads
+  bool output_gate = false;      // what `o` reads is out * sigmoid(gates), which stand behind each
+                                 // head's queries: of 2 heads' width each; with norms of heads
   ops::NormOptions norm = 0.0;
   double dropout = 0.0;  // of the probabilities, while training
   uint64_t dropout_module = 0;
 
-  // Views of rows [T, (heads + 2 kv_heads) D] by head; where keys are values, of one kv_heads less.
+  // Views of rows [T, (heads + 2 kv_heads) D] by head; where keys are values, of one kv_heads less,
+  // and with output_gate of `heads` more.
   struct Heads {
     at::Tensor q, k, v;  // [T, heads, D]
+    at::Tensor gate;     // as q; undefined: there is none
   };
 
-  // Activations kept for the backward; Restore computes undefined q, k and v again.
+  // Activations kept for the backward; Restore computes undefined q, k and v again, who reads
+  // it `gated`.
   struct Saved {
     // [T, (heads + 2 kv_heads) D]: queries, keys, values (these are left out where keys are
     // values, both where they are borrowed). As projected where queries and keys are normed; else
@@ -55,6 +60,7 @@ struct SelfAttention {
     at::Tensor q_rstd, k_rstd;
     at::Tensor v, v_rstd;  // [T, kv_heads, D] and [T * kv_heads]; only with value_norm
     at::Tensor out;        // rows [T, heads * D]
+    at::Tensor gated;      // rows likewise: what `o` reads; only with output_gate
     at::Tensor lse;
     at::Tensor qkv_xa, o_xa;
   };
@@ -71,6 +77,10 @@ struct SelfAttention {
               const Pass& pass, SharedHeads* shared, Saved& saved) const;
   // Computes q, k and v where they are missing in `saved`.
   void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
+  // Drops what is computed again at little cost: all but the products, out and lse.
+  static void DropRows(Saved& saved);
+  // out [T, heads, D] * sigmoid(gate), as `o` reads it.
+  at::Tensor Gated(const at::Tensor& out, const at::Tensor& gate) const;
 
   // Adds the parameters' gradients; makes that of x [T, H] only where dx is not null. `input` gives
   // x once attention's own memory is free again. Consumes `saved`.
@@ -100,12 +110,20 @@ struct SelfAttention {
                          const Saved& saved, UnitGradients& gradients) const;
   // The same of each head. One operation also rotates, but whole heads only.
   void NormHeads(const RopeTables& rope, const Pass& pass, Saved& saved) const;
-  void NormHeadsBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
+  // `d`: of the rotated q and k, which may stand apart from `dqkv`.
+  void NormHeadsBackward(at::Tensor& dqkv, Heads& d, const RopeTables& rope, const Pass& pass,
                          const Saved& saved, UnitGradients& gradients) const;
-  bool RotatesWholeHeads(const RopeTables& rope) const { return 2 * rope.cos.size(1) == head_dim; }
+  // True if one operation norms heads that lie side by side, and rotates them.
+  bool RotatesWholeHeads(const RopeTables& rope) const {
+    return !output_gate && 2 * rope.cos.size(1) == head_dim;
+  }
   // Norms the values, and turns their gradient `dv` [T, kv_heads, D] back, into `dqkv`.
   void NormValues(Saved& saved) const;
   void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
+  const at::Tensor& Read(const Saved& saved) const { return output_gate ? saved.gated : saved.out; }
+  void RestoreGated(Saved& saved) const;
+  // Of dout, the gradient of what `o` read: writes that of the gates, and makes it that of `out`.
+  void GateBackward(at::Tensor& dout, at::Tensor& dgate, const Saved& saved) const;
   // Fills out and lse.
   void Compute(const ops::Documents& documents, const Pass& pass, SharedHeads* shared,
                Saved& saved) const;

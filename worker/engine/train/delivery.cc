@@ -53,14 +53,16 @@ Trained TrainedOf(const TrainingModel& model) {
 }
 
 // Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is
-// the master weight in `type`, in host memory.
+// the master weight in `type`, or in fp32 where files have that (ParamInfo::exact), in host memory.
 template <typename Visit>
 void ForEachTrained(const Trained& trained, at::ScalarType type, const Visit& visit) {
   const ModelLayout& layout = trained.layout;
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
-      if (param.trainable) visit(param, trained.master(unit, static_cast<int>(i)).to(type).cpu());
+      if (!param.trainable) continue;
+      const Tensor master = trained.master(unit, static_cast<int>(i));
+      visit(param, master.to(param.exact ? at::kFloat : type).cpu());
     }
   }
 }

@@ -1,8 +1,10 @@
 #include "worker/engine/train/flops.h"
 
 #include "common/plan/attention_calls.h"
+#include "common/plan/attention_cost.h"
 
 namespace sft::engine {
+
 StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
   const int first = layout.first_trainable();
   for (int unit = 1; unit < layout.head_unit(); ++unit) {
@@ -13,6 +15,11 @@ StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
       const int64_t passed =
           param.experts > 0 ? param.numel() / param.experts * layer.chosen : param.numel();
       per_token_ += 2.0 * static_cast<double>(passed) * products;
+    }
+    if (layer.delta) {
+      const double passes = 1.0 + (unit >= first ? plan::kDeltaBackward : 0.0);
+      per_token_ += plan::DeltaFlops(config.delta) * passes;
+      continue;
     }
     // Scores and values forward, twice that backward.
     const double pair = 4.0 * static_cast<double>(config.heads * config.Layer(unit - 1).head_dim) *

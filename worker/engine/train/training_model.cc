@@ -91,11 +91,12 @@ plan::Device KindOf(at::Device device) {
   return device.is_cpu() ? plan::Device::kCpu : plan::Device::kGpu;
 }
 
-// As transformers: norms and biases are not decayed. As PEFT's LoRA+: B has a learning rate of its
-// own, which it shares with all that has one dimension. As Unsloth: so have embedding and head.
+// As transformers: norms and biases, these by their names, are not decayed. As PEFT's LoRA+: B has
+// a learning rate of its own, which it shares with all that has one dimension. As Unsloth: so have
+// embedding and head.
 UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
   UpdateRule rule;
-  rule.decays = param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+  rule.decays = param.role != ParamRole::kNorm && !param.name.ends_with("bias");
   if (!spec.full_finetune() && (param.role == ParamRole::kLoraB || param.shape.size() == 1)) {
     rule.rate_ratio = spec.lora.loraplus_lr_ratio;
   }

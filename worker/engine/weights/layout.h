@@ -29,7 +29,7 @@ enum class ParamRole {
   kHead,
   kConstant,
   kRouter,
-  kSinks,
+  kMixer,
   kLoraA,
   kLoraB,
   kMagnitude
@@ -54,7 +54,7 @@ struct ParamInfo {
   // Of a stack and its adapter's factors: the experts whose parts lie one below the other; 0: of
   // one linear.
   int64_t experts = 0;
-  bool exact = false;              // held in fp32, whatever the model is computed in
+  bool exact = false;              // plan::TensorInfo::exact
   std::vector<std::string> parts;  // plan::TensorInfo::parts
 
   // A parameter of the model, not of an adapter.

@@ -64,6 +64,13 @@ constexpr char kGlm4Moe[] = R"({"model_type": "glm4_moe", "vocab_size": 96, "hid
   "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
   "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "max_position_embeddings": 64})";
 
+// Two gated DeltaNets around attention with an output gate, heads rotated in part.
+constexpr char kQwen35[] = R"({"model_type": "qwen3_5_text", "vocab_size": 96, "hidden_size": 32,
+  "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 16, "full_attention_interval": 2,
+  "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+  "linear_value_head_dim": 8, "max_position_embeddings": 64})";
+
 class LongRowsTest : public ::testing::TestWithParam<Case> {
  protected:
   struct Result {
@@ -185,6 +192,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ExpertsWhole", kQwen3Moe, Job(spec::Mode::kFullFinetune)},
                       Case{"Glm4MoeAdapters", kGlm4Moe, Job(spec::Mode::kLora)},
                       Case{"Glm4MoeWhole", kGlm4Moe, Job(spec::Mode::kFullFinetune)},
+                      Case{"HybridAdapters", kQwen35, Job(spec::Mode::kLora)},
+                      Case{"HybridDropout", kQwen35, Job(spec::Mode::kLora, 0.2)},
+                      Case{"HybridWhole", kQwen35, Job(spec::Mode::kFullFinetune)},
                       Case{"GptOssAdapters", kGptOss, Job(spec::Mode::kLora)},
                       Case{"GptOssWhole", kGptOss, Job(spec::Mode::kFullFinetune)}),
     [](const auto& info) { return std::string(info.param.name); });
