@@ -144,6 +144,31 @@ TEST_P(FamilyParityTest, ADeliveredModelHasTheTensorsOfItsBase) {
   }
 }
 
+// What files have in fp32 stays so where the rest is delivered in bf16.
+class ExactParityTest : public FamilyParityTest {};
+
+TEST_P(ExactParityTest, AModelDeliveredInBf16HasTheTypesOfItsBase) {
+  spec::JobSpec job = PlainJob(spec::Mode::kFullFinetune);
+  job.parallelism.compute_type = spec::ComputeType::kBf16;
+  const TrainingModel model(job, dir(), *comm_);
+  const TempDir out;
+  const DeliveryResult result = Deliver(
+      model, job, {.target = out / "model", .model_dir = dir(), .model_name = "tiny"}, *comm_);
+  EXPECT_TRUE(result.consistency.consistent);
+  const ModelFiles base = ModelFiles::Open(dir()), ours = ModelFiles::Open(out / "model");
+  int exact = 0;
+  for (const std::string& name : ours.Names()) {
+    EXPECT_EQ(ours.Info(name).dtype, base.Info(name).dtype) << name;
+    EXPECT_TRUE(at::equal(ours.View(name), base.View(name))) << name;
+    exact += ours.Info(name).dtype == at::kFloat ? 1 : 0;
+  }
+  EXPECT_GT(exact, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ExactParityTest,
+                         testing::Values("glm4_moe", "qwen3_5_tied", "qwen3_5_multimodal_tied"),
+                         [](const auto& info) { return info.param; });
+
 class BiasParityTest : public FamilyParityTest {
  protected:
   // A job with the adapter's r, alpha, target modules and choice of biases.
