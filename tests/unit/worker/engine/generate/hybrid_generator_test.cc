@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,19 @@ TEST_F(HybridGeneratorTest, EachTokenIsTheLikeliestOfAWholeForward) {
   Generator generator({.model_dir = dir_.path()});
   std::vector<int32_t> tokens = HybridRequests()[3].prompt;
   for (const int32_t token : generator.Generate(tokens, 60, {})) {
+    EXPECT_EQ(token, generator.Logits(tokens)[-1].argmax().item<int64_t>());
+    tokens.push_back(token);
+  }
+}
+
+// Of in_proj_b and in_proj_a, too, whose rows are few.
+TEST_F(HybridGeneratorTest, LinearsMayBeHeldInNf4) {
+  std::string wide = kHybrid;
+  wide.replace(wide.find("\"hidden_size\": 32"), 17, "\"hidden_size\": 64");
+  WriteTinyModel(dir_ / "wide", wide);
+  Generator generator({.model_dir = dir_ / "wide", .nf4 = true});
+  std::vector<int32_t> tokens = HybridRequests()[3].prompt;
+  for (const int32_t token : generator.Generate(tokens, 20, {})) {
     EXPECT_EQ(token, generator.Logits(tokens)[-1].argmax().item<int64_t>());
     tokens.push_back(token);
   }
