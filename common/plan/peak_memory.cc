@@ -313,15 +313,16 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
   const bool copies = p.expands_blocks() || p.job.fp8_copies();
   const bool kept = !copies || run.kept == p.shape.layers;
-  // The layers' own inputs are made anew for each micro-batch. How many rows an expert gets differs
-  // between micro-batches of one shape.
+  // The layers' own inputs are made anew for each micro-batch. How many rows an expert gets and
+  // which chunks a gated DeltaNet's documents have differ between micro-batches of one shape.
   const bool inputs = p.shape.layer_input > 0;
   const bool experts = p.shape.HasExperts();
+  const bool deltas = p.shape.delta.value_heads > 0;
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
   return whole && kept && run.kept_on_host == 0 && run.input_every == 1 && !drops && !inputs &&
-         !experts && fast_attention;
+         !experts && !deltas && fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {

@@ -105,13 +105,26 @@ void CheckOptions(const AnswerOptions& options) {
   }
 }
 
+namespace {
+
+// Without what states of gated DeltaNets take, of all that are answered at once.
+CacheRoom BesideStates(CacheRoom room, const AnswerOptions& options,
+                       const engine::Generator& generator) {
+  const int64_t states = generator.StateBytes() * options.most_requests * options.beams.beams;
+  room.free_bytes = std::max<int64_t>(0, room.free_bytes - states);
+  room.usable_bytes = std::max<int64_t>(0, room.usable_bytes - states);
+  return room;
+}
+
+}  // namespace
+
 CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& generator,
                       const Device& device) {
   CacheRoom room{.token_bytes = generator.CacheTokenBytes(), .device = device.Name()};
   if (device.cuda == nullptr) {
     room.free_bytes = ReadOrThrow(io::AvailableMemory()) / std::max(options.processes, 1);
     room.usable_bytes = room.free_bytes / 4;
-    return room;
+    return BesideStates(room, options, generator);
   }
   const int index = device.torch.index();
   const engine::CudaMemory held = device.cuda->devices->Memory(index);
@@ -121,7 +134,7 @@ CacheRoom CacheRoomOf(const AnswerOptions& options, const engine::Generator& gen
     room.free_bytes = std::min(room.free_bytes, std::max<int64_t>(0, budget - held.allocated));
   }
   room.usable_bytes = room.free_bytes / 10 * 9;
-  return room;
+  return BesideStates(room, options, generator);
 }
 
 engine::ChatTokenizer OpenTokenizer(const AnswerOptions& options) {

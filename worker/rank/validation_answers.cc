@@ -32,16 +32,6 @@ std::string WhyLossAlone(const spec::JobSpec& spec) {
   return "";
 }
 
-// Keys and values of a token in all layers, in bytes.
-int64_t TokenBytes(engine::TrainingModel& model) {
-  int64_t values = 0;
-  for (const engine::DecoderBlock& block : model.decoder().blocks()) {
-    const engine::SelfAttention& attention = block.attention;
-    if (!attention.borrows) values += 2 * attention.kv_heads * attention.head_dim;
-  }
-  return values * static_cast<int64_t>(c10::elementSize(model.compute_type()));
-}
-
 class ValidationAnswers : public engine::AnswerJudge {
  public:
   ValidationAnswers(const spec::JobSpec& spec, const engine::ChatTokenizer& tokenizer,
@@ -112,7 +102,10 @@ class ValidationAnswers : public engine::AnswerJudge {
     } else if (const auto free = io::AvailableMemory(); free.ok()) {
       room = *free / local_ranks_ / 4;
     }
-    return std::min(wanted, room / std::max<int64_t>(1, TokenBytes(model)));
+    const int64_t requests = std::min(count, kMostAtOnce) * options_.generate_num_beams;
+    room -= requests * engine::StateBytesOf(model.decoder(), model.compute_type());
+    const int64_t token = engine::TokenBytesOf(model.decoder(), model.compute_type());
+    return std::clamp(room / std::max<int64_t>(1, token), int64_t{0}, wanted);
   }
 
   // The graded rows of this rank and what they add to each metric, one behind the other.

@@ -55,18 +55,6 @@ void CheckRequest(const GenerationRequest& request, int64_t vocabulary) {
   }
 }
 
-// Keys and values of tokens are kept between steps, states of gated DeltaNets are not.
-const ModelConfig& WithoutDeltaNets(const ModelConfig& config) {
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    if (!config.Layer(layer).delta) continue;
-    throw UserError(fmt::format("no answers are generated with {} models yet, whose layers are "
-                                "gated DeltaNets: they are trained alone",
-                                config.family),
-                    "bad_model", "answer with another program, as transformers or vLLM");
-  }
-  return config;
-}
-
 // The next token is the likeliest, whatever stands before it.
 bool IsGreedy(const GenerationRequest& request, int64_t answered) {
   const SamplingOptions& o = request.sampling;
@@ -80,11 +68,12 @@ bool IsGreedy(const GenerationRequest& request, int64_t answered) {
 BatchGenerator::BatchGenerator(const ModelConfig& config, Decoder& decoder, at::Device device,
                                at::ScalarType compute, bool optional_adapters,
                                const BatchOptions& options)
-    : config_(WithoutDeltaNets(config)),
+    : config_(config),
       device_(device),
       optional_adapters_(optional_adapters),
       limits_(options),
       pages_(PageTable::PagesFor(options.cache_tokens)),
+      states_(options.most_requests),
       decoder_(config, decoder, at::TensorOptions(device).dtype(compute), pages_.most(),
                options.most_requests) {}
 
@@ -145,6 +134,7 @@ bool BatchGenerator::Withdraw(int64_t number) {
   if (found == running_.end()) return false;
   // All beams of a search go, and the pages of all of them are its own.
   pages_.GiveBack(found->search ? found->search->pages.all() : found->pages);
+  states_.GiveBack(found->states);
   std::erase_if(running_, is_it);
   moved_ = true;
   return true;
@@ -179,6 +169,7 @@ void BatchGenerator::Admit() {
     const int64_t pages = PageTable::PagesFor(TokensOf(prompt, next.request.max_new_tokens, beams));
     if (RowsInUse() + beams > limits_.most_requests || !pages_.HasRoom(pages)) break;
     next.pages = pages_.Take(pages);
+    next.states = states_.Take(beams);
     if (next.search) {
       next.search->pages = BeamPages(std::move(next.pages));
       next.pages = next.search->pages.First(prompt);
@@ -188,7 +179,7 @@ void BatchGenerator::Admit() {
     waiting_.pop_front();
     moved_ = true;
   }
-  if (longest > 0) decoder_.Reserve(longest, pages_.touched());
+  if (longest > 0) decoder_.Reserve(longest, pages_.touched(), states_.touched());
   if (!std::exchange(moved_, false)) return;
   std::vector<std::span<const int32_t>> tables;
   for (const Running& running : running_) tables.emplace_back(running.pages);
@@ -235,7 +226,8 @@ void BatchGenerator::AddRows(const Piece& piece, std::vector<PagedRow>& rows) co
                     .request = static_cast<int64_t>(piece.running),
                     .slot = page * PageTable::kPageTokens + position % PageTable::kPageTokens,
                     .is_long = running.is_long,
-                    .adapted = running.request.adapter});
+                    .adapted = running.request.adapter,
+                    .state = running.states[running.beam]});
   }
 }
 
@@ -447,6 +439,9 @@ void BatchGenerator::MoveOn(std::span<Running> beams, std::vector<Running>& left
   std::vector<BeamPages::Copy> copies;
   tables = search.pages.Fork(tables, parents, static_cast<int64_t>(beams[0].tokens.size()), copies);
   decoder_.CopyPages(copies);
+  std::vector<int32_t> from;
+  for (const size_t parent : parents) from.push_back(beams[0].states[parent]);
+  decoder_.CopyStates(from, std::span(beams[0].states).first(from.size()));
   for (size_t i = 0; i < parents.size(); ++i) {
     Running next = beams[parents[i]];
     next.beam = i;
@@ -474,6 +469,7 @@ void BatchGenerator::Finish(Running& beam, std::vector<GenerationAnswer>& answer
     answers.push_back(std::move(answer));
   }
   pages_.GiveBack(search.pages.all());
+  states_.GiveBack(beam.states);
   moved_ = true;
 }
 
@@ -492,6 +488,7 @@ std::vector<GenerationAnswer> BatchGenerator::Leave(const std::vector<bool>& don
       continue;
     }
     pages_.GiveBack(running_[i].pages);
+    states_.GiveBack(running_[i].states);
     answers.push_back(std::move(running_[i].answer));
     moved_ = true;
   }

@@ -120,6 +120,7 @@ class BatchGenerator {
     GenerationRequest request;
     std::vector<int32_t> tokens;  // prompt and answer
     std::vector<int32_t> pages;
+    std::vector<int32_t> states;  // of its own; of a search one for each beam
     int64_t cached = 0;  // tokens whose keys and values are kept
     int64_t prompted =
         0;  // tokens that are run as those of prompts: all that were there at the start
@@ -182,7 +183,7 @@ class BatchGenerator {
   at::Device device_;
   bool optional_adapters_ = true;
   BatchOptions limits_;
-  PageTable pages_;
+  PageTable pages_, states_;
   PagedDecoder decoder_;
   std::deque<Running> waiting_;
   std::vector<Running> running_;

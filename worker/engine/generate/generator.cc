@@ -120,13 +120,10 @@ std::unique_ptr<BatchGenerator> Generator::MakeBatch(const BatchOptions& options
 }
 
 int64_t Generator::CacheTokenBytes() const {
-  int64_t values = 0;
-  for (const DecoderBlock& block : decoder_->blocks()) {
-    const SelfAttention& attention = block.attention;
-    if (!attention.borrows) values += 2 * attention.kv_heads * attention.head_dim;
-  }
-  return values * static_cast<int64_t>(c10::elementSize(ComputeTypeOf(options_)));
+  return TokenBytesOf(*decoder_, ComputeTypeOf(options_));
 }
+
+int64_t Generator::StateBytes() const { return StateBytesOf(*decoder_, ComputeTypeOf(options_)); }
 
 std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int max_tokens,
                                          std::span<const int32_t> stop_ids,

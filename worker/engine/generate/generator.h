@@ -50,8 +50,9 @@ class Generator {
   // Whether requests may do without the adapter: it takes the place of no whole tensor.
   bool optional_adapters() const { return optional_adapters_; }
 
-  // Keys and values of one token in all layers, in bytes.
+  // TokenBytesOf and StateBytesOf (paged_decoder.h).
   int64_t CacheTokenBytes() const;
+  int64_t StateBytes() const;
 
   // Logits of every token of one document [T, V].
   at::Tensor Logits(std::span<const int32_t> tokens);

@@ -36,6 +36,25 @@ constexpr int64_t kPlaces = 3, kIsLong = 5, kAdapted = 6, kColumns = 7;
 
 }  // namespace
 
+int64_t TokenBytesOf(const Decoder& decoder, at::ScalarType compute) {
+  int64_t values = 0;
+  for (const DecoderBlock& block : decoder.blocks()) {
+    const SelfAttention& attention = block.attention;
+    if (!attention.borrows) values += 2 * attention.kv_heads * attention.head_dim;
+  }
+  return values * static_cast<int64_t>(c10::elementSize(compute));
+}
+
+int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute) {
+  int64_t bytes = 0;
+  for (const DecoderBlock& block : decoder.blocks()) {
+    if (!block.delta) continue;
+    const auto states = block.delta.EmptyStates(1, at::TensorOptions(at::kMeta).dtype(compute));
+    bytes += static_cast<int64_t>(states.conv.nbytes() + states.rule.nbytes());
+  }
+  return bytes;
+}
+
 PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
                            const at::TensorOptions& activations, int64_t most_pages,
                            int64_t requests)
@@ -44,25 +63,86 @@ PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
       most_pages_(most_pages),
       requests_(requests),
       layers_(decoder.blocks().size()),
+      states_(decoder.blocks().size()),
       positions_(decoder, LongFrom(config), activations.device()) {
-  if (on_gpu() && decoder.source().fixed() && !config.HasExperts()) {
+  const bool has_states = StateBytesOf(decoder, at::kFloat) > 0;
+  if (on_gpu() && decoder.source().fixed() && !config.HasExperts() && !has_states) {
     recorder_ = MakeGraphRecorder(activations.device());
   }
   const AcquiredUnit block(decoder.source(), decoder.layout(), 1);
   few_rows_ = !block.weights().nf4.empty();
 }
 
-void PagedDecoder::Reserve(int64_t tokens, int64_t pages) {
+void PagedDecoder::Reserve(int64_t tokens, int64_t pages, int64_t states) {
   if (positions_.Reserve(tokens)) ++moves_;
   // A GPU has all of them from the start, and one more for padding: a recording knows where they
   // are, and its memory is not wanted for anything else.
   const int64_t most = on_gpu() ? most_pages_ + 1 : most_pages_;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const SelfAttention& attention = decoder_.blocks()[layer].attention;
-    if (attention.borrows) continue;
+    const DecoderBlock& block = decoder_.blocks()[layer];
+    const SelfAttention& attention = block.attention;
+    if (attention.borrows || block.delta) continue;
     layers_[layer].Reserve(on_gpu() ? most : pages, most, {attention.kv_heads, attention.head_dim},
                            activations_);
   }
+  ReserveStates(on_gpu() ? requests_ + 1 : states);  // one for padding
+}
+
+void PagedDecoder::ReserveStates(int64_t count) {
+  for (size_t layer = 0; layer < states_.size(); ++layer) {
+    const DeltaNet& delta = decoder_.blocks()[layer].delta;
+    DeltaNet::States& kept = states_[layer];
+    const int64_t present = kept.rule.defined() ? kept.rule.size(0) : 0;
+    if (!delta || count <= present) continue;
+    const DeltaNet::States grown = delta.EmptyStates(count, activations_);
+    if (present > 0) {
+      grown.conv.narrow(0, 0, present).copy_(kept.conv);
+      grown.rule.narrow(0, 0, present).copy_(kept.rule);
+    }
+    kept = grown;
+  }
+}
+
+void PagedDecoder::CopyStates(std::span<const int32_t> from, std::span<const int32_t> to) {
+  const auto indices = [&](std::span<const int32_t> numbers) {
+    return at::tensor(at::ArrayRef<int32_t>(numbers.data(), numbers.size()), at::kLong)
+        .to(activations_.device());
+  };
+  const Tensor sources = indices(from), targets = indices(to);
+  for (DeltaNet::States& kept : states_) {
+    for (Tensor* states : {&kept.conv, &kept.rule}) {
+      if (states->defined()) {
+        states->index_copy_(0, targets, states->index_select(0, sources));
+      }
+    }
+  }
+}
+
+void PagedDecoder::BeginStates(std::span<const PagedRow> rows) {
+  for (const PagedRow& row : rows) {
+    if (row.position > 0) continue;
+    for (DeltaNet::States& kept : states_) {
+      for (Tensor* states : {&kept.conv, &kept.rule}) {
+        if (states->defined()) states->select(0, row.state).zero_();
+      }
+    }
+  }
+}
+
+ops::Pieces PagedDecoder::DocumentsOf(std::span<const PagedRow> rows, int64_t count) const {
+  ops::Pieces pieces;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i == 0 || rows[i].request != rows[i - 1].request) {
+      pieces.lengths.push_back(0);
+      pieces.states.push_back(rows[i].state);
+    }
+    ++pieces.lengths.back();
+  }
+  if (const int64_t padding = count - static_cast<int64_t>(rows.size()); padding > 0) {
+    pieces.lengths.push_back(padding);
+    pieces.states.push_back(requests_);
+  }
+  return pieces;
 }
 
 void PagedDecoder::SetTables(const std::vector<std::span<const int32_t>>& pages) {
@@ -139,14 +219,15 @@ Tensor PagedDecoder::RunBlock(size_t layer, const Tensor& x, const BlockContext&
   AcquiredUnit unit(decoder_.source(), decoder_.layout(), static_cast<int>(layer) + 1);
   const Pass pass{unit.weights(), decoder_.lora(), nullptr, inputs.tile, inputs.adapter_rows};
   LayerPages& kept = layers_[static_cast<size_t>(block.keys_of)];
-  return block.ForwardWith(x, context, pass, [&](const SelfAttention::Heads& projected) {
+  const auto attend = [&](const SelfAttention::Heads& projected) {
     if (!block.attention.borrows) kept.Write(inputs.slots, projected.k, projected.v);
     Tensor out = at::empty(projected.q.sizes(), projected.q.options());
     ops::PagedAttention(out, projected.q, kept.k, kept.v, tables_, inputs.places,
                         block.attention.scale, block.attention.window, inputs.pieces,
                         block.attention.Sinks(pass));
-    return out.view({x.size(0), -1});
-  });
+    return out;
+  };
+  return block.ForwardWith(x, context, pass, {attend, inputs.documents, states_[layer]});
 }
 
 Tensor PagedDecoder::RunBlocks(const Inputs& inputs) {
@@ -209,6 +290,8 @@ PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
   Inputs inputs = Unpack(Pack(rows, count).to(activations_.device()), count,
                          /*reads_adapter_rows=*/!all_adapted);
   inputs.tile = tile;
+  inputs.documents = DocumentsOf(rows, count);
+  BeginStates(rows);
   const Tensor x = RunBlocks(inputs);
   Scores scores;
   if (!last.empty()) {
@@ -229,11 +312,13 @@ PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
     recording.packed = at::empty({kColumns, count}, activations_.dtype(at::kLong));
   }
   recording.packed.copy_(Pack(rows, count));
-  const auto forward = [this, &recording, count] {
+  BeginStates(rows);
+  const auto forward = [this, &recording, rows, count] {
     const bool has_adapters = decoder_.lora().scale != 0.0;
     Inputs inputs = Unpack(recording.packed, count, /*reads_adapter_rows=*/has_adapters);
     inputs.tile = kTokenTile;
     inputs.pieces = false;
+    inputs.documents = DocumentsOf(rows, count);
     recording.scores = ScoresOf(RunBlocks(inputs));
   };
   if (!recorder_) {

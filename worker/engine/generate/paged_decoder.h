@@ -23,6 +23,7 @@ struct PagedRow {
   int64_t slot = 0;      // of its keys and values: page * PageTable::kPageTokens + place in it
   bool is_long = false;  // it belongs to a document that turns at long frequencies
   bool adapted = true;   // adapters act on it
+  int64_t state = 0;     // the number of its request's states
 };
 
 // How likely a token was after those before it, and what was likeliest there (of the least id where
@@ -33,7 +34,13 @@ struct TokenScore {
   double likeliest_log_probability = 0;
 };
 
-// Runs a decoder over tokens whose keys and values lie in pages, forward only.
+// Bytes that generation keeps of a token, keys and values, and of a request, states of gated
+// DeltaNets, in all layers.
+int64_t TokenBytesOf(const Decoder& decoder, at::ScalarType compute);
+int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute);
+
+// Runs a decoder over tokens whose keys and values lie in pages, forward only. Gated DeltaNets have
+// states instead, a set of them for each request.
 //
 // A row's bits depend on its request alone, and on a GPU on which of the two ways it goes: products
 // are made in tiles of a fixed number of rows, the last filled with padding, one number for tokens
@@ -45,16 +52,20 @@ class PagedDecoder {
   // is filled up to a multiple of.
   static constexpr int64_t kTokenTile = 64, kPromptTile = 512;
 
-  // Borrows `decoder`. `most_pages`: pages that there may be; `requests`: rows of the page tables.
+  // Borrows `decoder`. `most_pages`: pages that there may be; `requests`: rows of the page tables,
+  // and sets of states.
   PagedDecoder(const ModelConfig& config, Decoder& decoder, const at::TensorOptions& activations,
                int64_t most_pages, int64_t requests);
 
-  // Makes room for requests of so many tokens, and for pages numbered below `pages`.
-  void Reserve(int64_t tokens, int64_t pages);
+  // Makes room for requests of so many tokens, for pages numbered below `pages`, and for states
+  // below `states`.
+  void Reserve(int64_t tokens, int64_t pages, int64_t states);
   // The pages of each request, in order: row i of the tables.
   void SetTables(const std::vector<std::span<const int32_t>>& pages);
   // Copies keys and values of whole pages, in all layers, to others.
   void CopyPages(std::span<const BeamPages::Copy> copies);
+  // Copies states to others, in all layers, as if all at once.
+  void CopyStates(std::span<const int32_t> from, std::span<const int32_t> to);
   bool IsLong(int64_t tokens) const { return positions_.IsLong(tokens); }
 
   // What the head makes of some rows, on the device.
@@ -82,8 +93,14 @@ class PagedDecoder {
     at::Tensor tokens, positions, slots, places, is_long, adapter_rows;
     int64_t tile = 1;
     bool pieces = true;
+    ops::Pieces documents;
   };
 
+  // The pieces that `rows`, filled up to `count`, are of, rows of one request following each other.
+  ops::Pieces DocumentsOf(std::span<const PagedRow> rows, int64_t count) const;
+  // Zeros the states of those documents that begin in `rows`.
+  void BeginStates(std::span<const PagedRow> rows);
+  void ReserveStates(int64_t count);
   bool on_gpu() const { return activations_.device().is_cuda(); }
   // Rows [count], those beyond `rows` padding, as one matrix of int64.
   at::Tensor Pack(std::span<const PagedRow> rows, int64_t count) const;
@@ -105,7 +122,8 @@ class PagedDecoder {
   Decoder& decoder_;
   at::TensorOptions activations_;
   int64_t most_pages_ = 0, requests_ = 0;
-  std::vector<LayerPages> layers_;  // empty where a layer reads those of another
+  std::vector<LayerPages> layers_;  // empty where a layer reads those of another, or has states
+  std::vector<DeltaNet::States> states_;  // by layer
   PositionTables positions_;
   at::Tensor tables_;  // int32 [requests, width]
   std::unique_ptr<GraphRecorder> recorder_;

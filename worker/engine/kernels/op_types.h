@@ -65,6 +65,12 @@ struct GluFactors {
   plan::ActivationKind kind = plan::ActivationKind::kSilu;
 };
 
+// Pieces of documents behind each other in rows, for generation: how many rows each has, and the
+// number of its document's state.
+struct Pieces {
+  std::vector<int64_t> lengths, states;
+};
+
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 struct Documents {
   at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens

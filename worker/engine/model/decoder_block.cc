@@ -242,17 +242,30 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
 }
 
 Tensor DecoderBlock::ForwardWith(const Tensor& x, const BlockContext& context, const Pass& pass,
-                                 const Attend& attend) const {
+                                 const Past& past) const {
   Saved saved;
   Activation normed =
-      Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
-  attention.Project(std::move(normed), context.ropes[rope], pass, saved.attention);
-  Tensor attended = attention.o.EmptyInputRows(x);
-  attended.copy_(attend(attention.Inputs(saved.attention)));
+      Before(mixer_in().EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
+  Tensor attended;
+  if (delta) {
+    delta.Project(std::move(normed), pass, saved.delta);
+  } else {
+    attention.Project(std::move(normed), context.ropes[rope], pass, saved.attention);
+    const SelfAttention::Heads heads = attention.Inputs(saved.attention);
+    const Tensor out = past.attend(heads);
+    attended = attention.output_gate
+                   ? attention.Gated(out, heads.gate, pass)
+                   : attention.o.EmptyInputRows(x).copy_(out.view({x.size(0), -1}));
+  }
   saved.middle = at::empty(x.sizes(), x.options());
-  AddSubLayer(
-      saved.middle, x, attention_ends, pass, saved.attention_out,
-      [&](Tensor& y, const Tensor& addend) { attention.o.Forward(y, attended, pass, addend); });
+  AddSubLayer(saved.middle, x, attention_ends, pass, saved.attention_out,
+              [&](Tensor& y, const Tensor& addend) {
+                if (delta) {
+                  delta.Continue(y, addend, past.pieces, pass, past.states, saved.delta);
+                } else {
+                  attention.o.Forward(y, attended, pass, addend);
+                }
+              });
   return RunFromMiddle(context, pass, {}, saved);
 }
 

@@ -88,12 +88,18 @@ struct DecoderBlock {
   at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                      const plan::BlockPlan& plan, Saved* saved) const;
 
-  // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
-  // returns [T, heads * D]. For generation, which keeps keys and values;
-  // borrowed ones are undefined.
-  using Attend = std::function<at::Tensor(const SelfAttention::Heads& projected)>;
+  // Forward only, after tokens that were there before. For generation, which keeps keys and values,
+  // or states.
+  struct Past {
+    // Supplies attention: gets q, k, v (rotated; borrowed ones are undefined) and returns
+    // [T, heads, D].
+    std::function<at::Tensor(const SelfAttention::Heads& projected)> attend;
+    // Of a gated DeltaNet.
+    const ops::Pieces& pieces;
+    DeltaNet::States& states;
+  };
   at::Tensor ForwardWith(const at::Tensor& x, const BlockContext& context, const Pass& pass,
-                         const Attend& attend) const;
+                         const Past& past) const;
 
   // Columns to spare that the gradient of a block's output needs.
   int64_t gradient_spare() const {

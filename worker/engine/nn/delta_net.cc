@@ -35,8 +35,11 @@ DeltaNet::Gates DeltaNet::MakeGates(const Parts& parts, const Pass& pass) const 
   Gates gates;
   gates.rate = pass.weights[a_log].to(at::kFloat).exp();
   gates.shifted = parts.a.to(at::kFloat).add(pass.weights[dt_bias].to(at::kFloat));
-  gates.g = at::softplus(gates.shifted).mul_(gates.rate).neg_().contiguous();
-  gates.beta = at::sigmoid(parts.b.to(at::kFloat)).contiguous();
+  const bool alone = pass.tile > 0;
+  const auto softplus = [](const Tensor& x) { return at::softplus(x); };
+  const auto sigmoid = [](const Tensor& x) { return at::sigmoid(x); };
+  gates.g = ByRow(gates.shifted, alone, softplus).mul_(gates.rate).neg_().contiguous();
+  gates.beta = ByRow(parts.b.to(at::kFloat), alone, sigmoid).contiguous();
   return gates;
 }
 
@@ -77,6 +80,24 @@ void DeltaNet::Attend(Tensor& y, const Tensor& residual, const ops::Documents& d
                                  NormWeight(pass), epsilon, normed.fp8);
   saved.normed = normed.rows;
   saved.out_xa = out.Forward(y, std::move(normed), pass, residual);
+}
+
+void DeltaNet::Continue(Tensor& y, const Tensor& residual, const ops::Pieces& pieces,
+                        const Pass& pass, States& states, Saved& saved) const {
+  const Parts parts = Split(saved.projected);
+  saved.convolved = at::empty(parts.qkv.sizes(), parts.qkv.options());
+  ops::ShortConvNext(saved.convolved, states.conv, parts.qkv, ConvWeight(pass), pieces);
+  const auto [q, k, v] = SplitHeads(saved.convolved);
+  const Gates gates = MakeGates(parts, pass);
+  saved.heads = at::empty({q.size(0), values()}, q.options());
+  Tensor heads = ByHead(saved.heads);
+  ops::GatedDeltaNext(heads, states.rule, q, k, v, gates.g, gates.beta, pieces);
+  Attend(y, residual, {}, pass, saved);
+}
+
+DeltaNet::States DeltaNet::EmptyStates(int64_t count, const at::TensorOptions& like) const {
+  return {at::empty({count, plan::kDeltaConvolution - 1, 2 * keys() + values()}, like),
+          at::empty({count, value_heads, key_size, value_size}, like.dtype(at::kFloat))};
 }
 
 void DeltaNet::Restore(const ops::Documents& documents, const Pass& pass, Saved& saved) const {

@@ -45,12 +45,23 @@ struct DeltaNet {
     at::Tensor in_xa, out_xa;
   };
 
+  // What is carried from piece to piece of documents, by state (ops::Pieces); zeros at their start.
+  struct States {
+    at::Tensor conv;  // of the activations' type [states, 3, C]
+    at::Tensor rule;  // fp32 [states, Hv, Dk, Dv]
+  };
+
   // Fills projected from x [T, H], already normalised.
   void Project(Activation x, const Pass& pass, Saved& saved) const;
   // Writes y [T, H] = what the layer makes of what Project filled, plus `residual` where it is
   // defined. The rule is computed unless `heads` are there from a forward before.
   void Attend(at::Tensor& y, const at::Tensor& residual, const ops::Documents& documents,
               const Pass& pass, Saved& saved) const;
+  // As Attend, of pieces of documents, from the states before them to those behind; for generation.
+  void Continue(at::Tensor& y, const at::Tensor& residual, const ops::Pieces& pieces,
+                const Pass& pass, States& states, Saved& saved) const;
+  // Room for so many states, uninitialised. `like`: activations.
+  States EmptyStates(int64_t count, const at::TensorOptions& like) const;
   // Computes what is missing in `saved` for the backward.
   void Restore(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
   // Drops what Restore computes again at little cost: all but the products and `heads`.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <cstdint>
 #include <utility>
@@ -42,5 +43,16 @@ double RoundedTo(double value, at::ScalarType type);
 
 // `part`, or a copy of it where it would keep the storage of `rows` alive.
 at::Tensor ApartFrom(const at::Tensor& rows, const at::Tensor& part);
+
+// run(x), which may be of the first dimension's rows one by one, where `alone`: ATen's elementwise
+// operations on a CPU round what fills a vector register otherwise than the rest, so that a row's
+// bits would depend on the rows beside it.
+template <typename Run>
+at::Tensor ByRow(const at::Tensor& x, bool alone, const Run& run) {
+  if (!alone || !x.is_cpu()) return run(x);
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  for (int64_t row = 0; row < x.size(0); ++row) y.select(0, row).copy_(run(x.select(0, row)));
+  return y;
+}
 
 }  // namespace sft::engine

@@ -171,16 +171,17 @@ void SelfAttention::TakeGradients(Heads& d, SharedHeads& shared) {
 }
 
 // Rounded as transformers does: sigmoids to the type of the activations, then the product.
-Tensor SelfAttention::Gated(const Tensor& out, const Tensor& gate) const {
+Tensor SelfAttention::Gated(const Tensor& out, const Tensor& gate, const Pass& pass) const {
   const Tensor rows = o.EmptyInputRows(out);
   Tensor by_head = HeadsOf(rows, 0, heads, head_dim);
-  at::mul_out(by_head, out, at::sigmoid(gate));
+  const auto sigmoid = [](const Tensor& x) { return at::sigmoid(x); };
+  at::mul_out(by_head, out, ByRow(gate, pass.tile > 0, sigmoid));
   return rows;
 }
 
-void SelfAttention::RestoreGated(Saved& saved) const {
+void SelfAttention::RestoreGated(const Pass& pass, Saved& saved) const {
   if (!output_gate || saved.gated.defined()) return;
-  saved.gated = Gated(HeadsOf(saved.out, 0, heads, head_dim), Split(saved.qkv).gate);
+  saved.gated = Gated(HeadsOf(saved.out, 0, heads, head_dim), Split(saved.qkv).gate, pass);
 }
 
 void SelfAttention::GateBackward(Tensor& dout, Tensor& dgate, const Saved& saved) const {
@@ -244,7 +245,7 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
 void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documents& documents,
                            const Pass& pass, SharedHeads* shared, Saved& saved) const {
   if (!saved.out.defined()) Compute(documents, pass, shared, saved);
-  RestoreGated(saved);
+  RestoreGated(pass, saved);
   saved.o_xa = o.Forward(y, Read(saved), pass, residual);
 }
 
@@ -260,7 +261,7 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
   if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
-  RestoreGated(saved);
+  RestoreGated(pass, saved);
   o.Backward(std::move(dy), Read(saved), saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
   saved.o_xa = saved.gated = Tensor();
   if (!go_on) return;

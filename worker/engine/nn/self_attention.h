@@ -80,7 +80,7 @@ struct SelfAttention {
   // Drops what is computed again at little cost: all but the products, out and lse.
   static void DropRows(Saved& saved);
   // out [T, heads, D] * sigmoid(gate), as `o` reads it.
-  at::Tensor Gated(const at::Tensor& out, const at::Tensor& gate) const;
+  at::Tensor Gated(const at::Tensor& out, const at::Tensor& gate, const Pass& pass) const;
 
   // Adds the parameters' gradients; makes that of x [T, H] only where dx is not null. `input` gives
   // x once attention's own memory is free again. Consumes `saved`.
@@ -121,7 +121,7 @@ struct SelfAttention {
   void NormValues(Saved& saved) const;
   void NormValuesBackward(at::Tensor& dqkv, const at::Tensor& dv, const Saved& saved) const;
   const at::Tensor& Read(const Saved& saved) const { return output_gate ? saved.gated : saved.out; }
-  void RestoreGated(Saved& saved) const;
+  void RestoreGated(const Pass& pass, Saved& saved) const;
   // Of dout, the gradient of what `o` read: writes that of the gates, and makes it that of `out`.
   void GateBackward(at::Tensor& dout, at::Tensor& dgate, const Saved& saved) const;
   // Fills out and lse.

@@ -8,6 +8,7 @@
 
 #include "common/plan/attention_cost.h"
 #include "common/plan/checkpoint_names.h"
+#include "common/plan/peak_memory.h"
 #include "common/plan/step_time.h"
 #include "common/plan/tensors.h"
 #include "tests/unit/common/plan/jobs.h"
@@ -242,6 +243,17 @@ TEST(DeltaCostTest, TheRuleTakesTimeByTokensAlone) {
   EXPECT_LT(seconds(3, 8192, 1024).forward, seconds(3, 8192, 8192).forward);
   // A state of [128, 128] for each of 16 heads and each chunk of 64 tokens that has begun.
   EXPECT_EQ(AttentionWorkspace(model, 0, 2, 100, true), 2 * 2 * 16 * 128 * 128 * 4);
+}
+
+TEST(DeltaCostTest, BlocksAreNotRecorded) {
+  const ModelConfig hybrid = DeltaModel(kQwen35Of800M);
+  ModelConfig attention = hybrid;
+  attention.delta = {};
+  for (LayerShape& layer : attention.layer_shapes) layer.delta = false;
+  const spec::JobSpec job = Lora(8, {"mlp.up_proj"});
+  const ExecutionPlan run;
+  EXPECT_TRUE(MayRecord(DeltaProblem(attention, job), run));
+  EXPECT_FALSE(MayRecord(DeltaProblem(hybrid, job), run));
 }
 
 TEST(DeltaCostTest, JobsArePlanned) {

@@ -59,10 +59,23 @@ class MapSink : public GradientSink {
   std::vector<Tensor> none_;
 };
 
+constexpr char kLlama[] =
+    R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "max_position_embeddings": 64})";
+// A gated DeltaNet, and attention with an output gate.
+constexpr char kHybridInFp8[] =
+    R"({"model_type": "qwen3_5_text", "vocab_size": 96, "hidden_size": 64,
+      "intermediate_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+      "linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+      "linear_value_head_dim": 8, "max_position_embeddings": 64})";
+
 // A small model of random weights in 4 bits, with adapters on what `targets` name.
 class Fp8Model {
  public:
-  explicit Fp8Model(std::vector<std::string> targets = {"all-linear"}) {
+  explicit Fp8Model(std::vector<std::string> targets = {"all-linear"}, const char* config = kLlama)
+      : config_(ParseConfig(config, "config.json")) {
     spec::JobSpec job{.training = {.mode = spec::Mode::kLora, .use_qlora = true}};
     job.lora.target_modules = std::move(targets);
     PrepareLayout(layout_, job);
@@ -95,11 +108,7 @@ class Fp8Model {
   }
 
  private:
-  ModelConfig config_ = ParseConfig(
-      R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 64})",
-      "config.json");
+  ModelConfig config_;
   ModelLayout layout_ = MakeLayout(config_);
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
   std::unique_ptr<AdaptedSource> source_;
@@ -249,9 +258,8 @@ std::unique_ptr<at::ObserverContext> Count(const at::RecordFunction& call) {
   return nullptr;
 }
 
-// Of one micro-batch.
-Counts CountRows(const std::vector<std::string>& targets, Recompute level) {
-  Fp8Model model(targets);
+// One micro-batch, forward and backward.
+void RunBatch(Fp8Model& model, Recompute level, MapSink& sink) {
   Decoder decoder(model.config(), model.layout(), model.source(), at::kCPU,
                   {.lora = {kScale}, .run = {.shallow = level}});
   const Tensor tokens = at::arange(kBatchTokens, at::kLong);
@@ -261,13 +269,36 @@ Counts CountRows(const std::vector<std::string>& targets, Recompute level) {
                           .lengths = {kBatchTokens},
                           .loss_rows = tokens,
                           .targets = tokens + 1};
+  decoder.ForwardBackward(batch, nullptr, sink);
+}
+
+// Of one micro-batch.
+Counts CountRows(const std::vector<std::string>& targets, Recompute level) {
+  Fp8Model model(targets);
   MapSink sink(model.layout());
   counts = {};
   const auto handle =
       at::addThreadLocalCallback(at::RecordFunctionCallback(&Count).needsInputs(true));
-  decoder.ForwardBackward(batch, nullptr, sink);
+  RunBatch(model, level, sink);
   at::removeCallback(handle);
   return counts;
+}
+
+TEST(Fp8DecoderTest, AHybridHasTheSameBitsAtEachLevel) {
+  const at::NoGradGuard no_grad;
+  Fp8Model model({"all-linear"}, kHybridInFp8);
+  MapSink kept(model.layout());
+  RunBatch(model, Recompute::kNothing, kept);
+  for (const Recompute level : kLevels) {
+    MapSink sink(model.layout());
+    RunBatch(model, level, sink);
+    for (const auto& [place, gradient] : kept.buffers()) {
+      EXPECT_GT(gradient.abs().sum().item<float>(), 0.0f);
+      EXPECT_TRUE(at::equal(sink.Buffer(place.first, place.second), gradient))
+          << plan::NameOf(level) << " "
+          << model.layout().units[place.first].params[place.second].name;
+    }
+  }
 }
 
 TEST(Fp8DecoderTest, OnlyWhatIsMadeInTilesIsReadAgainToBeQuantised) {
