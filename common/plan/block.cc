@@ -355,7 +355,7 @@ class CostMaker {
   // write, forward and backward. The backward gathers both the rows and the gradients of what
   // experts wrote.
   int64_t RoutingBytes() const {
-    return (2 + 3) * r_.gathered + (2 + 3) * r_.hidden + (2 + 2) * r_.scores;
+    return (3 + 5) * r_.gathered + 2 * r_.hidden + (2 + 2) * r_.scores;
   }
 
   // Bytes per token that an adapter's factors read and write in the forward, and beside that in

@@ -12,9 +12,9 @@ namespace {
 constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
-// Rows an expert at which the products of all experts reach half of that. Not measured: of a Hopper
-// GPU's products, whose tiles have 128 rows or 64.
-constexpr double kHalfExpert = 64;
+// Rows an expert at which the products of all experts reach half of that. Measured on one H200
+// (docs/benchmarks/mixtures.md).
+constexpr double kHalfExpert = 100;
 constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
 constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory

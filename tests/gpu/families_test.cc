@@ -224,6 +224,13 @@ constexpr FamilyCase kFamilies[] = {
         "head_dim": 128, "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn",
         "factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0,
         "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})"},
+    {"qwen3_5", R"("model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"],
+        "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention",
+        "full_attention"], "rope_parameters": {"rope_theta": 1e6, "rope_type": "default",
+        "partial_rotary_factor": 0.25})",
+     false, true},
     // All experts chosen: rounding cannot choose others.
     {"qwen3_moe", R"("model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
         "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 256,

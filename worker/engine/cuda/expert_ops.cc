@@ -84,6 +84,8 @@ void GroupedGemm(Tensor& out, const Tensor& a, const Tensor& b, const ops::Group
   if (addend.bias.defined()) product.bias = addend.bias.const_data_ptr();
   product.out = Write(out);
   product.alpha = static_cast<float>(alpha);
+  Tensor ticket = at::empty({1}, groups.begins().options());
+  product.ticket = ticket.mutable_data_ptr<int32_t>();
   const LaunchScope scope(out);
   C10_CUDA_CHECK(LaunchGroupedGemm(product, Multiprocessors(out), scope.stream()));
 }

@@ -17,6 +17,7 @@ using Bf16 = __nv_bfloat16;
 constexpr int kM = 128, kK = 64;
 constexpr int kThreads = 384;  // one warp group fetches, two multiply
 constexpr int kWarps = 8;      // that multiply
+constexpr int kTickets = 2;
 constexpr int kMaxShared = 227 * 1024;
 // Tiles of 192 outputs take so much longer for an output than tiles of 256.
 constexpr double kNarrower = 1.03;
@@ -36,6 +37,8 @@ struct Shared {
   alignas(1024) Bf16 out[kWarps][16 * 64];
   alignas(8) uint64_t full[kStages];
   uint64_t empty[kStages];
+  uint64_t ticket_full[kTickets], ticket_empty[kTickets];
+  int tickets[kTickets];  // numbers of tiles on their way to the warp groups that multiply
   GroupTable table;
 };
 static_assert(sizeof(Shared<256>) + 1024 <= kMaxShared);
@@ -70,16 +73,6 @@ __device__ __forceinline__ bool Locate(const GroupedProduct& gemm, const GroupTa
   return true;
 }
 
-// Calls visit(tile) for all tiles of this thread block.
-template <int kN, typename Visit>
-__device__ __forceinline__ void ForEachTile(const GroupedProduct& gemm, const GroupTable& table,
-                                            const Visit& visit) {
-  Tile tile;
-  for (int number = blockIdx.x; Locate<kN>(gemm, table, number, &tile); number += gridDim.x) {
-    visit(tile);
-  }
-}
-
 // One thread: fetches operands.
 template <int kN, bool kAcross>
 __device__ __forceinline__ void Fetch(const Arguments& arguments, Shared<kN>& s) {
@@ -102,12 +95,18 @@ __device__ __forceinline__ void Fetch(const Arguments& arguments, Shared<kN>& s)
     }
     ++step;
   };
-  ForEachTile<kN>(gemm, s.table, [&](const Tile& tile) {
+  Tile tile;
+  for (int turn = 0;; ++turn) {
+    const int slot = turn % kTickets;
+    WaitFor(&s.ticket_empty[slot], turn / kTickets % 2 ^ 1);
+    s.tickets[slot] = atomicAdd(gemm.ticket, 1);
+    Arrive(&s.ticket_full[slot]);
+    if (!Locate<kN>(gemm, s.table, s.tickets[slot], &tile)) return;
     for (int k = 0; k < gemm.depth; k += kK) fetch(&arguments.a, &arguments.b, tile, k);
     for (int k = 0; k < gemm.more_depth; k += kK) {
       fetch(&arguments.more_a, &arguments.more_b, tile, k);
     }
-  });
+  }
 }
 
 // d += the product of 16 elements of the sum, number `part` of the stage.
@@ -198,7 +197,14 @@ __device__ __forceinline__ void MultiplyAll(const Arguments& arguments, Shared<k
   const GroupedProduct& gemm = arguments.gemm;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - 4, group = warp / 4;
   int step = 0;
-  ForEachTile<kN>(gemm, s.table, [&](const Tile& tile) {
+  Tile tile;
+  for (int turn = 0;; ++turn) {
+    const int slot = turn % kTickets;
+    WaitFor(&s.ticket_full[slot], turn / kTickets % 2);
+    const int number = s.tickets[slot];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Arrive(&s.ticket_empty[slot]);
+    if (!Locate<kN>(gemm, s.table, number, &tile)) return;
     float d[kN / 2];
     for (int k = 0; k < gemm.depth; k += kK, ++step) {
       Step<kN, kAcross, kK / 16>(s, group, step, k == 0, d);
@@ -218,7 +224,7 @@ __device__ __forceinline__ void MultiplyAll(const Arguments& arguments, Shared<k
     if (first_row < tile.rows) {
       Store<kN>(gemm, tile, tile.first_row + first_row, tile.rows - first_row, d, s.out[warp]);
     }
-  });
+  }
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -234,6 +240,10 @@ __global__ void __launch_bounds__(kThreads, 1) Run(const __grid_constant__ Argum
     for (int i = 0; i < Shared<kN>::kStages; ++i) {
       InitBarrier(&s.full[i], 1);
       InitBarrier(&s.empty[i], kWarps);
+    }
+    for (int i = 0; i < kTickets; ++i) {
+      InitBarrier(&s.ticket_full[i], 1);
+      InitBarrier(&s.ticket_empty[i], kWarps);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     OrderShared();
@@ -285,8 +295,9 @@ cudaError_t Launch(const GroupedProduct& gemm, int multiprocessors, cudaStream_t
   }
   if (!described) return cudaErrorInvalidValue;
   constexpr int kBytes = sizeof(Shared<kN>) + 1024;
-  const cudaError_t error = cudaFuncSetAttribute(
-      Run<kN, kAcross>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaError_t error = cudaFuncSetAttribute(Run<kN, kAcross>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error == cudaSuccess) error = cudaMemsetAsync(gemm.ticket, 0, sizeof(int32_t), stream);
   if (error != cudaSuccess) return error;
   Run<kN, kAcross><<<multiprocessors, kThreads, kBytes, stream>>>(arguments);
   return cudaGetLastError();

@@ -2,8 +2,9 @@
 // experts of a mixture. See launch.h for what all launchers keep to.
 //
 // The borders of the groups are read on the GPU, so nobody waits for them. Thread blocks stay and
-// take tiles of 128 rows of a group in a fixed order; one thread fetches operands by TMA, two warp
-// groups multiply. A row's result is summed in one order whatever stands beside it.
+// take tiles of 128 rows of a group by ticket, so that one that starts late, beside a collective,
+// holds nobody up; one thread fetches operands by TMA, two warp groups multiply. A row's result is
+// summed in one order whoever computes it and whatever stands beside it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,6 +42,7 @@ struct GroupedProduct {
   const void* bias = nullptr;  // bf16 [groups, outputs], or null
   MutableRows out;             // [rows, outputs]
   float alpha = 1.0f;          // 1 with a second product
+  int32_t* ticket = nullptr;   // workspace
 };
 // For compute capability 9.0 alone; `outputs` a multiple of 8.
 cudaError_t LaunchGroupedGemm(const GroupedProduct& gemm, int multiprocessors, cudaStream_t stream);

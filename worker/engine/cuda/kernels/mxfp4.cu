@@ -18,26 +18,44 @@ __device__ __forceinline__ float Value(uint32_t code) {
   return (code & 8) != 0 ? -value : value;
 }
 
+// Two codes as bf16 times 2^-126: the bits of an E2M1 below the sign are those of such a number.
+__device__ __forceinline__ uint32_t PairOf(uint32_t byte) {
+  return ((byte << 6) & 0x000001C0u) | ((byte << 12) & 0x00008000u) | ((byte << 18) & 0x01C00000u) |
+         ((byte << 24) & 0x80000000u);
+}
+__device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t bits) {
+  return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+}
+
+// Eight codes; exact but for what bf16 cannot hold, which is rounded once.
+__device__ __forceinline__ uint4 ValuesOf(uint32_t codes, uint8_t scale) {
+  const __nv_bfloat162 back = AsPair(0x7E807E80u);  // 2^126
+  const __nv_bfloat162 by = AsPair(uint32_t{scale} * 0x00800080u);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 values = __hmul2(__hmul2(AsPair(PairOf(codes >> (8 * i) & 0xFF)), back), by);
+    words[i] = *reinterpret_cast<const uint32_t*>(&values);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     Dequantize(int64_t n, const uint8_t* __restrict__ codes, const uint8_t* __restrict__ scales,
                T* __restrict__ out) {
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kOfThread;
   if (first >= n) return;
-  const float scale = __uint_as_float(static_cast<uint32_t>(scales[first / kMxfp4Block]) << 23);
+  const uint8_t exponent = scales[first / kMxfp4Block];
+  const float scale = __uint_as_float(uint32_t{exponent} << 23);
   if (first + kOfThread <= n) {
     const uint32_t packed = *reinterpret_cast<const uint32_t*>(codes + first / 2);
-    float values[kOfThread];
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) values[i] = Value((packed >> (4 * i)) & 15) * scale;
     if constexpr (sizeof(T) == 2) {
-      uint4 words;
-      words.x = PackPair(values[0], values[1]);
-      words.y = PackPair(values[2], values[3]);
-      words.z = PackPair(values[4], values[5]);
-      words.w = PackPair(values[6], values[7]);
-      *reinterpret_cast<uint4*>(out + first) = words;
+      *reinterpret_cast<uint4*>(out + first) = ValuesOf(packed, exponent);
     } else {
+      float values[kOfThread];
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) values[i] = Value((packed >> (4 * i)) & 15) * scale;
       *reinterpret_cast<float4*>(out + first) =
           make_float4(values[0], values[1], values[2], values[3]);
       *reinterpret_cast<float4*>(out + first + 4) =
