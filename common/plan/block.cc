@@ -291,9 +291,8 @@ class CostMaker {
     const int64_t kept = cost->saved[level];
     // The block's input and output, and what it holds of the attention by the end of either
     // sub-layer.
-    const int64_t attention_end =
-        2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa + output() + input_normed +
-        mixer_forward();
+    const int64_t attention_end = 2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa +
+                                  output() + input_normed + mixer_forward();
     int64_t held = kept_always() - r_.mlp_always - input_layer();
     if (keeps_all) held = attention_end - mixer_forward();
     if (level == Index(Recompute::kLinears)) held = 2 * r_.hidden + attended();

@@ -45,8 +45,8 @@ void Rule(const Table& table, const PackedDocuments& packed, int64_t key_heads,
   Tensor out = Random({tokens, value_heads, kSize});
   const Tensor dout = Random({tokens, value_heads, kSize});
   const ops::Documents documents = packed.documents();
-  const std::string name = fmt::format("{}x{} {}/{}", packed.lengths.size(),
-                                       packed.lengths.front(), key_heads, value_heads);
+  const std::string name = fmt::format("{}x{} {}/{}", packed.lengths.size(), packed.lengths.front(),
+                                       key_heads, value_heads);
   const double flops = static_cast<double>(tokens * value_heads) *
                        static_cast<double>(64 * 8 * kSize + 6 * kSize * kSize);
   table.Arithmetic("delta " + name, flops,
@@ -79,12 +79,10 @@ void Around(const Table& table, const PackedDocuments& packed) {
   const Tensor rstd = ops::GatedRmsNorm(y, x, gate, weight, 1e-6);
   table.Memory("gated_norm" + name, 3 * Bytes(x),
                [&] { ops::GatedRmsNorm(y, x, gate, weight, 1e-6); });
-  table.Memory("gated_norm backward", 5 * Bytes(x), [&] {
-    ops::GatedRmsNormBackward(dx, dgate, dy, x, gate, weight, rstd, false);
-  });
-  table.Memory("gated_norm backward + weight", 5 * Bytes(x), [&] {
-    ops::GatedRmsNormBackward(dx, dgate, dy, x, gate, weight, rstd, true);
-  });
+  table.Memory("gated_norm backward", 5 * Bytes(x),
+               [&] { ops::GatedRmsNormBackward(dx, dgate, dy, x, gate, weight, rstd, false); });
+  table.Memory("gated_norm backward + weight", 5 * Bytes(x),
+               [&] { ops::GatedRmsNormBackward(dx, dgate, dy, x, gate, weight, rstd, true); });
 }
 
 }  // namespace

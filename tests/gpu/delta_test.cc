@@ -37,7 +37,12 @@ struct RuleData {
     for (size_t i = 0; i < document; ++i) first += lengths[i];
     for (size_t i = document; i < document + count; ++i) tokens += lengths[i];
     const auto part = [&](const Tensor& x) { return x.narrow(0, first, tokens).contiguous(); };
-    return {part(q), part(k), part(v), part(g), part(beta), part(dout),
+    return {part(q),
+            part(k),
+            part(v),
+            part(g),
+            part(beta),
+            part(dout),
             {lengths.begin() + document, lengths.begin() + document + count}};
   }
 };
@@ -143,8 +148,8 @@ TEST_P(DeltaRuleGpuTest, PackedDocumentsHaveTheBitsThatTheyHaveAlone) {
     for (size_t i = 0; i < data.lengths.size(); ++i) {
       const RuleResults alone = RunRule(data.Part(i, 1));
       for (size_t result = 0; result < alone.all().size(); ++result) {
-        EXPECT_TRUE(SameBits(packed.all()[result].narrow(0, first, data.lengths[i]),
-                             alone.all()[result]))
+        EXPECT_TRUE(
+            SameBits(packed.all()[result].narrow(0, first, data.lengths[i]), alone.all()[result]))
             << kRuleNames[result] << " of " << data.lengths[i] << " tokens, " << type;
       }
       first += data.lengths[i];
@@ -169,8 +174,7 @@ struct WideHeads {
     int64_t first = 0;
     for (const Tensor& part : parts) {
       const int64_t columns = part.size(1) * part.size(2);
-      heads.push_back(
-          buffer.narrow(1, first, columns).unflatten(1, {part.size(1), part.size(2)}));
+      heads.push_back(buffer.narrow(1, first, columns).unflatten(1, {part.size(1), part.size(2)}));
       heads.back().copy_(part);
       first += columns;
     }
@@ -264,8 +268,7 @@ TEST_F(GpuTest, DeltaRuleDoesNotDependOnPiecesOfItsWorkspace) {
   for (size_t i = 0; i < lengths.size(); ++i) {
     const RuleResults alone = RunRule(data.Part(i, 1));
     for (size_t result = 0; result < alone.all().size(); ++result) {
-      EXPECT_TRUE(at::equal(packed.all()[result].narrow(0, first, lengths[i]),
-                            alone.all()[result]))
+      EXPECT_TRUE(at::equal(packed.all()[result].narrow(0, first, lengths[i]), alone.all()[result]))
           << kRuleNames[result] << " of " << lengths[i] << " tokens";
     }
     first += lengths[i];

@@ -139,7 +139,8 @@ void Ours(const Table& table, const std::string& name, Linear& part, const ops::
 void Grouped(const Table& table, const std::string& name, const Linear& part,
              const ops::RowGroups& groups) {
   // LibTorch wants where each expert's rows end.
-  const Tensor ends = groups.begins().slice(0, 1), w = part.Stack(0), a = part.Stack(1), b = part.Stack(2);
+  const Tensor ends = groups.begins().slice(0, 1), w = part.Stack(0), a = part.Stack(1),
+               b = part.Stack(2);
   const auto time = [&](const std::string& what, double flops, const Tensor& left,
                         const Tensor& right) {
     try {

@@ -25,7 +25,8 @@ struct FamilyCase {
   const char* name;
   const char* family;    // keys of config.json that set it apart, model_type first
   bool experts = false;  // which have no DoRA
-  // Rounding changes its gradients by more than kRounded: what bf16 on the CPU changes is the bound.
+  // Rounding changes its gradients by more than kRounded: what bf16 on the CPU changes is the
+  // bound.
   bool magnifies = false;
 
   friend void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name; }

@@ -47,14 +47,14 @@ TEST_F(GpuTest, ShortConvForwardAndBackwardEqualTheReference) {
       Tensor expected = at::empty_like(fp32), expected_dx = at::empty_like(fp32);
       const ops::Documents on_cpu{starts, kConvLengths}, on_gpu{gpu_starts, kConvLengths};
       ops::ShortConv(expected, fp32, weight.to(at::kFloat), on_cpu);
-      const Tensor expected_dw = ops::ShortConvBackward(
-          expected_dx, dy.to(at::kFloat), fp32, weight.to(at::kFloat), on_cpu, true);
+      const Tensor expected_dw = ops::ShortConvBackward(expected_dx, dy.to(at::kFloat), fp32,
+                                                        weight.to(at::kFloat), on_cpu, true);
       for (const int64_t gap : {64, 3}) {
         const GappedRows source(x, gap), gradient(dy, gap);
         GappedRows out(at::full_like(x, NAN), gap), dx(at::full_like(x, NAN), gap);
         ops::ShortConv(out.rows, source.rows, ToGpu(weight), on_gpu);
-        const Tensor dw = ops::ShortConvBackward(dx.rows, gradient.rows, source.rows,
-                                                 ToGpu(weight), on_gpu, true);
+        const Tensor dw = ops::ShortConvBackward(dx.rows, gradient.rows, source.rows, ToGpu(weight),
+                                                 on_gpu, true);
         EXPECT_LT(RelativeError(out.rows, expected), RowsTolerance(type)) << channels << type;
         EXPECT_LT(RelativeError(dx.rows, expected_dx), RowsTolerance(type)) << channels << type;
         EXPECT_EQ(dw.scalar_type(), at::kFloat);
@@ -115,8 +115,8 @@ TEST_P(GatedNormGpuTest, ForwardAndBackwardEqualTheReference) {
     // Of the same type: the product with rstd is rounded to it.
     Tensor y_ref = at::empty_like(x), dx_ref = at::empty_like(x), dgate_ref = at::empty_like(x);
     const Tensor rstd_ref = ops::GatedRmsNorm(y_ref, x, gate, weight, 1e-6);
-    const Tensor dw_ref = ops::GatedRmsNormBackward(dx_ref, dgate_ref, dy, x, gate, weight,
-                                                    rstd_ref, true);
+    const Tensor dw_ref =
+        ops::GatedRmsNormBackward(dx_ref, dgate_ref, dy, x, gate, weight, rstd_ref, true);
     const Tensor w = ToGpu(weight);
     for (const int64_t gap : {64, 3}) {
       const GappedRows source(x, gap), z(gate, gap), gradient(dy, gap);

@@ -149,8 +149,7 @@ TEST_P(GroupedTest, GradientsReadNoRowsOfNoGroup) {
   Tensor a = OnGpu(a_), thin = OnGpu(more_);
   a.narrow(0, shape_.all_rows() - 5, 5).fill_(1e30);
   thin.narrow(0, shape_.all_rows() - 5, 5).fill_(std::numeric_limits<double>::quiet_NaN());
-  Tensor sums =
-      ToGpu(at::zeros({shape_.groups(), shape_.depth, shape_.rank}, at::kFloat));
+  Tensor sums = ToGpu(at::zeros({shape_.groups(), shape_.depth, shape_.rank}, at::kFloat));
   ops::GroupedGradient(sums, a, thin, 1.0, 1.0, groups_);
   EXPECT_TRUE(sums.isfinite().all().item<bool>());
 }

@@ -443,11 +443,10 @@ int Main(std::string_view what) {
   plugin.devices->Select(0);
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
-  const std::pair<std::string_view, void (*)(const Table&)> parts[] = {
-      {"attention", Attentions},
-      {"biases", Biases},
-      {"delta", DeltaSpeeds},
-      {"experts", ExpertSpeeds}};
+  const std::pair<std::string_view, void (*)(const Table&)> parts[] = {{"attention", Attentions},
+                                                                       {"biases", Biases},
+                                                                       {"delta", DeltaSpeeds},
+                                                                       {"experts", ExpertSpeeds}};
   for (const auto& [name, part] : parts) {
     if (what != name) continue;
     part(table);

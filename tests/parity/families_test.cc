@@ -318,8 +318,8 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                                          "smollm3_sliding_untied", "gemma3_tied", "gemma4_tied",
                                          "gemma4_e_tied", "olmo2_untied", "olmo3_untied",
                                          "ministral3_untied", "phi3_longrope_partial_tied",
-                                         "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral",
-                                         "gpt_oss", "qwen3_5_tied"),
+                                         "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss",
+                                         "qwen3_5_tied"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -9,10 +9,9 @@ namespace {
 // A model of sizes that no memory holds would overflow what counts them.
 void CheckDeltaSize(const ConfigReader& config, const ModelConfig& model) {
   const DeltaShape& delta = model.delta;
-  const double columns = 2.0 * static_cast<double>(delta.key_heads) *
-                             static_cast<double>(delta.key_size) +
-                         3.0 * static_cast<double>(delta.value_heads) *
-                             (static_cast<double>(delta.value_size) + 1.0);
+  const double columns =
+      2.0 * static_cast<double>(delta.key_heads) * static_cast<double>(delta.key_size) +
+      3.0 * static_cast<double>(delta.value_heads) * (static_cast<double>(delta.value_size) + 1.0);
   const double weights =
       columns * static_cast<double>(model.hidden) * static_cast<double>(model.layers);
   if (weights < kMostWeights) return;

@@ -11,14 +11,13 @@ namespace sft::plan {
 namespace {
 
 constexpr std::array kFamilies = {
-    &kLlama, &kMistral,    &kQwen2, &kQwen3, &kGranite,  &kSmolLm3, &kGemma3, &kGemma4, &kOlmo2,
+    &kLlama, &kMistral,    &kQwen2, &kQwen3, &kGranite,  &kSmolLm3, &kGemma3, &kGemma4,  &kOlmo2,
     &kOlmo3, &kMinistral3, &kPhi3,  &kGpt2,  &kQwen3Moe, &kMixtral, &kGptOss, &kGlm4Moe, &kQwen35};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},
     Wrapper{.name = "gemma4", .text_family = "gemma4_text", .prefix = "model.language_model."},
-    Wrapper{
-        .name = "qwen3_5", .text_family = "qwen3_5_text", .prefix = "model.language_model."},
+    Wrapper{.name = "qwen3_5", .text_family = "qwen3_5_text", .prefix = "model.language_model."},
     Wrapper{.name = "mistral3", .text_family = "mistral", .prefix = "language_model."},
 };
 

@@ -28,9 +28,9 @@ DocumentList ListOf(const ops::Documents& documents, const Tensor& like, const c
               operation, ": cu_seqlens must be int32 [", count + 1, "], dense, beside the tokens");
   return {.cu_seqlens = starts.const_data_ptr<int32_t>(),
           .documents = static_cast<int32_t>(count),
-          .longest = count > 0 ? *std::max_element(documents.lengths.begin(),
-                                                   documents.lengths.end())
-                               : 0};
+          .longest = count > 0
+                         ? *std::max_element(documents.lengths.begin(), documents.lengths.end())
+                         : 0};
 }
 
 // As the kernels take it: scalar_type was checked.
@@ -58,7 +58,7 @@ DeltaShape DeltaShapeOf(const Tensor& q, const Tensor& v, const ops::Documents& 
 }
 
 DeltaOperands DeltaOperandsOf(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                         const Tensor& beta) {
+                              const Tensor& beta) {
   return {.q = Read(q),
           .k = Read(k),
           .v = Read(v),

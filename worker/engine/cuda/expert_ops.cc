@@ -159,10 +159,10 @@ Tensor WeighedGluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate
   Tensor products = at::empty({dy.size(0)}, dy.options().dtype(at::kFloat));
   if (dy.numel() == 0) return products.zero_();
   const LaunchScope scope(dy);
-  C10_CUDA_CHECK(LaunchWeighedGluBackward(
-      TypeOf(dy, "WeighedGluBackward"), {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),
-      weights.const_data_ptr<float>(), Write(dgate_up), products.mutable_data_ptr<float>(),
-      scope.stream()));
+  C10_CUDA_CHECK(LaunchWeighedGluBackward(TypeOf(dy, "WeighedGluBackward"),
+                                          {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),
+                                          weights.const_data_ptr<float>(), Write(dgate_up),
+                                          products.mutable_data_ptr<float>(), scope.stream()));
   return products;
 }
 

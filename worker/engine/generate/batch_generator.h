@@ -121,7 +121,7 @@ class BatchGenerator {
     std::vector<int32_t> tokens;  // prompt and answer
     std::vector<int32_t> pages;
     std::vector<int32_t> states;  // of its own; of a search one for each beam
-    int64_t cached = 0;  // tokens whose keys and values are kept
+    int64_t cached = 0;           // tokens whose keys and values are kept
     int64_t prompted =
         0;  // tokens that are run as those of prompts: all that were there at the start
     bool is_long = false;

@@ -8,6 +8,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -55,6 +56,14 @@ int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute) {
   return bytes;
 }
 
+void CheckAnswersOn(const ModelConfig& config, at::Device device) {
+  if (config.delta.value_heads == 0 || !device.is_cuda()) return;
+  throw UserError(fmt::format("answers of {} models are made on a CPU alone so far, whose gated "
+                              "DeltaNets go from token to token there",
+                              config.family),
+                  {}, "Give the job CPU slots: compute.gpu_type = \"CPU\".");
+}
+
 PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
                            const at::TensorOptions& activations, int64_t most_pages,
                            int64_t requests)
@@ -65,6 +74,7 @@ PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
       layers_(decoder.blocks().size()),
       states_(decoder.blocks().size()),
       positions_(decoder, LongFrom(config), activations.device()) {
+  CheckAnswersOn(config, activations.device());
   const bool has_states = StateBytesOf(decoder, at::kFloat) > 0;
   if (on_gpu() && decoder.source().fixed() && !config.HasExperts() && !has_states) {
     recorder_ = MakeGraphRecorder(activations.device());

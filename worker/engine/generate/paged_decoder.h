@@ -39,6 +39,9 @@ struct TokenScore {
 int64_t TokenBytesOf(const Decoder& decoder, at::ScalarType compute);
 int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute);
 
+// Throws UserError where answers of the model are not made on such a device.
+void CheckAnswersOn(const ModelConfig& config, at::Device device);
+
 // Runs a decoder over tokens whose keys and values lie in pages, forward only. Gated DeltaNets have
 // states instead, a set of them for each request.
 //

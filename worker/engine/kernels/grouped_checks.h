@@ -79,8 +79,8 @@ inline void CheckCombineRows(const at::Tensor& y, const at::Tensor& x, const at:
                 kName, ": weights must be fp32, dense, one for each place");
   }
   if (addend.defined()) {
-    TORCH_CHECK(addend.scalar_type() == at::kFloat || addend.scalar_type() == y.scalar_type(), kName,
-                ": the addend is ", addend.scalar_type());
+    TORCH_CHECK(addend.scalar_type() == at::kFloat || addend.scalar_type() == y.scalar_type(),
+                kName, ": the addend is ", addend.scalar_type());
     CheckRows(addend, y.size(0), y.size(1), addend, kName);
   }
 }

@@ -129,9 +129,8 @@ void DecoderBlock::RunMixer(const Tensor& x, const BlockContext& context, const 
   }
   if (level >= Recompute::kNorms) DropInputNormed(level < Recompute::kLinears, saved);
   saved.middle = at::empty(x.sizes(), x.options());
-  AddSubLayer(
-      saved.middle, x, attention_ends, pass, saved.attention_out,
-      [&](Tensor& y, const Tensor& addend) { Mix(y, addend, context, pass, saved); });
+  AddSubLayer(saved.middle, x, attention_ends, pass, saved.attention_out,
+              [&](Tensor& y, const Tensor& addend) { Mix(y, addend, context, pass, saved); });
   DropMixerRows(level, saved);
 }
 
@@ -315,9 +314,9 @@ Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor
 }
 
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
-  return need_dx || attention_ends.before.trained(gradients) ||
-         MixerInputsTrained(gradients) || mixer_out().trained(gradients) ||
-         attention_ends.after.trained(gradients) || mlp_ends.before.trained(gradients);
+  return need_dx || attention_ends.before.trained(gradients) || MixerInputsTrained(gradients) ||
+         mixer_out().trained(gradients) || attention_ends.after.trained(gradients) ||
+         mlp_ends.before.trained(gradients);
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {

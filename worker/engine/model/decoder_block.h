@@ -136,7 +136,7 @@ struct DecoderBlock {
                      UnitGradients& gradients, at::Tensor* dinput) const;
   // To `saved.middle`, without what `level` makes again.
   void RunMixer(const at::Tensor& x, const BlockContext& context, const Pass& pass,
-                    plan::Recompute level, Saved& saved) const;
+                plan::Recompute level, Saved& saved) const;
   // From `saved.middle` on.
   at::Tensor RunFromMiddle(const BlockContext& context, const Pass& pass,
                            const plan::BlockPlan& plan, Saved& saved) const;

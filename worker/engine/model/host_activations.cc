@@ -19,8 +19,8 @@ constexpr int64_t kGranule = int64_t{1}
 
 // What is large of what a block keeps.
 std::array<Tensor*, HostActivations::kTensors> RowsOf(DecoderBlock::Saved& saved) {
-  return {&saved.input,         &saved.middle,        &saved.attention_out.rows,
-          &saved.mlp_out.rows,  &saved.attention.qkv, &saved.attention.out,
+  return {&saved.input,         &saved.middle,          &saved.attention_out.rows,
+          &saved.mlp_out.rows,  &saved.attention.qkv,   &saved.attention.out,
           &saved.attention.lse, &saved.delta.projected, &saved.delta.heads,
           &saved.mlp.gate_up,   &saved.experts.gate_up};
 }

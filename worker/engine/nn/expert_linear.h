@@ -26,9 +26,9 @@ class ExpertLinear {
   // The rank of each expert's adapter; 0: has none.
   int64_t rank() const { return rank_; }
 
-  // Writes y. Returns s x A^T [S, r] for the backward, with s the adapters' scale; undefined without
-  // adapters and of no use where the pass is of generation (Pass::tile). `adapter_rows` [S, 1] as
-  // Pass::adapter_rows has them by token.
+  // Writes y. Returns s x A^T [S, r] for the backward, with s the adapters' scale; undefined
+  // without adapters and of no use where the pass is of generation (Pass::tile). `adapter_rows` [S,
+  // 1] as Pass::adapter_rows has them by token.
   at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const ops::RowGroups& groups,
                      const Pass& pass, const at::Tensor& adapter_rows) const;
   // Writes dx [S, K] of dy [S, N]. Returns s dy B [S, r], for AddGradients.

@@ -168,8 +168,8 @@ void Experts::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const 
   Activate(saved);
   const Routing& routing = saved.routing;
   Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, x.options());
-  saved.down_xa = down.Forward(outputs, saved.activated, routing.groups, pass,
-                               AdapterRows(pass, routing));
+  saved.down_xa =
+      down.Forward(outputs, saved.activated, routing.groups, pass, AdapterRows(pass, routing));
   ops::CombineRows(y, outputs, routing.places, routing.weights, residual);
 }
 
@@ -253,8 +253,7 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   const Tensor weights = routing.weights.reshape({-1}).index_select(0, routing.order);
   Tensor dactivated = DownBackward(dy, weights, pass, saved, gradients);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  const Tensor products =
-      ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind);
+  const Tensor products = ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind);
   dactivated = Tensor();
   const Tensor of_router = RouterBackward(x, routing, WeightGradients(products, dy, routing, pass),
                                           pass, gradients, /*need_dx=*/dx != nullptr);

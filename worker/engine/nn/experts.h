@@ -19,9 +19,9 @@ struct Routing {
   // fp32 [T, E]: sigmoids, or the softmax over all scores, for kSoftmaxOfAll and for the routers'
   // balance.
   at::Tensor probabilities;
-  at::Tensor tokens;  // int64 [S]: the token of each routed row, sorted by expert
-  at::Tensor order;   // int64 [S]: its place in `weights`, token * k + choice
-  at::Tensor places;  // int64 [T, k]: the routed row of each choice
+  at::Tensor tokens;      // int64 [S]: the token of each routed row, sorted by expert
+  at::Tensor order;       // int64 [S]: its place in `weights`, token * k + choice
+  at::Tensor places;      // int64 [T, k]: the routed row of each choice
   ops::RowGroups groups;  // the routed rows of each expert
 };
 

@@ -34,7 +34,8 @@ SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
             both.narrow(2, head_dim, head_dim)};
   }
   const int64_t values = keys_are_values ? heads : heads + kv_heads;
-  return {HeadsOf(rows, 0, heads, head_dim), HeadsOf(rows, heads, kv_heads, head_dim),
+  return {HeadsOf(rows, 0, heads, head_dim),
+          HeadsOf(rows, heads, kv_heads, head_dim),
           HeadsOf(rows, values, kv_heads, head_dim),
           {}};
 }
@@ -231,9 +232,8 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
     shared->k = inputs.k;
     shared->v = inputs.v;
   }
-  saved.out = output_gate
-                  ? at::empty({saved.qkv.size(0), heads * head_dim}, saved.qkv.options())
-                  : o.EmptyInputRows(saved.qkv);
+  saved.out = output_gate ? at::empty({saved.qkv.size(0), heads * head_dim}, saved.qkv.options())
+                          : o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = Drops(pass)
                   ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,

@@ -131,8 +131,8 @@ TEST(DeltaConfigTest, AdaptersMayNameTheDecoderAlone) {
   EXPECT_EQ(CheckpointModule(prefix, "model.layers.1.mlp.up_proj"),
             "model.language_model.layers.1.mlp.up_proj");
   EXPECT_EQ(CheckpointModule(prefix, "model.embed_tokens"), "model.language_model.embed_tokens");
-  for (const char* name : {"model.language_model.layers.1.mlp.up_proj", "model.visual.blocks.0.mlp",
-                           "lm_head"}) {
+  for (const char* name :
+       {"model.language_model.layers.1.mlp.up_proj", "model.visual.blocks.0.mlp", "lm_head"}) {
     EXPECT_EQ(CheckpointModule(prefix, name), name);
   }
 }
@@ -168,8 +168,8 @@ TEST(DeltaJobTest, AdaptersTakeTheLinearsThatAreNamed) {
     return units.ok() ? CountParameters(*units).trainable : -1;
   };
   const int64_t in = 1024;
-  const int64_t deltas = int64_t{18} * 8 *
-                         ((in + 6144) + (in + 2048) + 2 * (in + 16) + (2048 + in));
+  const int64_t deltas =
+      int64_t{18} * 8 * ((in + 6144) + (in + 2048) + 2 * (in + 16) + (2048 + in));
   EXPECT_EQ(trained({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"}), deltas);
   EXPECT_EQ(trained({"all-linear"}),
             trained({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) +
@@ -225,8 +225,7 @@ TEST(DeltaCostTest, ALayerKeepsWhatItsLevelDoesNotMakeAgain) {
   // Attention has its statistics too, keeps queries with their gates, and the gated rows.
   const int64_t lse = 4 * 8;
   EXPECT_EQ(saved(3, Recompute::kLinears), hidden + heads + lse);
-  EXPECT_EQ(saved(3, Recompute::kMlp),
-            2 * hidden + 2 * 4 + 2 * (4096 + 2 * 512) + heads + lse);
+  EXPECT_EQ(saved(3, Recompute::kMlp), 2 * hidden + 2 * 4 + 2 * (4096 + 2 * 512) + heads + lse);
   EXPECT_EQ(saved(3, Recompute::kNothing) - saved(3, Recompute::kNorms),
             2 * hidden + 2 * 3584 + 2 * (2048 + 512) + heads);
 }
@@ -258,12 +257,12 @@ TEST(DeltaCostTest, BlocksAreNotRecorded) {
 
 TEST(DeltaCostTest, JobsArePlanned) {
   for (const spec::JobSpec& job : {Auto(16, 4096), [] {
-         spec::JobSpec full = Auto(16, 4096);
-         full.training.mode = spec::Mode::kFullFinetune;
-         full.training.use_qlora = false;
-         full.quantization.bits = 0;
-         return full;
-       }()}) {
+                                     spec::JobSpec full = Auto(16, 4096);
+                                     full.training.mode = spec::Mode::kFullFinetune;
+                                     full.training.use_qlora = false;
+                                     full.quantization.bits = 0;
+                                     return full;
+                                   }()}) {
     const auto plan = MakePlan(Input(job, 80, DeltaModel(kQwen35Of800M)));
     ASSERT_TRUE(plan.ok()) << plan.status();
   }

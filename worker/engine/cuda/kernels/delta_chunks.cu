@@ -1,9 +1,8 @@
 // The gated delta rule on tensor cores, of the parts that delta_tiles.cuh names, range by range of
 // the slots.
-#include "worker/engine/cuda/kernels/delta_chunks.h"
-
 #include <algorithm>
 
+#include "worker/engine/cuda/kernels/delta_chunks.h"
 #include "worker/engine/cuda/kernels/early.cuh"
 #include "worker/engine/cuda/kernels/vec.cuh"
 
@@ -142,16 +141,13 @@ cudaError_t LaunchDeltaChunksBackward(const DeltaShape& shape, const DeltaOperan
   for (int64_t i = 0; i < plan.ranges && error == cudaSuccess; ++i) error = make(i);
   for (int64_t i = plan.ranges - 1; i >= 0 && error == cudaSuccess; --i) {
     const DeltaRange range = RangeOf(shape, plan, i);
-    error = InTurn([&] { return i + 1 < plan.ranges ? make(i) : cudaSuccess; },
-                   [&] {
-                     return LaunchDeltaScanBackward(shape, slots, range,
-                                                    dstates + (i + 1) % 2 * state,
-                                                    dstates + i % 2 * state, gradients.dout,
-                                                    stream);
-                   },
-                   [&] {
-                     return LaunchDeltaGradients(shape, operands, gradients, slots, range, stream);
-                   });
+    error = InTurn(
+        [&] { return i + 1 < plan.ranges ? make(i) : cudaSuccess; },
+        [&] {
+          return LaunchDeltaScanBackward(shape, slots, range, dstates + (i + 1) % 2 * state,
+                                         dstates + i % 2 * state, gradients.dout, stream);
+        },
+        [&] { return LaunchDeltaGradients(shape, operands, gradients, slots, range, stream); });
   }
   return error;
 }

@@ -19,12 +19,12 @@ template <int kSize>
 struct GradientShared {
   static constexpr int kTile = kChunk * kPitch<kSize>;
   Bf16 q[kTile], k[kTile];
-  Bf16 dout_u_scores[kTile];   // dO, U, the gradient of q^ k^T
-  Bf16 n_scores[kTile];        // N, the gradient of k^ k^T
-  Bf16 dn_xu[kTile];           // dN, X_u
-  Bf16 dw_xw[kTile];           // dW, X_w
+  Bf16 dout_u_scores[kTile];           // dO, U, the gradient of q^ k^T
+  Bf16 n_scores[kTile];                // N, the gradient of k^ k^T
+  Bf16 dn_xu[kTile];                   // dN, X_u
+  Bf16 dw_xw[kTile];                   // dW, X_w
   Bf16 states[kSize * kPitch<kSize>];  // S, dS'
-  Bf16 inverse_w[kTile];       // (I + A)^-1, W
+  Bf16 inverse_w[kTile];               // (I + A)^-1, W
   double c[kChunk];
   float beta[kChunk], from[kChunk], to[kChunk];
   float rows[kRowSums][2][kChunk];
@@ -110,8 +110,7 @@ class Gradients {
 
   // dq and dk, through the length of q and k.
   __device__ __forceinline__ void StoreKeys() {
-    const float* factors =
-        slots_.factors + (slot_ * shape_.key_heads + key_head_) * 2 * kChunk;
+    const float* factors = slots_.factors + (slot_ * shape_.key_heads + key_head_) * 2 * kChunk;
     __syncthreads();
     AddRowSums(kQueries, dq_, s_.q);
     AddRowSums(kKeys, dk_, s_.k);
@@ -147,9 +146,8 @@ class Gradients {
       SumDecays(operands_.g + place_.first * shape_.value_heads + head, shape_.value_heads,
                 place_.count, s_.c);
     } else if (thread >= 3 * kChunk) {
-      s_.beta[i] = i < place_.count
-                       ? operands_.beta[(place_.first + i) * shape_.value_heads + head]
-                       : 0.0f;
+      s_.beta[i] =
+          i < place_.count ? operands_.beta[(place_.first + i) * shape_.value_heads + head] : 0.0f;
     } else if (thread >= 2 * kChunk) {
       s_.to[i] = decays[kChunk + i];
     } else if (thread >= kChunk) {
@@ -234,8 +232,7 @@ class Gradients {
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kSize * kPieces; i += kThreads) {
       const auto before = LoadPacked<Bf16, 8>(state + i * 8, true);
-      const auto after =
-          LoadPacked<Bf16, 8>(s_.states + i / kPieces * kP + i % kPieces * 8, true);
+      const auto after = LoadPacked<Bf16, 8>(s_.states + i / kPieces * kP + i % kPieces * 8, true);
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum = __fmaf_rn(before[j], after[j], sum);
     }
@@ -312,8 +309,8 @@ class Gradients {
   __device__ __forceinline__ void StoreGates(int head) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const auto sum_of = [&](int kind, int i) { return s_.rows[kind][0][i] + s_.rows[kind][1][i]; };
-    double keys = static_cast<double>(sum_of(kKeys, lane)) +
-                  static_cast<double>(sum_of(kKeys, lane + kWarp));
+    double keys =
+        static_cast<double>(sum_of(kKeys, lane)) + static_cast<double>(sum_of(kKeys, lane + kWarp));
 #pragma unroll
     for (int lanes = 1; lanes < kWarp; lanes *= 2) keys += __shfl_xor_sync(kAllLanes, keys, lanes);
     float of_state = 0.0f;
@@ -384,9 +381,7 @@ class Gradients {
   }
 
   __device__ __forceinline__ int Row(int half) const { return row_ + RowOf(half); }
-  static __device__ __forceinline__ float Scale() {
-    return rsqrtf(static_cast<float>(kSize));
-  }
+  static __device__ __forceinline__ float Scale() { return rsqrtf(static_cast<float>(kSize)); }
   static __device__ __forceinline__ void Scaled(float (&sums)[kTiles][4], float first,
                                                 float second) {
 #pragma unroll
@@ -443,9 +438,8 @@ cudaError_t Run(const DeltaShape& shape, const DeltaOperands& operands,
   constexpr int kBytes = sizeof(GradientShared<kSize>);
   static_assert(kBytes <= 163 << 10);  // what a block of an A100 may have
   const auto kernel = GradientsKernel<kSize>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const dim3 blocks(static_cast<unsigned>(range.count()), static_cast<unsigned>(shape.key_heads));
   kernel<<<blocks, kThreads, kBytes, stream>>>(shape, operands, gradients, slots, range.begin);

@@ -65,8 +65,8 @@ int64_t DeltaPlainFloats(const DeltaShape& shape, bool backward) {
 cudaError_t LaunchDeltaPlain(ElementType type, const DeltaShape& shape,
                              const DeltaOperands& operands, MutableRows out, float* workspace,
                              int64_t blocks, cudaStream_t stream) {
-  const auto kernel = type == ElementType::kFloat32 ? PlainForwardKernel<float>
-                                                    : PlainForwardKernel<__nv_bfloat16>;
+  const auto kernel =
+      type == ElementType::kFloat32 ? PlainForwardKernel<float> : PlainForwardKernel<__nv_bfloat16>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(shape, operands, out, workspace);
   return cudaGetLastError();
 }

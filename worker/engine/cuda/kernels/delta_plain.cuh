@@ -86,7 +86,7 @@ struct Chunk {
 
 // Of the chunk's tokens.
 struct Factors {
-  float q[kChunk], k[kChunk];      // what q and k were multiplied by
+  float q[kChunk], k[kChunk];  // what q and k were multiplied by
   float beta[kChunk];
   float from[kChunk], to[kChunk];  // exp(c), exp(c_last - c)
   double c[kChunk];
@@ -189,15 +189,12 @@ class PlainBlock {
     Product(
         chunk.count, values(), keys(), [&](int i, int d) { return chunk.w[i * keys() + d]; },
         [&](int d, int e) { return state[d * values() + e]; },
-        [&](int i, int e, float sum) {
-          n[i * values() + e] = chunk.u[i * values() + e] - sum;
-        });
+        [&](int i, int e, float sum) { n[i * values() + e] = chunk.u[i * values() + e] - sum; });
     __syncthreads();
   }
 
   // to = exp(c_last) S + E^T N; `to` may be the state.
-  __device__ void Advance(const Chunk& chunk, const float* n, const float* state,
-                          float* to) const {
+  __device__ void Advance(const Chunk& chunk, const float* n, const float* state, float* to) const {
     const float all = f_.from[chunk.count - 1];
     Product(
         keys(), values(), chunk.count,

@@ -8,11 +8,11 @@ using namespace plain;
 
 // What the backward has beside a chunk.
 struct ChunkGradients {
-  float *dout, *n, *dn;    // [C, E]; dn becomes X_u
-  float *dqs, *dks, *dw;   // [C, D]: of q and k through the states; dw becomes X_w
-  float *dp, *da, *z;      // [C, C]
-  float *dq, *dk;          // [C, D], sums over the value heads so far
-  float* terms;            // [4, C]: sums of rows
+  float *dout, *n, *dn;   // [C, E]; dn becomes X_u
+  float *dqs, *dks, *dw;  // [C, D]: of q and k through the states; dw becomes X_w
+  float *dp, *da, *z;     // [C, C]
+  float *dq, *dk;         // [C, D], sums over the value heads so far
+  float* terms;           // [4, C]: sums of rows
 };
 
 template <typename T>
@@ -34,9 +34,7 @@ class PlainBackwardBlock : public PlainBlock<T> {
     const auto in_values = [&](const float* x) {
       return [=](int i, int c) { return x[i * values + c]; };
     };
-    const auto transposed = [](const auto& x) {
-      return [=](int i, int j) { return x(j, i); };
-    };
+    const auto transposed = [](const auto& x) { return [=](int i, int j) { return x(j, i); }; };
     const auto s = in_values(state), ds = in_values(dstate);
     const auto q = in_keys(chunk.q), k = in_keys(chunk.k);
     const auto n = in_values(d.n), dout = in_values(d.dout), dn = in_values(d.dn);
@@ -45,8 +43,9 @@ class PlainBackwardBlock : public PlainBlock<T> {
       d.dout[at] = ToFloat(this->Row(gradients_.dout, chunk.first + i, head, values)[e]);
     });
     this->NewValues(chunk, state, d.n);
-    Product(count, values, keys, [&](int i, int c) { return f.to[i] * k(i, c); }, ds,
-            [&](int i, int e, float sum) { d.dn[i * values + e] = sum; });
+    Product(
+        count, values, keys, [&](int i, int c) { return f.to[i] * k(i, c); }, ds,
+        [&](int i, int e, float sum) { d.dn[i * values + e] = sum; });
     __syncthreads();
     Product(
         count, values, count, [&](int j, int i) { return i >= j ? chunk.p[i * kChunk + j] : 0.0f; },
@@ -67,11 +66,12 @@ class PlainBackwardBlock : public PlainBlock<T> {
     });
     __syncthreads();
     // dS, before dn changes.
-    Product(keys, values, count, [&](int c, int i) { return f.from[i] * q(i, c); }, dout,
-            [&](int c, int e, float sum) {
-              float* to = dstate + c * values + e;
-              *to = __fmaf_rn(all, *to, sum);
-            });
+    Product(
+        keys, values, count, [&](int c, int i) { return f.from[i] * q(i, c); }, dout,
+        [&](int c, int e, float sum) {
+          float* to = dstate + c * values + e;
+          *to = __fmaf_rn(all, *to, sum);
+        });
     __syncthreads();
     Product(keys, values, count, transposed(in_keys(chunk.w)), dn,
             [&](int c, int e, float sum) { dstate[c * values + e] -= sum; });
@@ -107,13 +107,15 @@ class PlainBackwardBlock : public PlainBlock<T> {
     float *of_xu = d.terms, *of_xw = d.terms + kChunk;
     float *of_dqs = d.terms + 2 * kChunk, *of_dks = d.terms + 3 * kChunk;
     const auto store = [](float* to) { return [=](int i, float sum) { to[i] = sum; }; };
-    RowSums(count, values, [&](int i, int e) { return xu(i, e) * chunk.v[i * values + e]; },
-            store(of_xu));
-    RowSums(count, keys, [&](int i, int c) { return xw(i, c) * k(i, c); }, store(of_xw));
-    RowSums(count, keys, [&](int i, int c) { return d.dqs[i * keys + c] * q(i, c); },
-            store(of_dqs));
-    RowSums(count, keys, [&](int i, int c) { return d.dks[i * keys + c] * k(i, c); },
-            store(of_dks));
+    RowSums(
+        count, values, [&](int i, int e) { return xu(i, e) * chunk.v[i * values + e]; },
+        store(of_xu));
+    RowSums(
+        count, keys, [&](int i, int c) { return xw(i, c) * k(i, c); }, store(of_xw));
+    RowSums(
+        count, keys, [&](int i, int c) { return d.dqs[i * keys + c] * q(i, c); }, store(of_dqs));
+    RowSums(
+        count, keys, [&](int i, int c) { return d.dks[i * keys + c] * k(i, c); }, store(of_dks));
     ForAll(count * values, [&](int64_t at) {
       const int i = static_cast<int>(at) / values, e = static_cast<int>(at) % values;
       this->Row(gradients_.dv, chunk.first + i, head, values)[e] =
@@ -127,18 +129,18 @@ class PlainBackwardBlock : public PlainBlock<T> {
       if (i >= j) d.dp[i * kChunk + j] *= this->Gate(i, j);
     });
     __syncthreads();
-    Product(count, keys, count, [&](int i, int j) { return d.dp[i * kChunk + j]; }, k,
-            [&](int i, int c, float sum) { d.dq[i * keys + c] += d.dqs[i * keys + c] + sum; });
-    Product(count, keys, count, [&](int j, int i) { return d.dp[i * kChunk + j]; }, q,
-            [&](int j, int c, float sum) {
-              d.dk[j * keys + c] +=
-                  d.dks[j * keys + c] + f.from[j] * f.beta[j] * xw(j, c) + sum;
-            });
+    Product(
+        count, keys, count, [&](int i, int j) { return d.dp[i * kChunk + j]; }, k,
+        [&](int i, int c, float sum) { d.dq[i * keys + c] += d.dqs[i * keys + c] + sum; });
+    Product(
+        count, keys, count, [&](int j, int i) { return d.dp[i * kChunk + j]; }, q,
+        [&](int j, int c, float sum) {
+          d.dk[j * keys + c] += d.dks[j * keys + c] + f.from[j] * f.beta[j] * xw(j, c) + sum;
+        });
     __syncthreads();
     Product(
-        count, keys, count,
-        [&](int i, int j) { return d.z[i * kChunk + j] + d.z[j * kChunk + i]; }, k,
-        [&](int i, int c, float sum) { d.dk[i * keys + c] += sum; });
+        count, keys, count, [&](int i, int j) { return d.z[i * kChunk + j] + d.z[j * kChunk + i]; },
+        k, [&](int i, int c, float sum) { d.dk[i * keys + c] += sum; });
     __syncthreads();
   }
 
@@ -166,9 +168,9 @@ class PlainBackwardBlock : public PlainBlock<T> {
  private:
   // dbeta, and dg: what all gates between two tokens get adds to the exponent of one and is taken
   // from the other's. fp64, since most of that cancels.
-  __device__ void StoreGates(const Chunk& chunk, const ChunkGradients& d, int head,
-                             double of_state, const float* of_xu, const float* of_xw,
-                             const float* of_dqs, const float* of_dks) {
+  __device__ void StoreGates(const Chunk& chunk, const ChunkGradients& d, int head, double of_state,
+                             const float* of_xu, const float* of_xw, const float* of_dqs,
+                             const float* of_dks) {
     __shared__ double dc[kChunk];
     __shared__ double parts[kThreads];
     const Factors& f = this->f_;
@@ -270,9 +272,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchDeltaPlainBackward(ElementType type, const DeltaShape& shape,
-                                     const DeltaOperands& operands,
-                                     const DeltaGradients& gradients, float* workspace,
-                                     int64_t blocks, cudaStream_t stream) {
+                                     const DeltaOperands& operands, const DeltaGradients& gradients,
+                                     float* workspace, int64_t blocks, cudaStream_t stream) {
   const auto kernel = type == ElementType::kFloat32 ? PlainBackwardKernel<float>
                                                     : PlainBackwardKernel<__nv_bfloat16>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(shape, operands, gradients,

@@ -145,9 +145,8 @@ __global__ void __launch_bounds__(kThreads, 2)
                 shared.c);
     } else if (warp < 3) {
       const int i = thread - kWarp;
-      shared.beta[i] = i < place.count
-                           ? operands.beta[(place.first + i) * shape.value_heads + head]
-                           : 0.0f;
+      shared.beta[i] =
+          i < place.count ? operands.beta[(place.first + i) * shape.value_heads + head] : 0.0f;
     }
     __syncthreads();
     if (thread < kChunk) {
@@ -213,9 +212,8 @@ cudaError_t Prepare(const DeltaShape& shape, const DeltaOperands& operands, cons
                     DeltaRange range, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PrepareShared<kSize>);
   const auto kernel = PrepareKernel<kSize>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const dim3 blocks(static_cast<unsigned>(range.count()), static_cast<unsigned>(shape.key_heads));
   kernel<<<blocks, kThreads, kBytes, stream>>>(shape, operands, slots, range.begin);

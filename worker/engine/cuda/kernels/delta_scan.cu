@@ -154,8 +154,8 @@ class Scan {
     for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 u = LoadPair(stage.x + (token_ + RowOf(half)) * kStatePitch + column_ +
-                                  ColumnOf(tile));
+        const float2 u =
+            LoadPair(stage.x + (token_ + RowOf(half)) * kStatePitch + column_ + ColumnOf(tile));
         values[tile][2 * half] = u.x - values[tile][2 * half];
         values[tile][2 * half + 1] = u.y - values[tile][2 * half + 1];
       }
@@ -362,9 +362,8 @@ template <int kSize, int kColumns, typename Kernel, typename... Arguments>
 cudaError_t Launch(Kernel kernel, const DeltaShape& shape, cudaStream_t stream,
                    const Arguments&... arguments) {
   constexpr int kBytes = sizeof(ScanShared<kSize, kColumns>);
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const dim3 blocks(static_cast<unsigned>(shape.documents.documents),
                     static_cast<unsigned>(shape.value_heads), kSize / kColumns);
@@ -375,8 +374,8 @@ cudaError_t Launch(Kernel kernel, const DeltaShape& shape, cudaStream_t stream,
 template <int kSize, int kColumns>
 cudaError_t Forward(const DeltaShape& shape, const DeltaSlots& slots, DeltaRange range,
                     const float* before, float* after, MutableRows out, cudaStream_t stream) {
-  const auto kernel = out.data != nullptr ? ScanKernel<kSize, kColumns, true>
-                                          : ScanKernel<kSize, kColumns, false>;
+  const auto kernel =
+      out.data != nullptr ? ScanKernel<kSize, kColumns, true> : ScanKernel<kSize, kColumns, false>;
   return Launch<kSize, kColumns>(kernel, shape, stream, slots, range, before, after, out);
 }
 
@@ -392,8 +391,8 @@ cudaError_t Backward(const DeltaShape& shape, const DeltaSlots& slots, DeltaRang
 cudaError_t LaunchDeltaScan(const DeltaShape& shape, const DeltaSlots& slots, DeltaRange range,
                             const float* before, float* after, MutableRows out,
                             cudaStream_t stream) {
-  const auto run = shape.key_size == 64      ? TakesWideBlocks<64>(shape) ? Forward<64, 64>
-                                                                          : Forward<64, 32>
+  const auto run = shape.key_size == 64
+                       ? TakesWideBlocks<64>(shape) ? Forward<64, 64> : Forward<64, 32>
                    : TakesWideBlocks<128>(shape) ? Forward<128, 64>
                                                  : Forward<128, 32>;
   return run(shape, slots, range, before, after, out, stream);
@@ -402,8 +401,8 @@ cudaError_t LaunchDeltaScan(const DeltaShape& shape, const DeltaSlots& slots, De
 cudaError_t LaunchDeltaScanBackward(const DeltaShape& shape, const DeltaSlots& slots,
                                     DeltaRange range, const float* after, float* before,
                                     ConstRows dout, cudaStream_t stream) {
-  const auto run = shape.key_size == 64      ? TakesWideBlocks<64>(shape) ? Backward<64, 64>
-                                                                          : Backward<64, 32>
+  const auto run = shape.key_size == 64
+                       ? TakesWideBlocks<64>(shape) ? Backward<64, 64> : Backward<64, 32>
                    : TakesWideBlocks<128>(shape) ? Backward<128, 64>
                                                  : Backward<128, 32>;
   return run(shape, slots, range, after, before, dout, stream);

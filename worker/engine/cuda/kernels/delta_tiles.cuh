@@ -52,8 +52,7 @@ __device__ __forceinline__ Place PlaceOf(const DocumentList& list, int64_t slot)
       high = middle - 1;
     }
   }
-  const int64_t first =
-      list.cu_seqlens[low] + (slot - FirstSlot(list.cu_seqlens, low)) * kChunk;
+  const int64_t first = list.cu_seqlens[low] + (slot - FirstSlot(list.cu_seqlens, low)) * kChunk;
   const int64_t left = list.cu_seqlens[low + 1] - first;
   return {first, static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk)};
 }

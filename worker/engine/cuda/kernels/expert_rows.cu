@@ -1,7 +1,6 @@
-#include "worker/engine/cuda/kernels/expert_rows.h"
-
 #include <cuda_bf16.h>
 
+#include "worker/engine/cuda/kernels/expert_rows.h"
 #include "worker/engine/cuda/kernels/gates.cuh"
 #include "worker/engine/cuda/kernels/vec.cuh"
 
@@ -87,7 +86,8 @@ __global__ void __launch_bounds__(kGluThreads)
 template <typename Launch>
 void WithAccess(ElementType type, bool wide, const Launch& launch) {
   if (type == ElementType::kFloat32) {
-    wide ? launch.template operator()<float, kWide<float>>() : launch.template operator()<float, 1>();
+    wide ? launch.template operator()<float, kWide<float>>()
+         : launch.template operator()<float, 1>();
   } else {
     wide ? launch.template operator()<__nv_bfloat16, kWide<__nv_bfloat16>>()
          : launch.template operator()<__nv_bfloat16, 1>();

@@ -1,8 +1,7 @@
-#include "worker/engine/cuda/kernels/grouped_gemm.h"
-
 #include <cuda_bf16.h>
 
 #include "worker/engine/cuda/kernels/group_tiles.cuh"
+#include "worker/engine/cuda/kernels/grouped_gemm.h"
 #include "worker/engine/cuda/kernels/hopper.cuh"
 #include "worker/engine/cuda/kernels/tensor_map.h"
 #include "worker/engine/cuda/kernels/vec.cuh"
@@ -56,8 +55,8 @@ constexpr int kRowsOfGroup = 64;  // of a warp group
 constexpr int kTall = 16;
 
 template <int kN>
-__device__ __forceinline__ bool Locate(const GroupedProduct& gemm, const GroupTable& table, int number,
-                                       Tile* tile) {
+__device__ __forceinline__ bool Locate(const GroupedProduct& gemm, const GroupTable& table,
+                                       int number, Tile* tile) {
   if (number >= table.tiles[gemm.groups]) return false;
   const int g = GroupOf(table, gemm.groups, number);
   const int begin = table.begins[g], rows = table.begins[g + 1] - begin;
@@ -282,10 +281,9 @@ cudaError_t Launch(const GroupedProduct& gemm, int multiprocessors, cudaStream_t
   if (const cudaError_t error = FindEncoder(&encode); error != cudaSuccess) return error;
   Arguments arguments;
   arguments.gemm = gemm;
-  bool described =
-      Describe(encode, RowBoxes(gemm.a, gemm.rows, gemm.depth), &arguments.a) &&
-      Describe(encode, MatrixBoxes<kN>(gemm.b, gemm.groups, gemm.depth, gemm.outputs),
-               &arguments.b);
+  bool described = Describe(encode, RowBoxes(gemm.a, gemm.rows, gemm.depth), &arguments.a) &&
+                   Describe(encode, MatrixBoxes<kN>(gemm.b, gemm.groups, gemm.depth, gemm.outputs),
+                            &arguments.b);
   if (gemm.more_depth > 0) {
     described =
         described &&
@@ -295,8 +293,8 @@ cudaError_t Launch(const GroupedProduct& gemm, int multiprocessors, cudaStream_t
   }
   if (!described) return cudaErrorInvalidValue;
   constexpr int kBytes = sizeof(Shared<kN>) + 1024;
-  cudaError_t error = cudaFuncSetAttribute(Run<kN, kAcross>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaError_t error =
+      cudaFuncSetAttribute(Run<kN, kAcross>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error == cudaSuccess) error = cudaMemsetAsync(gemm.ticket, 0, sizeof(int32_t), stream);
   if (error != cudaSuccess) return error;
   Run<kN, kAcross><<<multiprocessors, kThreads, kBytes, stream>>>(arguments);

@@ -34,11 +34,11 @@ struct GroupedProduct {
   int groups = 0;
   int64_t rows = 0;  // that a, more_a and out have
   int outputs = 0, depth = 0;
-  ConstRows a;      // [rows, depth]
-  GroupMatrices b;  // [depth, outputs] each
-  int more_depth = 0;  // 0: no second product
-  ConstRows more_a;    // [rows, more_depth]
-  GroupMatrices more_b;  // [more_depth, outputs] each, dense along the dimension that b is
+  ConstRows a;                 // [rows, depth]
+  GroupMatrices b;             // [depth, outputs] each
+  int more_depth = 0;          // 0: no second product
+  ConstRows more_a;            // [rows, more_depth]
+  GroupMatrices more_b;        // [more_depth, outputs] each, dense along the dimension that b is
   const void* bias = nullptr;  // bf16 [groups, outputs], or null
   MutableRows out;             // [rows, outputs]
   float alpha = 1.0f;          // 1 with a second product

@@ -42,8 +42,8 @@ struct Tile {
 constexpr int kMultiplying = 256;  // threads
 
 template <typename Visit>
-__device__ __forceinline__ void ForEachTile(const GroupedSums& gradient,
-                                            const GroupTable& table, const Visit& visit) {
+__device__ __forceinline__ void ForEachTile(const GroupedSums& gradient, const GroupTable& table,
+                                            const Visit& visit) {
   const int along = (gradient.wide_columns + kWide - 1) / kWide;
   for (int number = blockIdx.x; number < table.tiles[gradient.groups]; number += gridDim.x) {
     Tile tile;
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     OrderShared();
   }
-  const int tiles = (gradient.wide_columns + kWide - 1) / kWide *
-                    ((gradient.thin_columns + kThin - 1) / kThin);
+  const int tiles =
+      (gradient.wide_columns + kWide - 1) / kWide * ((gradient.thin_columns + kThin - 1) / kThin);
   FillTable(s.table, gradient.begins, gradient.groups,
             [&](int rows) { return rows > 0 ? tiles : 0; });
   if (threadIdx.x < 128) {
@@ -178,8 +178,7 @@ cudaError_t LaunchGroupedGradient(const GroupedSums& gradient, int multiprocesso
                       &arguments.thin)) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel =
-      gradient.type == ElementType::kFloat32 ? Run<float> : Run<Bf16>;
+  const auto kernel = gradient.type == ElementType::kFloat32 ? Run<float> : Run<Bf16>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;

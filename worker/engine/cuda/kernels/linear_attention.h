@@ -54,6 +54,7 @@ cudaError_t LaunchGatedRmsNormBackward(ElementType type, GatedNormShape shape, C
 
 // ---- GatedDelta ----
 
+// A batch of documents for the gated delta rule.
 struct DeltaShape {
   int64_t tokens = 0;
   int32_t key_heads = 0, value_heads = 0;
@@ -69,6 +70,7 @@ struct DeltaOperands {
   ConstRows q, k, v;
   const float *g = nullptr, *beta = nullptr;  // [tokens, value_heads]
 };
+// What the backward reads and writes beside the operands.
 struct DeltaGradients {
   ConstRows dout;
   MutableRows dq, dk, dv;
@@ -104,8 +106,7 @@ cudaError_t LaunchDeltaPlain(ElementType type, const DeltaShape& shape,
                              const DeltaOperands& operands, MutableRows out, float* workspace,
                              int64_t blocks, cudaStream_t stream);
 cudaError_t LaunchDeltaPlainBackward(ElementType type, const DeltaShape& shape,
-                                     const DeltaOperands& operands,
-                                     const DeltaGradients& gradients, float* workspace,
-                                     int64_t blocks, cudaStream_t stream);
+                                     const DeltaOperands& operands, const DeltaGradients& gradients,
+                                     float* workspace, int64_t blocks, cudaStream_t stream);
 
 }  // namespace sft::engine::cuda

@@ -34,7 +34,8 @@ __device__ __forceinline__ uint4 ValuesOf(uint32_t codes, uint8_t scale) {
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 values = __hmul2(__hmul2(AsPair(PairOf(codes >> (8 * i) & 0xFF)), back), by);
+    const __nv_bfloat162 values =
+        __hmul2(__hmul2(AsPair(PairOf(codes >> (8 * i) & 0xFF)), back), by);
     words[i] = *reinterpret_cast<const uint32_t*>(&values);
   }
   return make_uint4(words[0], words[1], words[2], words[3]);

@@ -182,8 +182,8 @@ struct Place {
 // x^T [64 keys, M] of a stage, for a warp group's part of the keys or values: begins the products.
 template <int kParts>
 __device__ __forceinline__ void BeginScores(const Bf16 (&keys)[kParts][kN * kHalf],
-                                            const Bf16 (&queries)[kParts][kM * kHalf],
-                                            int group, float (&x)[32]) {
+                                            const Bf16 (&queries)[kParts][kM * kHalf], int group,
+                                            float (&x)[32]) {
   BeginProducts();
 #pragma unroll
   for (int i = 0; i < kParts * 4; ++i) {
@@ -475,8 +475,8 @@ __global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
 bool DescribeHeads(EncodeTiled encode, const ConstRows& of, const OrderedBatch& batch, int heads,
                    int rows, CUtensorMap* map) {
   const int size = batch.head_size;
-  return Describe(encode,
-                  {of.data, {size, heads, batch.tokens}, size, of.stride, {kHalf, 1, rows}}, map);
+  return Describe(encode, {of.data, {size, heads, batch.tokens}, size, of.stride, {kHalf, 1, rows}},
+                  map);
 }
 
 template <int kD>
@@ -486,8 +486,8 @@ cudaError_t Launch(const Arguments& a, const OrderedOperands& operands, cudaStre
   const dim3 blocks(a.blocks, batch.heads);
   Prepare<kD>
       <<<blocks, 256, 0, stream>>>(batch, operands.out, operands.dout, operands.lse, a.workspace);
-  const cudaError_t error = cudaFuncSetAttribute(
-      Backward<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(Backward<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   const int thread_blocks = a.key_blocks * batch.documents * batch.kv_heads;
   Backward<kD><<<thread_blocks, kThreads, kSharedBytes, stream>>>(a);
@@ -514,8 +514,7 @@ cudaError_t LaunchOrderedBackward(const OrderedBatch& batch, const OrderedOperan
   a.dv = operands.dv;
   a.blocks = static_cast<int>(batch.Blocks());
   a.key_blocks = static_cast<int>((batch.longest + kN - 1) / kN);
-  return batch.head_size == 64 ? Launch<64>(a, operands, stream)
-                               : Launch<128>(a, operands, stream);
+  return batch.head_size == 64 ? Launch<64>(a, operands, stream) : Launch<128>(a, operands, stream);
 }
 
 }  // namespace sft::engine::cuda

@@ -29,7 +29,7 @@ struct OrderedBatch {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_size = 0;  // 64 or 128
-  int32_t window = 0;  // 0: all
+  int32_t window = 0;     // 0: all
   float scale = 0.0f;
 
   // Blocks of queries, those that begin within a document: document d's first is at

@@ -11,9 +11,9 @@ constexpr int kThreads = 256;
 
 // blockIdx.x is the token; a thread has N elements of a head.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) ScaleBySinksKernel(SinkShape shape, T* __restrict__ out,
-                                                               const float* __restrict__ lse,
-                                                               const float* __restrict__ sinks) {
+__global__ void __launch_bounds__(kThreads)
+    ScaleBySinksKernel(SinkShape shape, T* __restrict__ out, const float* __restrict__ lse,
+                       const float* __restrict__ sinks) {
   const int64_t token = blockIdx.x;
   const int index = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * N;
   if (index >= shape.heads * shape.size) return;

@@ -91,9 +91,8 @@ TEST(ExpertsOpsTest, WrongShapesAreRefused) {
   EXPECT_THROW(ops::GroupedGemm(out, a, b.narrow(0, 0, 3), {}, 1.0, Groups()), c10::Error);
   EXPECT_THROW(ops::GroupedGemm(out, a, b.narrow(1, 0, 3), {}, 1.0, Groups()), c10::Error);
   EXPECT_THROW(ops::GroupedGemm(out, a, b, {a, b, {}}, 0.5, Groups()), c10::Error);
-  EXPECT_THROW(
-      ops::GroupedGemm(out, a, b, {}, 1.0, ops::RowGroups(at::tensor(kBegins, at::kLong))),
-      c10::Error);
+  EXPECT_THROW(ops::GroupedGemm(out, a, b, {}, 1.0, ops::RowGroups(at::tensor(kBegins, at::kLong))),
+               c10::Error);
   Tensor sums = at::zeros({kGroups, kOutputs, kDepth});
   EXPECT_THROW(ops::GroupedGradient(sums, a, out, 1.0, 1.0, Groups()), c10::Error);
   EXPECT_THROW(ops::TakeRows(out, a, at::zeros({kRows}, at::kInt)), c10::Error);

@@ -66,14 +66,31 @@ class DeltaBlockTest : public ::testing::TestWithParam<spec::Mode> {
   // All memory that is held, whoever shares it.
   static int64_t BytesOf(const DecoderBlock::Saved& saved) {
     std::map<const void*, int64_t> storages;
-    for (const Tensor& tensor :
-         {saved.input, saved.input_normed, saved.input_statistics, saved.middle,
-          saved.middle_normed, saved.middle_statistics, saved.attention.qkv, saved.attention.q,
-          saved.attention.k, saved.attention.out, saved.attention.gated, saved.attention.lse,
-          saved.attention.qkv_xa, saved.attention.o_xa, saved.delta.projected,
-          saved.delta.convolved, saved.delta.heads, saved.delta.rstd, saved.delta.normed,
-          saved.delta.in_xa, saved.delta.out_xa, saved.mlp.gate_up, saved.mlp.activated,
-          saved.mlp.gate_up_xa, saved.mlp.down_xa}) {
+    for (const Tensor& tensor : {saved.input,
+                                 saved.input_normed,
+                                 saved.input_statistics,
+                                 saved.middle,
+                                 saved.middle_normed,
+                                 saved.middle_statistics,
+                                 saved.attention.qkv,
+                                 saved.attention.q,
+                                 saved.attention.k,
+                                 saved.attention.out,
+                                 saved.attention.gated,
+                                 saved.attention.lse,
+                                 saved.attention.qkv_xa,
+                                 saved.attention.o_xa,
+                                 saved.delta.projected,
+                                 saved.delta.convolved,
+                                 saved.delta.heads,
+                                 saved.delta.rstd,
+                                 saved.delta.normed,
+                                 saved.delta.in_xa,
+                                 saved.delta.out_xa,
+                                 saved.mlp.gate_up,
+                                 saved.mlp.activated,
+                                 saved.mlp.gate_up_xa,
+                                 saved.mlp.down_xa}) {
       if (!tensor.defined()) continue;
       storages[tensor.storage().data()] = static_cast<int64_t>(tensor.storage().nbytes());
     }
@@ -100,11 +117,10 @@ TEST_P(DeltaBlockTest, WhatIsKeptIsWhatThePlanCounts) {
   for (const int64_t layer : {0, 1}) {
     ASSERT_EQ(config_.Layer(layer).delta, layer == 0);
     for (int level = 0; level < plan::kRecomputeLevels; ++level) {
-      SCOPED_TRACE(testing::Message() << "layer " << layer << ", "
-                                      << plan::NameOf(static_cast<Recompute>(level)));
+      SCOPED_TRACE(testing::Message()
+                   << "layer " << layer << ", " << plan::NameOf(static_cast<Recompute>(level)));
       const auto counted = static_cast<double>(costs[layer].saved[level] * kHybridTokens);
-      const auto kept =
-          static_cast<double>(BytesOf(Forward(layer, static_cast<Recompute>(level))));
+      const auto kept = static_cast<double>(BytesOf(Forward(layer, static_cast<Recompute>(level))));
       // Rows with room for adapters are of fewer columns in fp32 than in bf16, which it counts.
       EXPECT_GE(kept, (GetParam() == spec::Mode::kLora ? 0.8 : 0.98) * counted);
       EXPECT_LE(kept, 1.02 * counted);
