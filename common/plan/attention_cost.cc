@@ -130,6 +130,20 @@ double RampOf(double pairs, int64_t length, double half) {
   return keys / (keys + half);
 }
 
+// Workspace of a gated DeltaNet's backward over so many chunks, the larger one of a CPU, which has
+// all states in fp32, and of a GPU (worker/engine/cuda/kernels/delta_chunks.cu): what its kernels
+// leave to each other, up to kDeltaMost at a time, and the states between these.
+int64_t DeltaWorkspace(const DeltaShape& delta, int64_t chunks) {
+  constexpr int64_t kDeltaMost = int64_t{3} << 29;
+  const int64_t rows = kDeltaChunk * delta.key_size * 2, scores = kDeltaChunk * kDeltaChunk * 2;
+  const int64_t factors = 2 * kDeltaChunk * 4, state = delta.values() * delta.key_size;
+  const int64_t slot = delta.key_heads * (2 * rows + factors) +
+                       delta.value_heads * (4 * rows + 2 * scores + factors) + 2 * state * 2;
+  const int64_t parts = CeilDiv(chunks * slot, kDeltaMost);
+  const int64_t on_gpu = std::min(kDeltaMost, chunks * slot) + (parts + 3) * state * 4;
+  return std::max(chunks * state * 4, on_gpu);
+}
+
 }  // namespace
 
 double DeltaFlops(const DeltaShape& delta) {
@@ -143,8 +157,7 @@ double DeltaFlops(const DeltaShape& delta) {
 int64_t AttentionWorkspace(const ModelShape& s, int64_t layer, int64_t documents, int64_t length,
                            bool deterministic) {
   if (s.Layer(layer).delta) {
-    // The states at the starts of all chunks, in fp32.
-    return documents * CeilDiv(length, kDeltaChunk) * s.delta.values() * s.delta.key_size * 4;
+    return DeltaWorkspace(s.delta, documents * CeilDiv(length, kDeltaChunk));
   }
   const BackwardHeads heads = HeadsOf(s, layer, deterministic);
   if (heads.head_dim > kLargestFusedHead) return PlainWorkspace(heads, length);

@@ -454,7 +454,7 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
                                    engine::PrepareOptions::ForValidation, /*weighs=*/false);
   }
   if (spec.training.validation.predict_with_generate && options.validation != nullptr) {
-    engine::CheckAnswersOn(engine::ReadConfig(file.model_dir), *device_);
+    engine::CheckAnswersOn(engine::ReadConfig(file.model_dir), device_->torch);
     options.judge = MakeAnswerJudge(spec, tokenizer, options.validation, *device_, context_.clock);
   }
   options.output_dir = file.output_dir;

@@ -37,7 +37,8 @@ bool MatricesAreAligned(const Tensor& x) {
   return StartsAligned(x) && along % 8 == 0 && x.stride(0) % 8 == 0;
 }
 
-// Dense along the outputs, and along the sum where both are: a matrix of one column or row.
+// True for matrices that are dense along the outputs; those of one row or column, where both
+// strides are 1, count as dense along the sum.
 bool IsAcross(const Tensor& b) { return b.stride(1) != 1; }
 
 GroupMatrices MatricesOf(const Tensor& b, bool across) {
@@ -49,6 +50,7 @@ bool KernelTakes(const Tensor& out, const Tensor& a, const Tensor& b,
   if (!HasGroupedGemm(a, addend.a.defined() ? addend.a.size(1) : 0)) return false;
   if (b.size(0) > kMaxGroups || out.size(1) % 8 != 0) return false;
   if (!RowsAreAligned(a) || !RowsAreAligned(out) || !MatricesAreAligned(b)) return false;
+  if (addend.bias.defined() && !StartsAligned(addend.bias)) return false;
   return !addend.a.defined() || (RowsAreAligned(addend.a) && MatricesAreAligned(addend.b) &&
                                  IsAcross(addend.b) == IsAcross(b));
 }

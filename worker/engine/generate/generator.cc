@@ -14,6 +14,7 @@
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/generate/nf4_weights.h"
+#include "worker/engine/generate/paged_decoder.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
@@ -92,6 +93,7 @@ void KeepAsNf4(ModelLayout& layout, const std::map<std::string, Tensor>& values)
 
 Generator::Generator(const GeneratorOptions& options)
     : options_(options), config_(ReadConfig(options.model_dir)), layout_(MakeLayout(config_)) {
+  CheckAnswersOn(config_, options.device);
   const at::NoGradGuard no_grad;
   const BaseWeights base(options_.model_dir, layout_, options_.device);
   std::map<std::string, Tensor> values;

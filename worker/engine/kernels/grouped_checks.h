@@ -123,6 +123,8 @@ void GradientByGroup(at::Tensor& sums, const at::Tensor& a, const at::Tensor& b,
       gemm(sum, a.narrow(0, begin, count).t(), b.narrow(0, begin, count), alpha, beta);
     } else if (beta == 0.0) {
       sum.zero_();
+    } else if (beta != 1.0) {
+      sum.mul_(beta);
     }
   }
 }

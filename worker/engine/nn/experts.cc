@@ -206,7 +206,8 @@ Tensor Experts::DownBackward(const Tensor& dy, const Tensor& weights, const Pass
   Tensor dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
   Tensor dxa = down.InputGradient(dactivated, dout, routing.groups, pass);
   if (down.trained(gradients)) {
-    // An adapter's two gradients are linear in dxa and in xa, which are narrower than dout.
+    // An adapter's two gradients are linear in dxa and in xa, which are narrower than dout. Weights
+    // are rounded to the type of the rows here, as those of activations are.
     const Tensor of_rows = weights.unsqueeze(1).to(dy.scalar_type());
     const bool stack = down.stack_trained(gradients);
     if (stack) dout.mul_(of_rows);

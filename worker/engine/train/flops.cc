@@ -17,7 +17,8 @@ StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
       per_token_ += 2.0 * static_cast<double>(passed) * products;
     }
     if (layer.delta) {
-      const double passes = 1.0 + (unit >= first ? plan::kDeltaBackward : 0.0);
+      // The backward has twice the work, and what it makes again does not count.
+      const double passes = unit >= first ? 3.0 : 1.0;
       per_token_ += plan::DeltaFlops(config.delta) * passes;
       continue;
     }

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, typename Addend, int N>
 __global__ void __launch_bounds__(kThreads)
-    CombineRowsKernel(int width, CombinedRows of, T* __restrict__ y, int64_t y_stride) {
+    CombineRowsKernel(int width, CombinedRows of, T* y, int64_t y_stride) {
   const int64_t row = blockIdx.x;
   const int64_t* places = of.places + row * of.choices;
   const float* weights = of.weights == nullptr ? nullptr : of.weights + row * of.choices;

@@ -257,6 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1) Run(const __grid_constant__ Argum
     TakeRegisters<240>();
     MultiplyAll<kN, kAcross>(arguments, s);
   }
+#else
+  __trap();  // compiled for 9.0 without what Hopper alone has
 #endif
 }
 

@@ -39,6 +39,7 @@ struct GroupedProduct {
   int more_depth = 0;          // 0: no second product
   ConstRows more_a;            // [rows, more_depth]
   GroupMatrices more_b;        // [more_depth, outputs] each, dense along the dimension that b is
+  // Starts on 16 bytes.
   const void* bias = nullptr;  // bf16 [groups, outputs], or null
   MutableRows out;             // [rows, outputs]
   float alpha = 1.0f;          // 1 with a second product
@@ -47,7 +48,9 @@ struct GroupedProduct {
 // For compute capability 9.0 alone; `outputs` a multiple of 8.
 cudaError_t LaunchGroupedGemm(const GroupedProduct& gemm, int multiprocessors, cudaStream_t stream);
 
-// sums[g] += alpha * wide_g^T thin_g: a sum over the rows of each group.
+// sums[g] += alpha * wide_g^T thin_g: a sum over the rows of each group. All rows of `wide` are
+// finite: those behind a group's end count zero times. Thread blocks share tiles out by their number,
+// without tickets.
 struct GroupedSums {
   const int32_t* begins = nullptr;
   int groups = 0;

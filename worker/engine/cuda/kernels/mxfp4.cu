@@ -18,7 +18,8 @@ __device__ __forceinline__ float Value(uint32_t code) {
   return (code & 8) != 0 ? -value : value;
 }
 
-// Two codes as bf16 times 2^-126: the bits of an E2M1 below the sign are those of such a number.
+// Two codes as bf16 times 2^-126: an E2M1's exponent and mantissa, at the lowest bits of a bf16's
+// exponent and the highest of its mantissa, are that number, 0.5 as a denormal.
 __device__ __forceinline__ uint32_t PairOf(uint32_t byte) {
   return ((byte << 6) & 0x000001C0u) | ((byte << 12) & 0x00008000u) | ((byte << 18) & 0x01C00000u) |
          ((byte << 24) & 0x80000000u);
