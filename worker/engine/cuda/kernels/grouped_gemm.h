@@ -34,11 +34,11 @@ struct GroupedProduct {
   int groups = 0;
   int64_t rows = 0;  // that a, more_a and out have
   int outputs = 0, depth = 0;
-  ConstRows a;                 // [rows, depth]
-  GroupMatrices b;             // [depth, outputs] each
-  int more_depth = 0;          // 0: no second product
-  ConstRows more_a;            // [rows, more_depth]
-  GroupMatrices more_b;        // [more_depth, outputs] each, dense along the dimension that b is
+  ConstRows a;           // [rows, depth]
+  GroupMatrices b;       // [depth, outputs] each
+  int more_depth = 0;    // 0: no second product
+  ConstRows more_a;      // [rows, more_depth]
+  GroupMatrices more_b;  // [more_depth, outputs] each, dense along the dimension that b is
   // Starts on 16 bytes.
   const void* bias = nullptr;  // bf16 [groups, outputs], or null
   MutableRows out;             // [rows, outputs]
@@ -49,8 +49,8 @@ struct GroupedProduct {
 cudaError_t LaunchGroupedGemm(const GroupedProduct& gemm, int multiprocessors, cudaStream_t stream);
 
 // sums[g] += alpha * wide_g^T thin_g: a sum over the rows of each group. All rows of `wide` are
-// finite: those behind a group's end count zero times. Thread blocks share tiles out by their number,
-// without tickets.
+// finite: those behind a group's end count zero times. Thread blocks share tiles out by their
+// number, without tickets.
 struct GroupedSums {
   const int32_t* begins = nullptr;
   int groups = 0;
