@@ -240,8 +240,16 @@ TEST(DeltaCostTest, TheRuleTakesTimeByTokensAlone) {
   EXPECT_EQ(seconds(0, 8192, 1024).forward, seconds(0, 8192, 8192).forward);
   EXPECT_EQ(seconds(0, 8192, 1024).backward, kDeltaBackward * seconds(0, 8192, 1024).forward);
   EXPECT_LT(seconds(3, 8192, 1024).forward, seconds(3, 8192, 8192).forward);
-  // A state of [128, 128] for each of 16 heads and each chunk of 64 tokens that has begun.
-  EXPECT_EQ(AttentionWorkspace(model, 0, 2, 100, true), 2 * 2 * 16 * 128 * 128 * 4);
+  // For each chunk of 64 tokens that has begun what a GPU's kernels leave to each other: q and k of
+  // 16 key heads, of 16 value heads four more such rows, two matrices [64, 64] and two states in
+  // bf16, factors in fp32; and four states of all heads.
+  const int64_t rows = 64 * 128 * 2, state = 16 * 128 * 128;
+  const int64_t chunk =
+      16 * (2 * rows + 512) + 16 * (4 * rows + 2 * 64 * 64 * 2 + 512) + 2 * state * 2;
+  EXPECT_EQ(AttentionWorkspace(model, 0, 2, 100, true), 2 * 2 * chunk + 4 * state * 4);
+  // Many chunks go in parts, with a state between them; a CPU has those of all.
+  EXPECT_LT(AttentionWorkspace(model, 0, 1, 65536, true), (int64_t{3} << 29) + 8 * state * 4);
+  EXPECT_EQ(AttentionWorkspace(model, 0, 1, 262144, true), 4096 * state * 4);
 }
 
 TEST(DeltaCostTest, BlocksAreNotRecorded) {

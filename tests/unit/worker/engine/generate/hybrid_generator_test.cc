@@ -84,7 +84,7 @@ TEST_F(HybridGeneratorTest, OnAGpuTheyAreRefusedWithWhereTheyAreMade) {
     CheckAnswersOn(config, at::Device(at::kCUDA, 0));
     FAIL() << "was not refused";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("answers of qwen3_5 models are made on a CPU"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("answers of qwen3_5_text models are made on a CPU"));
     EXPECT_THAT(error.advice(), testing::HasSubstr("compute.gpu_type"));
   }
 }
