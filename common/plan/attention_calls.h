@@ -61,6 +61,11 @@ inline constexpr int64_t kTurnsSmallHead = 64;
 inline constexpr int64_t kTurnsSmallLength = 4096;
 inline constexpr int64_t kTurnsSmallWindowLength = 1024;
 
+// Tokens of a chunk of the gated delta rule, and the most that its CUDA kernels leave to each other
+// at a time (worker/engine/cuda/delta_ops.cc).
+inline constexpr int64_t kDeltaChunk = 64;
+inline constexpr int64_t kDeltaWorkspace = int64_t{3} << 29;
+
 // Attention's heads, and whether its backward sums in a fixed order.
 struct BackwardHeads {
   int64_t kv_heads = 0;

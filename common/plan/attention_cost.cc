@@ -34,9 +34,8 @@ constexpr double kLargeHeadsBackward = 0.75;
 // Heads beyond kLargestFusedHead are products in fp32; not measured.
 constexpr double kPlainHeads = 0.05;
 
-// Tokens of a chunk of the gated delta rule (worker/engine/kernels/delta_checks.h).
-constexpr int64_t kDeltaChunk = 64;
-// The rate of its products, which are small, relative to those of linears; not measured.
+// The rate of the gated delta rule's products, which are small, relative to those of linears;
+// about what was measured on an H200 (docs/benchmarks/mixtures.md).
 constexpr double kDeltaProducts = 0.1;
 
 BackwardHeads HeadsOf(const ModelShape& s, int64_t layer, bool deterministic) {
@@ -132,15 +131,14 @@ double RampOf(double pairs, int64_t length, double half) {
 
 // Workspace of a gated DeltaNet's backward over so many chunks, the larger one of a CPU, which has
 // all states in fp32, and of a GPU (worker/engine/cuda/kernels/delta_chunks.cu): what its kernels
-// leave to each other, up to kDeltaMost at a time, and the states between these.
+// leave to each other, up to kDeltaWorkspace at a time, and the states between these.
 int64_t DeltaWorkspace(const DeltaShape& delta, int64_t chunks) {
-  constexpr int64_t kDeltaMost = int64_t{3} << 29;
   const int64_t rows = kDeltaChunk * delta.key_size * 2, scores = kDeltaChunk * kDeltaChunk * 2;
   const int64_t factors = 2 * kDeltaChunk * 4, state = delta.values() * delta.key_size;
   const int64_t slot = delta.key_heads * (2 * rows + factors) +
                        delta.value_heads * (4 * rows + 2 * scores + factors) + 2 * state * 2;
-  const int64_t parts = CeilDiv(chunks * slot, kDeltaMost);
-  const int64_t on_gpu = std::min(kDeltaMost, chunks * slot) + (parts + 3) * state * 4;
+  const int64_t parts = CeilDiv(chunks * slot, kDeltaWorkspace);
+  const int64_t on_gpu = std::min(kDeltaWorkspace, chunks * slot) + (parts + 3) * state * 4;
   return std::max(chunks * state * 4, on_gpu);
 }
 

@@ -112,7 +112,7 @@ TEST_P(GatedNormGpuTest, ForwardAndBackwardEqualTheReference) {
     const Tensor x = Normal({tokens, heads * size}, 1, 3.0).to(type);
     const Tensor gate = Normal(x.sizes(), 2, 2.0).to(type), dy = Normal(x.sizes(), 3).to(type);
     const Tensor weight = Normal({size}, 4);
-    // Of the same type: the product with rstd is rounded to it.
+    // The CPU's of the same type, since both round the product with rstd to it.
     Tensor y_ref = at::empty_like(x), dx_ref = at::empty_like(x), dgate_ref = at::empty_like(x);
     const Tensor rstd_ref = ops::GatedRmsNorm(y_ref, x, gate, weight, 1e-6);
     const Tensor dw_ref =

@@ -29,6 +29,14 @@ class FamilyParityTest : public testing::TestWithParam<std::string> {
  protected:
   std::filesystem::path dir() const { return GoldenDir() / "families" / GetParam(); }
   GoldenTensors Read(const char* file) const { return GoldenTensors(dir() / file); }
+  // The whole model, delivered into `target` beside what its base has.
+  ModelFiles Delivered(const TrainingModel& model, const spec::JobSpec& job,
+                       const std::filesystem::path& target) const {
+    const DeliveryResult result =
+        Deliver(model, job, {.target = target, .model_dir = dir(), .model_name = "tiny"}, *comm_);
+    EXPECT_TRUE(result.consistency.consistent);
+    return ModelFiles::Open(target);
+  }
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
 };
 
@@ -128,10 +136,7 @@ TEST_P(FamilyParityTest, ADeliveredModelHasTheTensorsOfItsBase) {
   const spec::JobSpec job = PlainJob(spec::Mode::kFullFinetune);
   const TrainingModel model(job, dir(), *comm_);
   const TempDir out;
-  const DeliveryResult result = Deliver(
-      model, job, {.target = out / "model", .model_dir = dir(), .model_name = "tiny"}, *comm_);
-  EXPECT_TRUE(result.consistency.consistent);
-  const ModelFiles base = ModelFiles::Open(dir()), ours = ModelFiles::Open(out / "model");
+  const ModelFiles base = ModelFiles::Open(dir()), ours = Delivered(model, job, out / "model");
   std::vector<std::string> names = base.Names(), written = ours.Names();
   for (const std::string& module : model.layout().in_files.unused) {
     std::erase_if(names, [&](const std::string& name) { return name.starts_with(module + "."); });
@@ -152,10 +157,7 @@ TEST_P(ExactParityTest, AModelDeliveredInBf16HasTheTypesOfItsBase) {
   job.parallelism.compute_type = spec::ComputeType::kBf16;
   const TrainingModel model(job, dir(), *comm_);
   const TempDir out;
-  const DeliveryResult result = Deliver(
-      model, job, {.target = out / "model", .model_dir = dir(), .model_name = "tiny"}, *comm_);
-  EXPECT_TRUE(result.consistency.consistent);
-  const ModelFiles base = ModelFiles::Open(dir()), ours = ModelFiles::Open(out / "model");
+  const ModelFiles base = ModelFiles::Open(dir()), ours = Delivered(model, job, out / "model");
   int exact = 0;
   for (const std::string& name : ours.Names()) {
     EXPECT_EQ(ours.Info(name).dtype, base.Info(name).dtype) << name;

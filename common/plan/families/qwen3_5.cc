@@ -57,7 +57,7 @@ void ReadMixers(const ConfigReader& config, ModelConfig& model) {
 }
 
 void ReadQwen35(const ConfigReader& config, ModelConfig& model) {
-  // Of text the three rows of positions are equal, so mrope_section changes nothing.
+  // mrope_section splits a token's three positions, which are equal in text: it changes nothing.
   model.ropes[0] = ReadPartialRope(config, 10'000.0, /*rotated=*/0.25);
   model.output_gate = true;
   if (!config.Flag("attn_output_gate", true)) {

@@ -104,7 +104,8 @@ class RowRun:
     def record(self, record):
         record["machine"] = self.context.machine
         with open(self.context.out / "raw.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            # Where the work folder was says nothing about the run.
+            file.write(json.dumps(record).replace(f"{self.context.work}/", "") + "\n")
         rate = report.measured(record, "tokens_per_second", "{:,.0f} tok/s")
         memory = report.measured(record, "reserved_gb", "{:.1f} GB")
         first = report.measured(record, "first_step_s", "first step after {:.1f} s")

@@ -16,6 +16,7 @@
 #include "worker/engine/cuda/cudnn_plan.h"
 #include "worker/engine/cuda/cudnn_slabs.h"
 #include "worker/engine/cuda/cudnn_window_slabs.h"
+#include "worker/engine/cuda/hopper.h"
 #include "worker/engine/cuda/kernels/ragged.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ordered_backward.h"
@@ -176,7 +177,7 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   const plan::BackwardHeads heads = HeadsOf(q, k);
   const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
   const auto documents = static_cast<int64_t>(lengths.size());
-  if (heads.InTurns(batch.longest, window) && HasOrderedBackward(q)) {
+  if (heads.InTurns(batch.longest, window) && IsHopper(q)) {
     OrderedBackward(tensors, lse, cu_seqlens, documents, batch, scale, window);
     return true;
   }

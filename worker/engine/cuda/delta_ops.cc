@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/plan/attention_calls.h"
 #include "worker/engine/cuda/kernels/linear_attention.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
@@ -16,9 +17,6 @@ namespace sft::engine::cuda {
 namespace {
 
 using at::Tensor;
-
-// What the delta rule may have for states and the like.
-constexpr int64_t kWorkspaceBytes = int64_t{3} << 29;
 
 DocumentList ListOf(const ops::Documents& documents, const Tensor& like, const char* operation) {
   const Tensor& starts = documents.cu_seqlens;
@@ -70,7 +68,7 @@ DeltaOperands DeltaOperandsOf(const Tensor& q, const Tensor& k, const Tensor& v,
 template <typename Launch>
 void LaunchChunks(const DeltaShape& shape, bool backward, const Tensor& like,
                   const Launch& launch) {
-  const DeltaPlan plan = PlanDelta(shape, backward, kWorkspaceBytes);
+  const DeltaPlan plan = PlanDelta(shape, backward, plan::kDeltaWorkspace);
   const Tensor workspace = at::empty({plan.bytes}, like.options().dtype(at::kByte));
   C10_CUDA_CHECK(launch(plan, workspace.mutable_data_ptr()));
 }
@@ -80,7 +78,7 @@ template <typename Launch>
 void LaunchPlain(const DeltaShape& shape, bool backward, const Tensor& like, const Launch& launch) {
   const int64_t floats = DeltaPlainFloats(shape, backward);
   const int64_t tasks = int64_t{shape.documents.documents} * shape.key_heads;
-  const int64_t blocks = std::clamp<int64_t>(kWorkspaceBytes / (4 * floats), 1, tasks);
+  const int64_t blocks = std::clamp<int64_t>(plan::kDeltaWorkspace / (4 * floats), 1, tasks);
   const Tensor workspace = at::empty({blocks * floats}, like.options().dtype(at::kFloat));
   C10_CUDA_CHECK(launch(workspace.mutable_data_ptr<float>(), blocks));
 }

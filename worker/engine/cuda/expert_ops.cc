@@ -1,6 +1,7 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 
+#include "worker/engine/cuda/hopper.h"
 #include "worker/engine/cuda/kernels/expert_rows.h"
 #include "worker/engine/cuda/kernels/grouped_gemm.h"
 #include "worker/engine/cuda/launch_scope.h"
@@ -14,17 +15,12 @@ using at::Tensor;
 
 namespace {
 
-// Of more columns of the thinner operand GroupedGradient's kernel would read the other again and
-// again.
+// The most columns of the thinner operand that GroupedGradient's kernel is used for: it reads the
+// other operand once for 64 of them.
 constexpr int64_t kThinColumns = 256;
 
 int Multiprocessors(const Tensor& on) {
   return at::cuda::getDeviceProperties(on.get_device())->multiProcessorCount;
-}
-
-bool IsHopper(const Tensor& on) {
-  const auto* device = at::cuda::getDeviceProperties(on.get_device());
-  return device->major == 9 && device->minor == 0;
 }
 
 // What TMA asks of memory.

@@ -1,6 +1,5 @@
 #include "worker/engine/cuda/ordered_backward.h"
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 
 #include "worker/engine/cuda/cudnn_plan.h"
@@ -18,11 +17,6 @@ MutableRows RowsToFill(const Tensor& tensor) {
 }
 
 }  // namespace
-
-bool HasOrderedBackward(const Tensor& on) {
-  const auto* device = at::cuda::getDeviceProperties(on.get_device());
-  return device->major == 9 && device->minor == 0;
-}
 
 void OrderedBackward(const std::vector<Tensor>& tensors, const Tensor& lse,
                      const Tensor& cu_seqlens, int64_t documents, const CudnnBatch& batch,

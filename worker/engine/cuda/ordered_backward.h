@@ -15,11 +15,8 @@
 
 namespace sft::engine::cuda {
 
-// True on a GPU that has the kernel: compute capability 9.0.
-bool HasOrderedBackward(const at::Tensor& on);
-
-// For a batch whose heads go in turns (BackwardHeads::InTurns). `tensors` in the order of
-// CudnnOperand, `lse` from CudnnAttention.
+// For a batch whose heads go in turns (BackwardHeads::InTurns), on Hopper (hopper.h). `tensors` in
+// the order of CudnnOperand, `lse` from CudnnAttention.
 void OrderedBackward(const std::vector<at::Tensor>& tensors, const at::Tensor& lse,
                      const at::Tensor& cu_seqlens, int64_t documents, const CudnnBatch& batch,
                      double scale, int64_t window);

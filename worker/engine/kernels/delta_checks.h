@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 
+#include "common/plan/attention_calls.h"
 #include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
@@ -14,8 +15,8 @@ namespace sft::engine {
 
 inline constexpr int64_t kShortConvWidth = 4;
 
-// Of GatedDelta.
-inline constexpr int64_t kDeltaChunk = 64;     // tokens
+// GatedDelta goes in chunks of so many tokens.
+using plan::kDeltaChunk;
 inline constexpr double kDeltaEpsilon = 1e-6;  // beside |q|^2 and |k|^2
 
 // Throws unless the documents are those of `tokens` tokens.

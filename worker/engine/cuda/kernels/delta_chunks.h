@@ -16,7 +16,7 @@ struct DeltaSlots {
   __nv_bfloat16 *u = nullptr, *w = nullptr;  // [value heads, 64, D]
   __nv_bfloat16* p = nullptr;                // [value heads, 64, 64]: P, with 1 / sqrt(D)
   float* decays = nullptr;                   // [value heads, 2, 64]: exp(c), exp(c_last - c)
-  // Of the backward alone.
+  // These are the backward's alone.
   __nv_bfloat16* inverse = nullptr;                     // [value heads, 64, 64]: (I + A)^-1
   __nv_bfloat16 *state = nullptr, *dstate = nullptr;    // [value heads, D, D]
   __nv_bfloat16 *values = nullptr, *dvalues = nullptr;  // [value heads, 64, D]: N and dN

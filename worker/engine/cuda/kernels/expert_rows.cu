@@ -118,7 +118,7 @@ cudaError_t LaunchCombineRows(ElementType type, RowsShape shape, const CombinedR
                               MutableRows y, cudaStream_t stream) {
   bool wide = IsWide(type, of.x.data, of.x.stride, shape.width) &&
               IsWide(type, y.data, y.stride, shape.width);
-  // Of as many elements as one access of y, so of twice its bytes where it is wider.
+  // One access of y takes as many elements of the addend, which have twice the bytes in fp32.
   if (of.addend.data != nullptr) {
     wide = wide && IsAligned<Vec<float, kWide<__nv_bfloat16>>>(of.addend.data) &&
            of.addend.stride % kWide<__nv_bfloat16> == 0;

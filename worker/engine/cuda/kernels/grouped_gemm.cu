@@ -262,10 +262,6 @@ __global__ void __launch_bounds__(kThreads, 1) Run(const __grid_constant__ Argum
 #endif
 }
 
-Boxes RowBoxes(const ConstRows& rows, int64_t count, int width) {
-  return {rows.data, {width, count, 1}, rows.stride, rows.stride * count, {kK, kM, 1}};
-}
-
 template <int kN>
 Boxes MatrixBoxes(const GroupMatrices& of, int groups, int depth, int outputs) {
   Boxes boxes{of.data, {depth, outputs, groups}, of.row_stride, of.group_stride, {kK, kN, 1}};
@@ -283,13 +279,14 @@ cudaError_t Launch(const GroupedProduct& gemm, int multiprocessors, cudaStream_t
   if (const cudaError_t error = FindEncoder(&encode); error != cudaSuccess) return error;
   Arguments arguments;
   arguments.gemm = gemm;
-  bool described = Describe(encode, RowBoxes(gemm.a, gemm.rows, gemm.depth), &arguments.a) &&
+  bool described = Describe(encode, RowBoxes(gemm.a, gemm.rows, gemm.depth, kM), &arguments.a) &&
                    Describe(encode, MatrixBoxes<kN>(gemm.b, gemm.groups, gemm.depth, gemm.outputs),
                             &arguments.b);
   if (gemm.more_depth > 0) {
     described =
         described &&
-        Describe(encode, RowBoxes(gemm.more_a, gemm.rows, gemm.more_depth), &arguments.more_a) &&
+        Describe(encode, RowBoxes(gemm.more_a, gemm.rows, gemm.more_depth, kM),
+                 &arguments.more_a) &&
         Describe(encode, MatrixBoxes<kN>(gemm.more_b, gemm.groups, gemm.more_depth, gemm.outputs),
                  &arguments.more_b);
   }

@@ -159,13 +159,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #endif
 }
 
-bool DescribeRowsOf(EncodeTiled encode, const ConstRows& rows, int64_t count, int width,
-                    CUtensorMap* map) {
-  return Describe(encode,
-                  {rows.data, {width, count, 1}, rows.stride, rows.stride * count, {64, kRows, 1}},
-                  map);
-}
-
 }  // namespace
 
 cudaError_t LaunchGroupedGradient(const GroupedSums& gradient, int multiprocessors,
@@ -174,10 +167,9 @@ cudaError_t LaunchGroupedGradient(const GroupedSums& gradient, int multiprocesso
   if (const cudaError_t error = FindEncoder(&encode); error != cudaSuccess) return error;
   Arguments arguments;
   arguments.gradient = gradient;
-  if (!DescribeRowsOf(encode, gradient.wide, gradient.rows, gradient.wide_columns,
-                      &arguments.wide) ||
-      !DescribeRowsOf(encode, gradient.thin, gradient.rows, gradient.thin_columns,
-                      &arguments.thin)) {
+  const GroupedSums& of = gradient;
+  if (!Describe(encode, RowBoxes(of.wide, of.rows, of.wide_columns, kRows), &arguments.wide) ||
+      !Describe(encode, RowBoxes(of.thin, of.rows, of.thin_columns, kRows), &arguments.thin)) {
     return cudaErrorInvalidValue;
   }
   const auto kernel = gradient.type == ElementType::kFloat32 ? Run<float> : Run<Bf16>;

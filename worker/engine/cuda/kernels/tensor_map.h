@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "worker/engine/cuda/kernels/launch.h"
+
 namespace sft::engine::cuda {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -29,6 +31,11 @@ struct Boxes {
   int64_t y_stride = 0, z_stride = 0;
   int box[3] = {};  // what one copy takes: 64 along x for the 128-byte swizzle
 };
+
+// Boxes of 64 columns of `rows` rows of a matrix [count, width].
+inline Boxes RowBoxes(const ConstRows& of, int64_t count, int64_t width, int rows) {
+  return {of.data, {width, count, 1}, of.stride, of.stride * count, {64, rows, 1}};
+}
 
 // What a copy takes from beyond the sizes is zero.
 inline bool Describe(EncodeTiled encode, const Boxes& boxes, CUtensorMap* map) {

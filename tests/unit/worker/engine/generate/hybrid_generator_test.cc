@@ -84,7 +84,8 @@ TEST_F(HybridGeneratorTest, OnAGpuTheyAreRefusedWithWhereTheyAreMade) {
     CheckAnswersOn(config, at::Device(at::kCUDA, 0));
     FAIL() << "was not refused";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("answers of qwen3_5_text models are made on a CPU"));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("answers of qwen3_5_text models are made on a CPU"));
     EXPECT_THAT(error.advice(), testing::HasSubstr("compute.gpu_type"));
   }
 }
@@ -121,7 +122,7 @@ TEST_F(HybridGeneratorTest, EachTokenIsTheLikeliestOfAWholeForward) {
   }
 }
 
-// Of in_proj_b and in_proj_a, too, whose rows are few.
+// The few rows of in_proj_b and in_proj_a are quantised, too.
 TEST_F(HybridGeneratorTest, LinearsMayBeHeldInNf4) {
   std::string wide = kHybrid;
   wide.replace(wide.find("\"hidden_size\": 32"), 17, "\"hidden_size\": 64");

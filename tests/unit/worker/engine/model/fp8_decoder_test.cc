@@ -272,7 +272,7 @@ void RunBatch(Fp8Model& model, Recompute level, MapSink& sink) {
   decoder.ForwardBackward(batch, nullptr, sink);
 }
 
-// Of one micro-batch.
+// The loss and gradients of one micro-batch.
 Counts CountRows(const std::vector<std::string>& targets, Recompute level) {
   Fp8Model model(targets);
   MapSink sink(model.layout());
