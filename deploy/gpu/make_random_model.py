@@ -5,7 +5,7 @@
 
 SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-1b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gemma4-e2b, gemma4-e4b,
 gemma4-31b, gpt2-medium, mixtures of experts (gpt-oss-20b and -120b with experts in MXFP4 as published, gpt-oss-20b-bf16,
-qwen3-30b-a3b), or one that ends with "-tiny" for a first try. safetensors shards, in bf16 but for MXFP4, with the names
+qwen3-30b-a3b), qwen3.5-9b, or one that ends with "-tiny" for a first try. safetensors shards, in bf16 but for MXFP4, with the names
 of published files; a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of
 exactly T tokens each that all carry loss with data.loss_on = "all".
 
@@ -24,6 +24,7 @@ import time
 import torch
 
 import random_experts
+import random_hybrids
 
 SHARD_BYTES = 4 << 30
 
@@ -68,6 +69,15 @@ class MoeShape(Shape):
     dense_intermediate: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class HybridShape(Shape):
+    """Gated DeltaNets but for every so manieth layer; their keys and values are of one size."""
+    interval: int = 4
+    delta_key_heads: int = 16
+    delta_value_heads: int = 32
+    delta_size: int = 128
+
+
 def gpt_oss(layers, experts, mxfp4):
     return MoeShape("gpt_oss", 2880, 2880, layers, 64, 8, 64, 201088, False, experts, 4, mxfp4)
 
@@ -101,6 +111,8 @@ SHAPES = {
     "qwen3-30b-a3b": MoeShape("qwen3_moe", 2048, 768, 48, 32, 4, 128, 151936, False, 128, 8),
     "glm4-moe-tiny": MoeShape("glm4_moe", 128, 64, 3, 4, 2, 32, 512, False, 8, 2, dense_layers=1,
                               dense_intermediate=256),
+    "qwen3.5-tiny": HybridShape("qwen3_5_text", 128, 256, 4, 4, 2, 32, 512, False, 4, 2, 4, 32),
+    "qwen3.5-9b": HybridShape("qwen3_5_text", 4096, 12288, 32, 16, 4, 256, 248320, False),
     "gpt2-medium": Shape("gpt2", 1024, 4096, 24, 16, 16, 64, 50257, True),
 }
 
@@ -172,7 +184,7 @@ def tensor_shapes(shape):
     if isinstance(shape, MoeShape):
         yield from random_experts.shapes(shape)
         return
-    own = {"gpt2": gpt2_shapes, "gemma4_text": gemma4_shapes}.get(shape.family)
+    own = {"gpt2": gpt2_shapes, "gemma4_text": gemma4_shapes, "qwen3_5_text": random_hybrids.shapes}.get(shape.family)
     if own:
         yield from own(shape)
         return
@@ -203,7 +215,8 @@ def tensor_shapes(shape):
 def type_of(name):
     if name.endswith(("_blocks", "_scales")):
         return "U8"
-    return "F32" if name.endswith("e_score_correction_bias") else "BF16"
+    exact = name.endswith("e_score_correction_bias") or random_hybrids.is_exact(name)
+    return "F32" if exact else "BF16"
 
 
 def size_of(name, dimensions):
@@ -238,11 +251,15 @@ def draw(shape, name, dimensions, generator, device):
         return torch.zeros(dimensions)
     if name.endswith(".bias"):
         return torch.zeros(dimensions, dtype=torch.bfloat16)
+    if isinstance(shape, HybridShape) and len(dimensions) == 1:
+        dtype = torch.float32 if random_hybrids.is_exact(name) else torch.bfloat16
+        return torch.full(dimensions, random_hybrids.vector_of(name), dtype=dtype)
     if len(dimensions) == 1:  # norms
         value = random_experts.norm_of(name) if isinstance(shape, MoeShape) else 1.0
         return torch.full(dimensions, value, dtype=torch.bfloat16)
     weight = torch.empty(dimensions, dtype=torch.bfloat16, device=device)
-    deviation = random_experts.deviation_of(name) if isinstance(shape, MoeShape) else 0.02
+    kind = {MoeShape: random_experts, HybridShape: random_hybrids}.get(type(shape))
+    deviation = kind.deviation_of(name) if kind else 0.02
     return weight.normal_(0.0, deviation, generator=generator).cpu()
 
 
@@ -301,7 +318,7 @@ def gemma4_config(shape):
 
 def write_config(shape, folder):
     own = random_experts.config if isinstance(shape, MoeShape) else {
-        "gpt2": gpt2_config, "gemma4_text": gemma4_config}.get(shape.family)
+        "gpt2": gpt2_config, "gemma4_text": gemma4_config, "qwen3_5_text": random_hybrids.config}.get(shape.family)
     if own:
         (folder / "config.json").write_text(json.dumps(own(shape), indent=2))
         return

@@ -30,12 +30,7 @@ step() {
 }
 
 chmod +x "$packed"/tests/*
-step tests 270 "$packed/tests/sft_gpu_test"
-sed -n '/ ran\. (/,$p' "$logs/tests.log" | grep -vE 'SKIPPED.*[/.]|^$' | head -n 40
-if [ $failed -ne 0 ]; then
-  echo "-- what failed first:"
-  grep -E -A 8 'Failure$|error|what\(\)' "$logs/tests.log" | head -n 60
-fi
+"$here/run_tests.sh" "$packed" "$logs" || failed=1
 
 step op_speed 120 "$packed/tests/sft_gpu_op_speed"
 cat "$logs/op_speed.log"

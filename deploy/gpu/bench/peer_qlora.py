@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""QLoRA with Unsloth on one GPU: LoRA r 16 on all seven linears of an NF4 base, 8-bit AdamW, every
-token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means out of memory. With
+"""LoRA or QLoRA with Unsloth on one GPU: r 16 on all linears of a base in NF4 or, with --base bf16, as it is, 8-bit AdamW,
+every token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means out of memory. With
 --layout, rows of different lengths (chat_rows.py): a step's loss is the mean over all its tokens that carry loss.
 
     python3 peer_qlora.py --model DIR --rows FILE --seq 2048 --batch 4 --accumulation 2 \
@@ -8,12 +8,15 @@ token carries loss. Prints a line a step and a RESULT line in JSON; exit 3 means
 """
 
 import argparse
+import json
 import os
+import pathlib
 
 import chat_rows
 import peer_common
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+DELTA_NET = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
 
 
 def parse():
@@ -25,18 +28,25 @@ def parse():
     parser.add_argument("--accumulation", type=int, required=True)
     parser.add_argument("--checkpointing", choices=["on", "off"], required=True)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--base", choices=["nf4", "bf16"], default="nf4")
     parser.add_argument("--layout", choices=["full", "packed", "padded", "grouped"], default="full")
     return parser.parse_args()
+
+
+def linears_of(folder):
+    config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+    return LINEARS + (DELTA_NET if "linear_attention" in config.get("layer_types", []) else [])
 
 
 def load_model(options, torch):
     # Unsloth patches transformers, so it is imported before anything that imports that.
     from unsloth import FastLanguageModel
-    model, _ = FastLanguageModel.from_pretrained(options.model, max_seq_length=options.seq, load_in_4bit=True,
-                                                 dtype=torch.bfloat16, device_map={"": 0})
+    model, _ = FastLanguageModel.from_pretrained(
+        options.model, max_seq_length=options.seq, load_in_4bit=options.base == "nf4",
+        load_in_16bit=options.base == "bf16", dtype=torch.bfloat16, device_map={"": 0})
     checkpointing = "unsloth" if options.checkpointing == "on" else False
     model = FastLanguageModel.get_peft_model(
-        model, r=16, lora_alpha=32, lora_dropout=0, bias="none", target_modules=LINEARS,
+        model, r=16, lora_alpha=32, lora_dropout=0, bias="none", target_modules=linears_of(options.model),
         use_gradient_checkpointing=checkpointing, random_state=42)
     model.train()
     return model

@@ -18,12 +18,31 @@ void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
               "Gemm: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
 }
 
+// On x86 processors without AVX-512 oneDNN has no products in bf16, and LibTorch's own loop takes ten times as long
+// as fp32.
+bool IsFastInBf16() {
+#if defined(__x86_64__)
+  static const bool fast = __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return fast;
+#else
+  return true;
+#endif
+}
+
+void GemmInFp32(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
+  Tensor sum = out.to(at::kFloat);  // out itself where it is fp32
+  at::addmm_out(sum, sum, a.to(at::kFloat), b.to(at::kFloat), beta, alpha);
+  if (!sum.is_same(out)) out.copy_(sum);
+}
+
 }  // namespace
 
 void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
   CheckProduct(out, a, b);
-  if (out.scalar_type() != a.scalar_type()) {
-    at::addmm_out(out, out, a.to(at::kFloat), b.to(at::kFloat), beta, alpha);
+  const bool widened = out.scalar_type() != a.scalar_type();
+  if (widened || (a.scalar_type() == at::kBFloat16 && !IsFastInBf16())) {
+    GemmInFp32(out, a, b, alpha, beta);
   } else {
     at::addmm_out(out, out, a, b, beta, alpha);
   }
