@@ -352,7 +352,8 @@ TEST_F(CudnnAttentionGpuTest, TakesLongDocumentsAndLeavesTheRest) {
   EXPECT_TRUE(is_cudnn({"", {512, 512}, 8, 4, 256, 0}));
 }
 
-// A plan takes tens of milliseconds to build, a call of this size far less than one.
+// A plan takes tens of milliseconds to build, a call of this size far less than one, or a few where
+// other programs share the GPU.
 TEST_F(CudnnAttentionGpuTest, BuildsAPlanOnceForBatchesThatRoundAlike) {
   const auto seconds = [](const std::vector<int64_t>& lengths) {
     const AttentionCase c{"", lengths, 10, 5, 128, 0};
@@ -376,7 +377,6 @@ TEST_F(CudnnAttentionGpuTest, BuildsAPlanOnceForBatchesThatRoundAlike) {
   const double first = seconds({901, 700, 3});
   double best = seconds({899, 690, 20});
   for (int i = 0; i < 5; ++i) best = std::min(best, seconds({1020 - i, 650 + i, 33}));
-  EXPECT_LT(best, 0.005);
   EXPECT_LT(best, 0.5 * first);
 }
 

@@ -18,8 +18,8 @@ void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
               "Gemm: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
 }
 
-// On x86 processors without AVX-512 oneDNN has no products in bf16, and LibTorch's own loop takes ten times as long
-// as fp32.
+// On x86 processors without AVX-512 oneDNN has no products in bf16, and LibTorch's own loop takes
+// ten times as long as fp32.
 bool IsFastInBf16() {
 #if defined(__x86_64__)
   static const bool fast = __builtin_cpu_supports("avx512bw") &&

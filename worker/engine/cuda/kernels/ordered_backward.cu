@@ -1,8 +1,8 @@
 #include <cuda_bf16.h>
-#include <math_constants.h>
 
 #include "worker/engine/cuda/kernels/hopper.cuh"
 #include "worker/engine/cuda/kernels/ordered_backward.h"
+#include "worker/engine/cuda/kernels/ordered_rows.cuh"
 #include "worker/engine/cuda/kernels/tensor_map.h"
 
 // Suffixes: M queries of a block, N keys of a thread block, D elements of a head. P = exp(scores -
@@ -17,7 +17,6 @@ constexpr int kM = kOrderedQueries, kN = kOrderedKeys;
 constexpr int kHalf = 64;   // elements of a row of a tile
 constexpr int kStages = 2;  // of q and dout, of the gradients of scores, of dq
 constexpr int kThreads = 384;
-constexpr float kLog2E = 1.4426950408889634f;
 
 struct Arguments {
   CUtensorMap q, k, v, dout;
@@ -43,10 +42,6 @@ struct Shared {
   uint64_t dq_full[kStages], dq_empty[kStages];
   int ticket;
 };
-
-__device__ __forceinline__ int FirstBlock(const OrderedBatch& batch, int document) {
-  return batch.cu_seqlens[document] / kM + document;
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -383,96 +378,6 @@ __global__ void __launch_bounds__(kThreads, 1) Backward(const __grid_constant__ 
 #endif
 }
 
-// The document and the block in it that block `block` of all is; false where there is none.
-struct QueryBlock {
-  int document, m, first_token, length;
-};
-__device__ __forceinline__ bool FindBlock(const OrderedBatch& batch, int block, QueryBlock* found) {
-  int low = 0, high = batch.documents - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (FirstBlock(batch, middle) <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  found->document = low;
-  found->m = block - FirstBlock(batch, low);
-  found->first_token = batch.cu_seqlens[low];
-  found->length = batch.cu_seqlens[low + 1] - found->first_token;
-  return found->m * kM < found->length;
-}
-
-__device__ __forceinline__ float2 PairAt(uint32_t bits) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
-}
-
-// A thread block for each block of queries of a head, a warp for a row: its logsumexp to the base
-// 2, infinite behind the document's end, and its delta. Sets the counters to 0.
-template <int kD>
-__global__ void Prepare(OrderedBatch batch, ConstRows out, ConstRows dout, const float* lse,
-                        OrderedWorkspace workspace) {
-  const int head = blockIdx.y, lane = threadIdx.x % 32;
-  const int64_t at = int64_t{head} * gridDim.x + blockIdx.x;
-  if (threadIdx.x == 0) {
-    workspace.turns[at] = 0;
-    if (at == 0) *workspace.ticket = 0;
-  }
-  QueryBlock block;
-  if (!FindBlock(batch, blockIdx.x, &block)) return;
-  constexpr int kPairs = kD / 64;  // that a lane has
-  const auto pair = [&](const ConstRows& rows, int64_t token, int i) {
-    return PairAt(*reinterpret_cast<const uint32_t*>(static_cast<const Bf16*>(rows.data) +
-                                                     token * rows.stride + head * kD +
-                                                     (lane * kPairs + i) * 2));
-  };
-  for (int r = threadIdx.x / 32; r < kM; r += blockDim.x / 32) {
-    const int row = block.m * kM + r;
-    const bool there = row < block.length;
-    float sum = 0.0f;
-    if (there) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const float2 x = pair(out, block.first_token + row, i);
-        const float2 y = pair(dout, block.first_token + row, i);
-        sum += x.x * y.x + x.y * y.y;
-      }
-    }
-    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    if (lane != 0) continue;
-    const int64_t of = (int64_t{block.document} * batch.heads + head) * batch.longest + row;
-    workspace.lse[at * kM + r] = there ? lse[of] * kLog2E : CUDART_INF_F;
-    workspace.delta[at * kM + r] = sum;
-  }
-}
-
-// dq in bf16, from the order of elements in which the threads that multiply have it.
-template <int kD>
-__global__ void Finish(OrderedBatch batch, const float* sums, MutableRows dq) {
-  const int head = blockIdx.y;
-  QueryBlock block;
-  if (!FindBlock(batch, blockIdx.x, &block)) return;
-  const float4* from = reinterpret_cast<const float4*>(sums) +
-                       (int64_t{head} * gridDim.x + blockIdx.x) * (kM * kD / 4);
-  for (int i = threadIdx.x; i < kM * kD / 4; i += blockDim.x) {
-    const float4 x = from[i];
-    const int thread = i % 128, lane = thread % 32;
-    const int row = block.m * kM + thread / 32 * 16 + lane / 4;
-    constexpr int kOfGroup = kM * kD / 8;  // float4s
-    const int column = i / kOfGroup * (kD / 2) + i / 128 % (kD / 16) * 8 + lane % 4 * 2;
-    Bf16* to = static_cast<Bf16*>(dq.data) + (int64_t{block.first_token} + row) * dq.stride +
-               head * kD + column;
-    const float scale = batch.scale;
-    if (row < block.length) {
-      *reinterpret_cast<uint32_t*>(to) = PackPair(x.x * scale, x.y * scale);
-    }
-    if (row + 8 < block.length) {
-      *reinterpret_cast<uint32_t*>(to + 8 * dq.stride) = PackPair(x.z * scale, x.w * scale);
-    }
-  }
-}
-
 // Boxes of `rows` tokens and half a head.
 bool DescribeHeads(EncodeTiled encode, const ConstRows& of, const OrderedBatch& batch, int heads,
                    int rows, CUtensorMap* map) {
@@ -486,14 +391,14 @@ cudaError_t Launch(const Arguments& a, const OrderedOperands& operands, cudaStre
   constexpr int kSharedBytes = sizeof(Shared<kD>) + 1024;
   const OrderedBatch& batch = a.batch;
   const dim3 blocks(a.blocks, batch.heads);
-  Prepare<kD>
+  PrepareRows<kD>
       <<<blocks, 256, 0, stream>>>(batch, operands.out, operands.dout, operands.lse, a.workspace);
   const cudaError_t error =
       cudaFuncSetAttribute(Backward<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   const int thread_blocks = a.key_blocks * batch.documents * batch.kv_heads;
   Backward<kD><<<thread_blocks, kThreads, kSharedBytes, stream>>>(a);
-  Finish<kD><<<blocks, 256, 0, stream>>>(batch, a.workspace.dq, operands.dq);
+  FinishRows<kD><<<blocks, 256, 0, stream>>>(batch, a.workspace.dq, operands.dq);
   return cudaGetLastError();
 }
 
