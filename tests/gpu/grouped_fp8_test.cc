@@ -3,6 +3,7 @@
 
 #include "tests/gpu/fp8_data.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/grouped_data.h"
 #include "worker/engine/kernels/ops.h"
 
 // Products of groups of rows in FP8, and the rows in FP8 that stand around them, beside the CPU.
@@ -10,30 +11,8 @@
 namespace sft::engine {
 namespace {
 
-struct Shape {
-  std::vector<int> rows;  // of each group
-  int64_t outputs, depth, rank;
-
-  int64_t groups() const { return static_cast<int64_t>(rows.size()); }
-  // With 3 rows before the groups and 5 behind, which are nobody's.
-  int64_t all_rows() const {
-    int64_t all = 8;
-    for (const int count : rows) all += count;
-    return all;
-  }
-  Tensor begins() const {
-    std::vector<int> begins{3};
-    for (const int count : rows) begins.push_back(begins.back() + count);
-    return at::tensor(begins, at::kInt);
-  }
-  friend void PrintTo(const Shape& s, std::ostream* out) {
-    *out << s.groups() << " groups, " << s.all_rows() << " rows, " << s.outputs << " x " << s.depth
-         << ", r " << s.rank;
-  }
-};
-
 // Ragged, empty and skewed groups; sums of less and more than a stage of 128, and of parts of one.
-const Shape kShapes[] = {
+const GroupedShape kGroupedFp8Shapes[] = {
     {{5}, 8, 16, 8},
     {{0, 1, 63, 64, 65, 0, 128, 129, 300, 0}, 72, 208, 16},
     {{127, 0, 255, 2100, 1}, 264, 320, 24},
@@ -56,12 +35,7 @@ struct BothRows {
   ops::Fp8Rows host, gpu;
 };
 
-Tensor Bf16Values(at::IntArrayRef sizes, uint64_t seed, double scale = 1.0) {
-  return Normal(sizes, seed, scale).to(at::kBFloat16).to(at::kFloat);
-}
-Tensor OnGpu(const Tensor& x) { return ToGpu(x.to(at::kBFloat16)); }
-
-class GroupedFp8Test : public GpuTest, public ::testing::WithParamInterface<Shape> {
+class GroupedFp8Test : public GpuTest, public ::testing::WithParamInterface<GroupedShape> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
@@ -76,12 +50,12 @@ class GroupedFp8Test : public GpuTest, public ::testing::WithParamInterface<Shap
          Uniform({shape_.all_rows(), 1}, 7, 0.01, 10.0);
     b_ = Normal({shape_.groups() * shape_.outputs, shape_.depth}, 2) *
          Uniform({shape_.groups() * shape_.outputs, 1}, 8, 0.01, 1.0);
-    more_ = Bf16Values({shape_.all_rows(), shape_.rank}, 3);
-    bias_ = Bf16Values({shape_.groups(), shape_.outputs}, 5);
+    more_ = RoundedNormal({shape_.all_rows(), shape_.rank}, 3);
+    bias_ = RoundedNormal({shape_.groups(), shape_.outputs}, 5);
   }
   Tensor MoreMatrices(bool across) const {
-    if (across) return Bf16Values({shape_.groups(), shape_.rank, shape_.outputs}, 4);
-    return Bf16Values({shape_.groups(), shape_.outputs, shape_.rank}, 4).transpose(1, 2);
+    if (across) return RoundedNormal({shape_.groups(), shape_.rank, shape_.outputs}, 4);
+    return RoundedNormal({shape_.groups(), shape_.outputs, shape_.rank}, 4).transpose(1, 2);
   }
   Tensor Results(at::ScalarType type) const {
     return at::full({shape_.all_rows(), shape_.outputs}, 7.0, type);
@@ -90,13 +64,13 @@ class GroupedFp8Test : public GpuTest, public ::testing::WithParamInterface<Shap
     return rows.contiguous().view({shape_.groups(), shape_.outputs, shape_.depth});
   }
 
-  Shape shape_;
+  GroupedShape shape_;
   ops::RowGroups host_, groups_;
   Tensor a_, b_, more_, bias_;
 };
 
-// Rounded to bf16 once; fast sums keep 14 bits or so.
-constexpr double kFull = 0.003, kFast = 0.006;
+// Rounded to bf16 once; fast sums keep 14 bits or so at each of their steps.
+constexpr double kFullSums = 0.003, kFastSums = 0.02;
 
 TEST_P(GroupedFp8Test, ProductsAreThoseOfTheCpu) {
   const BothRows a(a_), b(b_);
@@ -109,7 +83,7 @@ TEST_P(GroupedFp8Test, ProductsAreThoseOfTheCpu) {
     }
     const double error = RelativeError(actual, expected);
     printf("[ grouped fp8 ] %s sums: relative error %.2e\n", fast ? "fast" : "full", error);
-    EXPECT_LT(error, fast ? kFast : kFull);
+    EXPECT_LT(error, fast ? kFastSums : kFullSums);
     EXPECT_TRUE(SameBits(again, actual));
   }
 }
@@ -124,10 +98,12 @@ TEST_P(GroupedFp8Test, AddASecondProductAndABias) {
                           {more_, more_b, biased ? bias_ : Tensor()}, false, host_);
       for (const bool fast : {false, true}) {
         Tensor actual = ToGpu(Results(at::kBFloat16));
-        ops::GroupedFp8Gemm(actual, a.gpu, Stack(b.gpu.values), b.gpu.scale,
-                            {OnGpu(more_), OnGpu(more_b), biased ? OnGpu(bias_) : Tensor()}, fast,
-                            groups_);
-        EXPECT_LT(RelativeError(actual, expected), fast ? kFast : kFull) << across << biased;
+        ops::GroupedFp8Gemm(
+            actual, a.gpu, Stack(b.gpu.values), b.gpu.scale,
+            {InBf16OnGpu(more_), InBf16OnGpu(more_b), biased ? InBf16OnGpu(bias_) : Tensor()}, fast,
+            groups_);
+        EXPECT_LT(RelativeError(actual, expected), fast ? kFastSums : kFullSums)
+            << across << biased;
       }
     }
   }
@@ -154,15 +130,15 @@ TEST_P(GroupedFp8Test, WholeNumbersAreExact) {
     Tensor actual = ToGpu(Results(at::kBFloat16));
     ops::GroupedFp8Gemm(actual, {ToGpu(a.to(at::kFloat8_e4m3fn)), ToGpu(one_a)},
                         Stack(ToGpu(b.to(at::kFloat8_e4m3fn))), ToGpu(one_b), {}, fast, groups_);
-    EXPECT_TRUE(SameBits(actual, ToGpu(expected.to(at::kBFloat16)))) << fast;
+    EXPECT_TRUE(at::equal(actual.to(at::kCPU), expected.to(at::kBFloat16))) << fast;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, GroupedFp8Test, ::testing::ValuesIn(kShapes));
+INSTANTIATE_TEST_SUITE_P(Shapes, GroupedFp8Test, ::testing::ValuesIn(kGroupedFp8Shapes));
 
 class GateInFp8Test : public GpuTest, public ::testing::WithParamInterface<int64_t> {
  protected:
-  static constexpr plan::ActivationKind kKinds[] = {plan::ActivationKind::kSilu,
+  static constexpr plan::ActivationKind kGates[] = {plan::ActivationKind::kSilu,
                                                     plan::ActivationKind::kGeluTanh,
                                                     plan::ActivationKind::kClampedSwiGlu};
   static ops::Fp8Rows EmptyOnGpu(int64_t rows, int64_t width) {
@@ -180,7 +156,7 @@ class GateInFp8Test : public GpuTest, public ::testing::WithParamInterface<int64
 TEST_P(GateInFp8Test, TheGateWritesWhatQuantisingItsRowsGives) {
   const int64_t width = GetParam(), rows = 37;
   const Tensor gate_up = Normal({rows, 2 * width}, 2, 4.0);
-  for (const auto kind : kKinds) {
+  for (const auto kind : kGates) {
     for (const auto type : {at::kBFloat16, at::kFloat}) {
       Tensor plain = ToGpu(at::zeros({rows, width}, type)),
              out = ToGpu(at::zeros({rows, width}, type));
@@ -197,7 +173,7 @@ TEST_P(GateInFp8Test, TheWeighedGradientOfAGateDoesToo) {
   const int64_t width = GetParam(), rows = 37;
   const Tensor dy = Normal({rows, width}, 1), weights = Normal({rows}, 3);
   const Tensor gate_up = Normal({rows, 2 * width}, 2, 4.0);
-  for (const auto kind : kKinds) {
+  for (const auto kind : kGates) {
     for (const auto type : {at::kBFloat16, at::kFloat}) {
       Tensor plain = ToGpu(gate_up.to(type)), out = ToGpu(gate_up.to(type));
       const ops::Fp8Rows made = EmptyOnGpu(rows, 2 * width);

@@ -24,7 +24,7 @@ constexpr int64_t kMultiple = 16;                       // of the sizes of an FP
 constexpr int64_t kTurnedElements = int64_t{32} << 20;  // that are turned at a time
 
 // Rows in FP8 with room for `spare` columns more in each.
-Tensor EmptyFp8(int64_t rows, int64_t columns, int64_t spare, const Tensor& like) {
+Tensor EmptyRowsInFp8(int64_t rows, int64_t columns, int64_t spare, const Tensor& like) {
   const int64_t stride = plan::RowStride(columns, spare);
   return at::empty({rows, stride}, like.options().dtype(at::kFloat8_e4m3fn))
       .narrow(1, 0, columns + spare);
@@ -36,11 +36,11 @@ Tensor EmptyScales(int64_t rows, const Tensor& like) {
 Fp8Matrix OfLinears(const MatrixInfo& matrix, const Tensor& weight) {
   const int64_t rows = matrix.rows, columns = matrix.columns;
   Fp8Matrix copies;
-  copies.forward = EmptyFp8(rows, columns, matrix.rank, weight);
+  copies.forward = EmptyRowsInFp8(rows, columns, matrix.rank, weight);
   copies.forward_scale = EmptyScales(rows, weight);
   Tensor forward = copies.forward.narrow(1, 0, columns);
   ops::Fp8Quantize(forward, copies.forward_scale, weight);
-  copies.backward = EmptyFp8(columns, rows, matrix.rank, weight);
+  copies.backward = EmptyRowsInFp8(columns, rows, matrix.rank, weight);
   copies.backward_scale = EmptyScales(columns, weight);
   Tensor backward = copies.backward.narrow(1, 0, rows);
   ops::Fp8QuantizeColumns(backward, copies.backward_scale, weight);

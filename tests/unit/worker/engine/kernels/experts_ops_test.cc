@@ -41,8 +41,8 @@ TEST(ExpertsOpsTest, EachGroupIsMultipliedByItsOwnMatrix) {
 }
 
 // Rows in FP8, and what they stand for.
-struct Quantised {
-  explicit Quantised(const Tensor& x)
+struct RowsInFp8 {
+  explicit RowsInFp8(const Tensor& x)
       : rows{at::empty(x.sizes(), at::kFloat8_e4m3fn), at::empty({x.size(0)})} {
     ops::Fp8Quantize(rows.values, rows.scale, x);
     exact = rows.values.to(at::kFloat).mul_(rows.scale.unsqueeze(1));
@@ -52,8 +52,8 @@ struct Quantised {
 };
 
 TEST(ExpertsOpsTest, EachGroupIsMultipliedInFp8ByItsOwnMatrix) {
-  const Quantised a(Random({kRows, kDepth}, 1));
-  const Quantised b(Random({kGroups * kOutputs, kDepth}, 2));
+  const RowsInFp8 a(Random({kRows, kDepth}, 1));
+  const RowsInFp8 b(Random({kGroups * kOutputs, kDepth}, 2));
   const Tensor more_a = Random({kRows, kMore}, 3), more_b = Random({kGroups, kMore, kOutputs}, 4);
   const Tensor bias = Random({kGroups, kOutputs}, 5);
   const Tensor stack = b.rows.values.view({kGroups, kOutputs, kDepth});
@@ -81,11 +81,11 @@ TEST(ExpertsOpsTest, EachGroupIsMultipliedInFp8ByItsOwnMatrix) {
 
 TEST(ExpertsOpsTest, TheGradientOfAGateIsWrittenInFp8Too) {
   const Tensor gate_up = Random({4, 6}, 1), dy = Random({4, 3}, 2), weights = Random({4}, 3);
-  const Quantised nothing(at::zeros({4, 6}));
+  const RowsInFp8 nothing(at::zeros({4, 6}));
   for (const auto kind : {plan::ActivationKind::kSilu, plan::ActivationKind::kClampedSwiGlu}) {
     Tensor actual = gate_up.clone();
     ops::WeighedGluBackward(actual, dy, actual, weights, kind, nothing.rows);
-    const Quantised expected(actual);
+    const RowsInFp8 expected(actual);
     EXPECT_TRUE(
         at::equal(nothing.rows.values.view(at::kByte), expected.rows.values.view(at::kByte)));
     EXPECT_TRUE(at::equal(nothing.rows.scale, expected.rows.scale));

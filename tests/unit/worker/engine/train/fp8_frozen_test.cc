@@ -23,15 +23,16 @@ using plan::Recompute;
 using spec::Matmul;
 
 // All experts are chosen, so that rounding cannot choose others.
-constexpr const char* kSizes = R"(, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 48,
+constexpr const char* kFrozenSizes =
+    R"(, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "torch_dtype": "bfloat16", "pad_token_id": null})";
-struct Frozen {
+struct FrozenFamily {
   const char* name;
   const char* family;
 };
-constexpr Frozen kFrozen[] = {
+constexpr FrozenFamily kFrozenFamilies[] = {
     {"llama", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"])"},
     {"qwen3_moe", R"({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
         "num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32)"},
@@ -42,21 +43,21 @@ constexpr Frozen kFrozen[] = {
         "n_shared_experts": 1, "first_k_dense_replace": 1)"},
 };
 
-struct FirstStep {
+struct FrozenStep {
   double loss = 0;
   std::vector<std::string> names;
   std::vector<Tensor> gradients;
 };
 
-class FrozenFp8TrainingTest : public testing::TestWithParam<std::tuple<Frozen, bool>> {
+class FrozenFp8TrainingTest : public testing::TestWithParam<std::tuple<FrozenFamily, bool>> {
  protected:
   void SetUp() override {
-    WriteTinyModel(dir_.path(), std::string(std::get<0>(GetParam()).family) + kSizes);
+    WriteTinyModel(dir_.path(), std::string(std::get<0>(GetParam()).family) + kFrozenSizes);
   }
   bool qlora() const { return std::get<1>(GetParam()); }
 
   // Second factors begin at zero, which would hide the gradients of the first: they are given.
-  FirstStep Train(Matmul matmul, int64_t rank, const plan::ExecutionPlan& run = {}) const {
+  FrozenStep Train(Matmul matmul, int64_t rank, const plan::ExecutionPlan& run = {}) const {
     const at::NoGradGuard no_grad;
     spec::JobSpec job;
     job.training.mode = spec::Mode::kLora;
@@ -75,7 +76,7 @@ class FrozenFp8TrainingTest : public testing::TestWithParam<std::tuple<Frozen, b
     });
     const MicroBatch batch = Documents({17, 5, 11}, 3, kTinyVocabulary);
     const double scale = 1.0 / static_cast<double>(batch.loss_rows.size());
-    FirstStep step;
+    FrozenStep step;
     model.BeginStep();
     step.loss = model.ForwardBackward(batch, 0, 0, /*last=*/true).item<double>() * scale;
     model.ReduceGradients(scale);
@@ -95,7 +96,7 @@ class FrozenFp8TrainingTest : public testing::TestWithParam<std::tuple<Frozen, b
 
 TEST_P(FrozenFp8TrainingTest, LossAndGradientsAreNearThoseOfPlainProducts) {
   for (const int64_t rank : {16, 4}) {
-    const FirstStep plain = Train(Matmul::kBf16, rank), fp8 = Train(Matmul::kFp8, rank);
+    const FrozenStep plain = Train(Matmul::kBf16, rank), fp8 = Train(Matmul::kFp8, rank);
     EXPECT_NEAR(fp8.loss, plain.loss, 0.01 * plain.loss);
     EXPECT_NE(fp8.loss, plain.loss);
     ASSERT_EQ(fp8.names, plain.names);
@@ -108,11 +109,11 @@ TEST_P(FrozenFp8TrainingTest, LossAndGradientsAreNearThoseOfPlainProducts) {
 }
 
 TEST_P(FrozenFp8TrainingTest, EveryPlanHasTheSameBits) {
-  const FirstStep expected = Train(Matmul::kFp8, 16);
+  const FrozenStep expected = Train(Matmul::kFp8, 16);
   for (const Recompute level :
        {Recompute::kNorms, Recompute::kMlp, Recompute::kLinears, Recompute::kAll}) {
     for (const int64_t kept : {0, 1, 2}) {
-      const FirstStep actual = Train(Matmul::kFp8, 16, {.shallow = level, .kept = kept});
+      const FrozenStep actual = Train(Matmul::kFp8, 16, {.shallow = level, .kept = kept});
       EXPECT_EQ(actual.loss, expected.loss) << static_cast<int>(level) << " " << kept;
       for (size_t i = 0; i < expected.gradients.size(); ++i) {
         EXPECT_TRUE(at::equal(actual.gradients[i], expected.gradients[i])) << expected.names[i];
@@ -122,8 +123,8 @@ TEST_P(FrozenFp8TrainingTest, EveryPlanHasTheSameBits) {
 }
 
 TEST_P(FrozenFp8TrainingTest, TilesOfTheFeedForwardLayerAreNearTheWhole) {
-  const FirstStep expected = Train(Matmul::kFp8, 16, {.shallow = Recompute::kMlp});
-  const FirstStep tiled = Train(Matmul::kFp8, 16, {.shallow = Recompute::kMlp, .mlp_rows = 10});
+  const FrozenStep expected = Train(Matmul::kFp8, 16, {.shallow = Recompute::kMlp});
+  const FrozenStep tiled = Train(Matmul::kFp8, 16, {.shallow = Recompute::kMlp, .mlp_rows = 10});
   EXPECT_NEAR(tiled.loss, expected.loss, 1e-5 * expected.loss);
   for (size_t i = 0; i < expected.names.size(); ++i) {
     EXPECT_LT(Error(tiled.gradients[i], expected.gradients[i]), 1e-3) << expected.names[i];
@@ -131,7 +132,7 @@ TEST_P(FrozenFp8TrainingTest, TilesOfTheFeedForwardLayerAreNearTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FrozenFp8TrainingTest,
-                         testing::Combine(testing::ValuesIn(kFrozen), testing::Bool()),
+                         testing::Combine(testing::ValuesIn(kFrozenFamilies), testing::Bool()),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param).name) +
                                   (std::get<1>(info.param) ? "_qlora" : "_lora");
