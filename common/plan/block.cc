@@ -157,7 +157,7 @@ class CostMaker {
     for (int level = 0; level < kRecomputeLevels; ++level) AddPeaks(level, &cost);
     AddPasses(&cost);
     AddProducts(&cost);
-    if (job_.fp8()) AddFp8(m_, e_, &cost);
+    if (job_.fp8()) sparse() ? AddFp8OfExperts(&cost) : AddFp8(m_, e_, &cost);
     if (job_.fp8_weight_gradients()) AddFp8WeightGradients(m_, e_, &cost);
     if (UsesDora(job_)) AddDora(m_, e_, &cost);
     return cost;
@@ -207,6 +207,30 @@ class CostMaker {
     return r;
   }
   bool sparse() const { return layer_.experts > 0; }
+
+  // AddFp8 of a block with experts (nn/experts.h): tokens' rows are converted once and gathered as
+  // bytes; the gate and its backward write theirs. Gathered ones exist only while experts' inputs
+  // or the gradient of their outputs do, at moments that mlp_backward() has room for.
+  void AddFp8OfExperts(BlockCost* cost) const {
+    const int64_t read = e_ + 1, gathered = s_.hidden * read + 2 * top_k_ * s_.hidden;
+    const int64_t of_experts = gathered + top_k_ * m_.down.columns;
+    const int64_t of_attention = m_.qkv.columns + m_.o.columns * read;
+    const int64_t of_shared = m_.shared_gate_up.columns + m_.shared_down.columns;
+    for (int level = 0; level < kRecomputeLevels; ++level) {
+      cost->forward[level] += top_k_ * m_.down.columns + m_.shared_down.columns;
+      cost->backward_mlp[level] += m_.shared_gate_up.rows;
+      cost->backward_attention[level] += m_.qkv.rows;
+    }
+    cost->tile_forward += top_k_ * m_.down.columns + m_.shared_down.columns;
+    cost->tile_backward += m_.shared_gate_up.rows;
+    cost->elementwise += of_experts + of_attention + of_shared;
+    cost->elementwise += gathered + top_k_ * m_.gate_up.rows + m_.qkv.rows * read + m_.o.rows +
+                         m_.shared_gate_up.rows * read + m_.shared_down.rows;
+    cost->elementwise_again[Index(Recompute::kMlp)] += gathered + m_.shared_gate_up.columns;
+    for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
+      cost->elementwise_again[Index(level)] += of_experts + of_attention + of_shared;
+    }
+  }
   // What mixes tokens makes beside its rows for a while, forward: gates of a DeltaNet, or the
   // sigmoids of attention's.
   int64_t mixer_forward() const {
@@ -395,6 +419,7 @@ class CostMaker {
     int64_t adapter_forward = 0;
     for (const BlockMatrices::Matrix* matrix : matrices) {
       cost->weights += WeightsOf(*matrix);
+      cost->stack_scales += matrix->experts * (matrix->rows + matrix->columns);
       adapter_forward += AdapterForward(*matrix);
       cost->adapters += AdapterBackward(*matrix);
       if (matrix->experts > 0) continue;

@@ -48,6 +48,8 @@ struct BlockCost {
   // Elements of a block's matrices, and with room for the adapters.
   int64_t held_weights = 0;
   int64_t matrix_elements = 0;
+  // Rows of all experts' matrices and of their transposes, each of which has a scale in FP8.
+  int64_t stack_scales = 0;
 };
 
 // True if outputs of adapted linears have trained magnitudes.

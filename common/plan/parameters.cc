@@ -96,16 +96,33 @@ std::optional<spec::Problem> CheckBalance(const ModelShape& shape, const spec::J
                       : fmt::format("this {} model has no experts", shape.family))};
 }
 
+// Products in FP8 that a job cannot have.
+std::optional<spec::Problem> CheckFp8(const ModelShape& shape, const spec::JobSpec& job) {
+  if (!job.fp8()) return std::nullopt;
+  const auto problem = [&](std::string_view why) {
+    return spec::Problem{"training.matmul", 0, fmt::format("{}: use matmul = \"bf16\"", why)};
+  };
+  if (shape.HasExperts() && job.full_finetune()) {
+    return problem(
+        fmt::format("experts are not trained with products in FP8, and this {} model "
+                    "has experts, whose gradients would need them by columns",
+                    shape.family));
+  }
+  if (!job.fp8_frozen()) return std::nullopt;
+  const spec::Sharding sharding = job.parallelism.sharding;
+  if (sharding == spec::Sharding::kFullShard || sharding == spec::Sharding::kHybridShard ||
+      job.parallelism.offload_param) {
+    return problem(
+        "frozen weights in FP8 are whole on every GPU, and this job's are cut over the GPUs or "
+        "stay in host memory. Choose another sharding without offload_param");
+  }
+  return std::nullopt;
+}
+
 // What jobs cannot have of the experts of a model.
 std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<std::string> modules = ParametersOfPeft(shape);
   if (modules.empty()) return std::nullopt;
-  if (job.fp8()) {
-    return spec::Problem{"training.matmul", 0,
-                         fmt::format("products in FP8 are not supported for a model with experts, "
-                                     "as this {} model is: use matmul = \"bf16\"",
-                                     shape.family)};
-  }
   if (job.full_finetune() || (!job.lora.use_dora && job.lora.dropout == 0)) return std::nullopt;
   const std::vector<std::string> targets = TargetsOf(shape, job);
   const auto adapted = std::find_if(modules.begin(), modules.end(), [&](const std::string& module) {
@@ -271,6 +288,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (auto problem = CheckBalance(shape, job)) return problem;
+  if (auto problem = CheckFp8(shape, job)) return problem;
   if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;

@@ -13,6 +13,7 @@ namespace sft::plan {
 namespace {
 
 constexpr int64_t kGradientBytes = 4;
+constexpr int64_t kScaleBytes = 4;
 constexpr int64_t kSlots = 2;        // slots of a walk over blocks: one in use, one being filled
 constexpr int64_t kNormBuffers = 2;  // of kNormElements in fp32
 // Workspaces of cuBLAS and of the products of factors.
@@ -173,6 +174,14 @@ int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& mo
          kShared * kRows * tokens * p.hidden_row() + kLibraryWorkspace;
 }
 
+// Of the stacks of experts, which have a scale for each row and column of each expert; those of
+// linears are few.
+int64_t Fp8ScaleBytes(const Problem& p) {
+  int64_t scales = 0;
+  for (const BlockCost& block : p.blocks) scales += block.stack_scales;
+  return kScaleBytes * scales;
+}
+
 // Adds buffers that weights pass through, and bytes in transit into them.
 void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
@@ -186,11 +195,14 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     if (p.parts().weights > 1 || p.streams()) {
       memory->communication += walked * bytes * p.parts().weights / layers;
     }
+    if (p.job.fp8()) memory->transients += e * p.MostStacks() + Fp8ScaleBytes(p);
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
-    // Room for the adapters beside the weights.
+    // Room for the adapters beside the weights. In FP8 these are held twice, as they stand and
+    // transposed, in as many bytes as once in 16 bits, with the scales beside them.
     for (const BlockCost& block : p.blocks) {
       memory->weights += (block.matrix_elements - block.held_weights) * e;
     }
+    if (p.job.fp8_frozen()) memory->weights += Fp8ScaleBytes(p);
   } else if (p.job.fp8_copies()) {
     // A byte an element as it is read and one transposed. A block's that are not kept are made when
     // it begins and freed when it ends.
@@ -265,6 +277,12 @@ int64_t Problem::MatrixElements(int64_t first, int64_t count) const {
 int64_t Problem::MostMatrixElements() const {
   int64_t most = 0;
   for (const BlockCost& block : blocks) most = std::max(most, block.matrix_elements);
+  return most;
+}
+
+int64_t Problem::MostStacks() const {
+  int64_t most = 0;
+  for (const BlockCost& block : blocks) most = std::max(most, block.stacks);
   return most;
 }
 

@@ -63,6 +63,7 @@ struct Problem {
   // Elements of the matrices of blocks [first, first + count), and of the block with the most.
   int64_t MatrixElements(int64_t first, int64_t count) const;
   int64_t MostMatrixElements() const;
+  int64_t MostStacks() const;   // elements of a block's stacks of experts
   int64_t MostTrained() const;  // elements of a block
   int64_t MostWeights() const;  // elements of a block's matrices, without room for adapters
   int64_t hidden_row() const { return blocks.front().hidden_row; }

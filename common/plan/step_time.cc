@@ -13,8 +13,9 @@ constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
 // Rows an expert at which the products of all experts reach half of that. Measured on one H200
-// (docs/benchmarks/mixtures.md).
-constexpr double kHalfExpert = 100;
+// (docs/benchmarks/mixtures.md); in FP8 an estimate, since what stands around a tile's sum takes as
+// long as in bf16.
+constexpr double kHalfExpert = 100, kHalfExpertFp8 = 250;
 constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
 constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory
@@ -49,12 +50,12 @@ int64_t SumOver(const Problem& p, const Get& get) {
   return sum;
 }
 
-// A product with the stacks of all experts runs at m / (m + kHalfExpert) of the rate of others,
-// where m is the mean of rows an expert. So it takes as long as if each expert had kHalfExpert rows
+// A product with the stacks of all experts runs at m / (m + half) of the rate of others,
+// where m is the mean of rows an expert. So it takes as long as if each expert had `half` rows
 // more: this adds those to `weights`, which count for each token. `stacks`: as often as they are
 // multiplied with, once a tile.
-double WithStacks(double weights, int64_t stacks) {
-  return weights + kHalfExpert * static_cast<double>(stacks);
+double WithStacks(const Problem& p, double weights, int64_t stacks) {
+  return weights + (p.job.fp8() ? kHalfExpertFp8 : kHalfExpert) * static_cast<double>(stacks);
 }
 
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
@@ -78,7 +79,11 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
     const double bytes =
         static_cast<double>(p.held.quantized_weights + p.held.host_weights) / layers;
     gathered = bytes * static_cast<double>(p.parts().weights);
-    const double written = weights * (p.job.fp8() ? 1.0 : static_cast<double>(p.element_bytes));
+    double written = weights * (p.job.fp8() ? 1.0 : static_cast<double>(p.element_bytes));
+    // Stacks pass through bf16, and are turned in it for the backward.
+    const double stacks =
+        static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.stacks; }));
+    if (p.job.fp8()) written += 3.0 * stacks / layers * static_cast<double>(p.element_bytes);
     seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
   }
   if (p.streams()) {
@@ -199,7 +204,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     stacks += p.blocks[layer].stacks * TilesOf(p, run, layer);
   }
-  const double flops = 2 * WithStacks(sum([](const BlockCost& b) { return b.weights; }), stacks);
+  const double flops = 2 * WithStacks(p, sum([](const BlockCost& b) { return b.weights; }), stacks);
   const double products = flops / rates.blocks;
   const std::vector<AttentionSeconds> of_blocks = AttentionOf(p, tokens, gpu);
   StepTime time;
@@ -241,14 +246,14 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
         Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
         Bytes(block.adapters_again[level], tokens) / rates.adapters +
         2 *
-            WithStacks(Bytes(block.weights_again[level], tokens),
+            WithStacks(p, Bytes(block.weights_again[level], tokens),
                        of_layer * block.stacks_again[level]) /
             rates.blocks +
         (level == static_cast<size_t>(Recompute::kAll) ? of_blocks[layer].forward : 0);
     if (run.RunsAgain(layer, p.shape.layers)) {
       time.recompute +=
           Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
-          2 * WithStacks(Bytes(block.weights, tokens), of_layer * block.stacks) / rates.blocks +
+          2 * WithStacks(p, Bytes(block.weights, tokens), of_layer * block.stacks) / rates.blocks +
           of_blocks[layer].forward;
     }
     // What goes to the host and comes back passes the GPU's memory, and is seen where the bus takes

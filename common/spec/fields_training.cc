@@ -21,11 +21,11 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.matmul",
      .type = Type::kChoice,
      .def = "bf16",
-     .doc = "Number type of products with frozen 4-bit weights, or of full fine-tuning's with the "
-            "linears of blocks. \"fp8\" uses 8-bit floating point with a scale per row: faster on "
-            "GPUs that support it (Hopper), and not exact. \"fp8_bf16_wgrad\", of full "
-            "fine-tuning alone, keeps the products of weight gradients in bf16: slower, nearer to "
-            "bf16.",
+     .doc = "Number type of products with the linears of blocks. \"fp8\" uses 8-bit floating point "
+            "with a scale per row: faster on GPUs that support it (Hopper), and not exact; with "
+            "frozen weights in 4 or 16 bits, and in full fine-tuning of models without experts. "
+            "\"fp8_bf16_wgrad\", of full fine-tuning alone, keeps the products of weight gradients "
+            "in bf16: slower, nearer to bf16.",
      .choices = "bf16|fp8|fp8_bf16_wgrad",
      .newer_choices = "fp8_bf16_wgrad",
      .newer_since = 2},

@@ -130,7 +130,7 @@ struct JobSpec {
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
-    // kFp8 requires 4-bit weights or full fine-tuning, kFp8Bf16Wgrad the latter.
+    // kFp8 has no 8-bit weights, kFp8Bf16Wgrad requires full fine-tuning.
     Matmul matmul = Matmul::kBf16;
     bool deterministic = true;
     Loss loss = Loss::kSft;
@@ -309,9 +309,11 @@ struct JobSpec {
   bool has_reference() const { return training.loss == Loss::kDpo || training.loss == Loss::kKto; }
   bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
   // Products with the weights of blocks' linears are in FP8; those of full fine-tuning then have
-  // copies in FP8; and so are the products of their gradients.
+  // copies in FP8; and so are the products of their gradients. Frozen ones that are not quantised
+  // are held in FP8 alone.
   bool fp8() const { return training.matmul != Matmul::kBf16; }
   bool fp8_copies() const { return fp8() && full_finetune(); }
+  bool fp8_frozen() const { return fp8() && !full_finetune() && !qlora(); }
   bool fp8_weight_gradients() const { return fp8_copies() && training.matmul == Matmul::kFp8; }
 };
 

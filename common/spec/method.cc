@@ -118,7 +118,7 @@ void ResolveBits(Draft* draft) {
 
 bool IsFp8(const Draft& draft) { return draft.Has(kMatmul) && draft.String(kMatmul) != "bf16"; }
 
-// FP8 products are with 4-bit weights, or with all that full fine-tuning trains.
+// FP8 products are with frozen weights in 4 or 16 bits, or with all that full fine-tuning trains.
 void CheckProducts(bool full, Draft* draft) {
   if (!IsFp8(*draft) || full) return;
   if (draft->String(kMatmul) != "fp8") {
@@ -128,13 +128,12 @@ void CheckProducts(bool full, Draft* draft) {
                                   draft->Quote(kMatmul), draft->Quote(kMode)));
     return;
   }
-  const int64_t bits = draft->Int(kBits);
-  if (bits == 4) return;
+  if (draft->Int(kBits) != 8) return;
   draft->AddProblem(
-      kMatmul, fmt::format("{} beside adapters multiplies frozen 4-bit weights, and {} has none; "
-                           "set {}, or matmul = \"bf16\"",
-                           draft->Quote(kMatmul), draft->Quote(bits == 8 ? BitsKey(*draft) : kMode),
-                           bits == 8 ? "quantization.bits = 4" : "use_qlora = true"));
+      kMatmul, fmt::format("{} beside adapters multiplies frozen weights in 4 or 16 bits, and {} "
+                           "has none; set quantization.bits = 4, use_qlora = false, or matmul = "
+                           "\"bf16\"",
+                           draft->Quote(kMatmul), draft->Quote(BitsKey(*draft))));
 }
 
 // Training that goes on from an adapter trains adapters.

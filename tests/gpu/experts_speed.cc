@@ -5,6 +5,7 @@
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/expert_linear.h"
 #include "worker/engine/nn/experts.h"
+#include "worker/engine/weights/frozen_fp8.h"
 
 namespace sft::engine {
 namespace {
@@ -78,6 +79,7 @@ void AddParam(UnitInfo& unit, const std::string& name, const std::vector<int64_t
 
 void AddStack(UnitInfo& unit, const std::string& name, int64_t experts, int64_t outputs,
               int64_t inputs) {
+  unit.shared_matrices.push_back({static_cast<int>(unit.params.size())});
   AddParam(unit, name + ".weight", {experts * outputs, inputs}, experts, false);
   AddParam(unit, name + ".lora_A.weight", {experts * kRank, inputs}, experts, true);
   AddParam(unit, name + ".lora_B.weight", {experts * outputs, kRank}, experts, true);
@@ -88,6 +90,13 @@ UnitWeights RandomWeights(const UnitInfo& unit) {
   for (size_t i = 0; i < unit.params.size(); ++i) {
     weights.params[i] = Random(unit.params[i].shape).mul_(0.02);
   }
+  return weights;
+}
+
+// The same with the stacks in FP8.
+UnitWeights InFp8(const UnitInfo& unit, UnitWeights weights) {
+  weights.fp8 = MakeFrozenFp8(unit, weights);
+  for (const std::vector<int>& matrix : unit.shared_matrices) weights[matrix[0]] = Tensor();
   return weights;
 }
 
@@ -135,6 +144,25 @@ void Ours(const Table& table, const std::string& name, Linear& part, const ops::
   });
 }
 
+// The same in FP8: with rows that are there in FP8, and with what converts them.
+void OursInFp8(const Table& table, const std::string& name, Linear& part,
+               const ops::RowGroups& groups) {
+  if (part.inputs % 16 != 0 || part.outputs % 16 != 0) return;
+  const UnitWeights weights = InFp8(part.unit, part.weights);
+  const Pass pass{.weights = weights, .lora = {.scale = 2.0}};
+  const double flops = part.Flops() + part.AdapterFlops();
+  Activation x = part.x, dy = part.y;
+  for (Activation* rows : {&x, &dy}) {
+    rows->fp8 = part.linear.Fp8Room(rows->rows, pass);
+    ops::Fp8Quantize(rows->fp8.values, rows->fp8.scale, rows->rows);
+  }
+  table.Arithmetic("FP8 forward " + name, flops,
+                   [&] { part.linear.Forward(part.y, x, groups, pass, {}); });
+  table.Arithmetic("FP8 dx", flops, [&] { part.linear.InputGradient(part.dx, dy, groups, pass); });
+  table.Arithmetic("FP8 forward, x converted", flops,
+                   [&] { part.linear.Forward(part.y, part.x, groups, pass, {}); });
+}
+
 // LibTorch's grouped products, one by one, and the gradient of the stack beside them.
 void Grouped(const Table& table, const std::string& name, const Linear& part,
              const ops::RowGroups& groups) {
@@ -172,6 +200,7 @@ void Linears(const Table& table, const Mixture& mixture) {
         const std::string name =
             fmt::format("{} {} {}{}", mixture.name, what, mean, skewed ? " skewed" : "");
         Ours(table, name, part, groups);
+        OursInFp8(table, name, part, groups);
         Grouped(table, name, part, groups);
       };
       time("gate_up", 2 * mixture.inner, mixture.hidden);
@@ -216,13 +245,14 @@ void Route(const Table& table, const Mixture& mixture) {
 }
 
 // A layer of a model as it is trained, for 16,384 tokens.
-void Layer(const Table& table, const Mixture& mixture) {
+void Layer(const Table& table, const Mixture& mixture, bool fp8) {
   constexpr int64_t kTokens = 16384;
   UnitInfo unit{.name = "block"};
   AddParam(unit, "router.weight", {mixture.experts, mixture.hidden}, 0, false);
   AddStack(unit, "gate_up", mixture.experts, 2 * mixture.inner, mixture.hidden);
   AddStack(unit, "down", mixture.experts, mixture.hidden, mixture.inner);
-  const UnitWeights weights = RandomWeights(unit);
+  UnitWeights weights = RandomWeights(unit);
+  if (fp8) weights = InFp8(unit, weights);
   Experts experts;
   experts.router = 0;
   experts.gate_up = ExpertLinear(unit, "gate_up");
@@ -237,7 +267,7 @@ void Layer(const Table& table, const Mixture& mixture) {
   // Of gate, up and down, without the adapters.
   const double flops =
       6.0 * static_cast<double>(kTokens * mixture.chosen * mixture.hidden * mixture.inner);
-  const std::string name = fmt::format("layer of {}, ", mixture.name);
+  const std::string name = fmt::format("layer of {}{}, ", mixture.name, fp8 ? " in FP8" : "");
   table.Arithmetic(name + "forward", flops, [&] {
     Experts::Saved saved;
     experts.Forward(y, x, {}, pass, saved);
@@ -253,7 +283,7 @@ void Layer(const Table& table, const Mixture& mixture) {
 
 void ExpertSpeeds(const Table& table) {
   for (const Mixture& mixture : kMixtures) {
-    Layer(table, mixture);
+    for (const bool fp8 : {false, true}) Layer(table, mixture, fp8);
     Route(table, mixture);
     Linears(table, mixture);
   }

@@ -115,11 +115,13 @@ class FamilyOnGpuTest : public GpuTest,
 
   // One micro-batch. A fresh adapter's second factors are zero, which would hide the gradients of
   // the first: both are given. DoRA is over 4-bit weights.
-  Gradients Run(at::Device device, spec::ComputeType compute) const {
+  Gradients Run(at::Device device, spec::ComputeType compute,
+                spec::Matmul matmul = spec::Matmul::kBf16) const {
     const Method method = std::get<1>(GetParam());
     spec::JobSpec job;
     job.training.mode = method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora;
     job.training.use_qlora = method == Method::kQlora || method == Method::kDora;
+    job.training.matmul = matmul;
     job.lora.use_dora = method == Method::kDora;
     job.parallelism.compute_type = compute;
     job.lora.r = 16;
@@ -182,6 +184,35 @@ TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
                            ? 2.0 * LargestError(Run(at::kCPU, spec::ComputeType::kBf16), cpu)
                            : kRounded;
   EXPECT_LT(rounded, bound);
+}
+
+// Frozen weights in FP8: the GPU's beside the CPU's, whose scales are of rows in fp32, and
+// the loss near that of bf16.
+TEST_P(FamilyOnGpuTest, ProductsInFp8AreThoseOfTheCpu) {
+  const FamilyCase& family = std::get<0>(GetParam());
+  const Method method = std::get<1>(GetParam());
+  if ((method != Method::kLora && method != Method::kQlora) || !family.experts) {
+    GTEST_SKIP() << "for adapters of mixtures of experts";
+  }
+  const CudaDeviceProperties device = Plugin().devices->Properties(0);
+  if (device.compute_major != 9) GTEST_SKIP() << device.name << " is no Hopper";
+  const at::Device gpu(at::kCUDA, 0);
+  const Gradients cpu = Run(at::kCPU, spec::ComputeType::kFp32, spec::Matmul::kFp8);
+  const Gradients plain = Run(gpu, spec::ComputeType::kBf16);
+  const Gradients fp8 = Run(gpu, spec::ComputeType::kBf16, spec::Matmul::kFp8);
+  EXPECT_NEAR(fp8.loss, cpu.loss, 0.01 * cpu.loss);
+  EXPECT_NEAR(fp8.loss, plain.loss, 0.01 * plain.loss);
+  const double error = LargestError(fp8, cpu), of_fp8 = LargestError(fp8, plain);
+  printf(
+      "[ families ] loss bf16 %.5f, FP8 %.5f; largest relative error of a gradient in FP8: to the "
+      "CPU's %.2e, to bf16 %.2e\n",
+      plain.loss, fp8.loss, error, of_fp8);
+  // Conversion changes what rounding to bf16 does some more: both are seen.
+  const double bound =
+      2.0 *
+      std::max(kRounded,
+               LargestError(Run(at::kCPU, spec::ComputeType::kBf16, spec::Matmul::kFp8), cpu));
+  EXPECT_LT(error, bound);
 }
 
 constexpr FamilyCase kFamilies[] = {

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/grouped_data.h"
 #include "worker/engine/kernels/ops.h"
 
 // Products of groups of rows, and what stands around them in a mixture of experts, beside the CPU.
@@ -10,29 +11,7 @@ namespace {
 
 using at::Tensor;
 
-struct Shape {
-  std::vector<int> rows;  // of each group
-  int64_t outputs, depth, rank;
-
-  int64_t groups() const { return static_cast<int64_t>(rows.size()); }
-  // With 3 rows before the groups and 5 behind, which are nobody's.
-  int64_t all_rows() const {
-    int64_t all = 8;
-    for (const int count : rows) all += count;
-    return all;
-  }
-  Tensor begins() const {
-    std::vector<int> begins{3};
-    for (const int count : rows) begins.push_back(begins.back() + count);
-    return at::tensor(begins, at::kInt);
-  }
-  friend void PrintTo(const Shape& s, std::ostream* out) {
-    *out << s.groups() << " groups, " << s.all_rows() << " rows, " << s.outputs << " x " << s.depth
-         << ", r " << s.rank;
-  }
-};
-
-const Shape kShapes[] = {
+const GroupedShape kGroupedShapes[] = {
     {{5}, 8, 8, 8},
     {{0, 1, 63, 64, 65, 0, 128, 129, 300, 0}, 72, 200, 16},
     {{127, 0, 255, 2100, 1}, 264, 320, 24},
@@ -41,13 +20,7 @@ const Shape kShapes[] = {
     {std::vector<int>(130, 9), 512, 136, 80},
 };
 
-// Values of bf16, in fp32.
-Tensor Bf16Values(at::IntArrayRef sizes, uint64_t seed, double scale = 1.0) {
-  return Normal(sizes, seed, scale).to(at::kBFloat16).to(at::kFloat);
-}
-Tensor OnGpu(const Tensor& x) { return ToGpu(x.to(at::kBFloat16)); }
-
-class GroupedTest : public GpuTest, public ::testing::WithParamInterface<Shape> {
+class GroupedTest : public GpuTest, public ::testing::WithParamInterface<GroupedShape> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
@@ -55,20 +28,20 @@ class GroupedTest : public GpuTest, public ::testing::WithParamInterface<Shape> 
     shape_ = GetParam();
     host_ = ops::RowGroups(shape_.begins());
     groups_ = ops::RowGroups(ToGpu(shape_.begins()));
-    a_ = Bf16Values({shape_.all_rows(), shape_.depth}, 1);
-    more_ = Bf16Values({shape_.all_rows(), shape_.rank}, 3);
-    bias_ = Bf16Values({shape_.groups(), shape_.outputs}, 5);
+    a_ = RoundedNormal({shape_.all_rows(), shape_.depth}, 1);
+    more_ = RoundedNormal({shape_.all_rows(), shape_.rank}, 3);
+    bias_ = RoundedNormal({shape_.groups(), shape_.outputs}, 5);
   }
   // [G, depth, outputs], dense along the outputs where `across`.
   Tensor Matrices(int64_t depth, bool across, uint64_t seed) const {
-    if (across) return Bf16Values({shape_.groups(), depth, shape_.outputs}, seed);
-    return Bf16Values({shape_.groups(), shape_.outputs, depth}, seed).transpose(1, 2);
+    if (across) return RoundedNormal({shape_.groups(), depth, shape_.outputs}, seed);
+    return RoundedNormal({shape_.groups(), shape_.outputs, depth}, seed).transpose(1, 2);
   }
   Tensor Results(at::ScalarType type) const {
     return at::full({shape_.all_rows(), shape_.outputs}, 7.0, type);
   }
 
-  Shape shape_;
+  GroupedShape shape_;
   ops::RowGroups host_, groups_;
   Tensor a_, more_, bias_;
 };
@@ -78,10 +51,10 @@ TEST_P(GroupedTest, ProductsAreThoseOfTheCpu) {
     const Tensor b = Matrices(shape_.depth, across, 2);
     Tensor expected = Results(at::kFloat), actual = ToGpu(Results(at::kBFloat16));
     ops::GroupedGemm(expected, a_, b, {}, 0.5, host_);
-    ops::GroupedGemm(actual, OnGpu(a_), OnGpu(b), {}, 0.5, groups_);
+    ops::GroupedGemm(actual, InBf16OnGpu(a_), InBf16OnGpu(b), {}, 0.5, groups_);
     EXPECT_LT(RelativeError(actual, expected), 0.003) << across;
     Tensor again = ToGpu(Results(at::kBFloat16));
-    ops::GroupedGemm(again, OnGpu(a_), OnGpu(b), {}, 0.5, groups_);
+    ops::GroupedGemm(again, InBf16OnGpu(a_), InBf16OnGpu(b), {}, 0.5, groups_);
     EXPECT_TRUE(SameBits(again, actual));
   }
 }
@@ -93,9 +66,10 @@ TEST_P(GroupedTest, AddASecondProductAndABias) {
     for (const bool biased : {false, true}) {
       Tensor expected = Results(at::kFloat), actual = ToGpu(Results(at::kBFloat16));
       ops::GroupedGemm(expected, a_, b, {more_, more_b, biased ? bias_ : Tensor()}, 1.0, host_);
-      ops::GroupedGemm(actual, OnGpu(a_), OnGpu(b),
-                       {OnGpu(more_), OnGpu(more_b), biased ? OnGpu(bias_) : Tensor()}, 1.0,
-                       groups_);
+      ops::GroupedGemm(
+          actual, InBf16OnGpu(a_), InBf16OnGpu(b),
+          {InBf16OnGpu(more_), InBf16OnGpu(more_b), biased ? InBf16OnGpu(bias_) : Tensor()}, 1.0,
+          groups_);
       EXPECT_LT(RelativeError(actual, expected), 0.003) << across << biased;
     }
   }
@@ -103,15 +77,16 @@ TEST_P(GroupedTest, AddASecondProductAndABias) {
 
 TEST_P(GroupedTest, RowsOfNoGroupStayAsTheyAre) {
   Tensor out = ToGpu(Results(at::kBFloat16));
-  ops::GroupedGemm(out, OnGpu(a_), OnGpu(Matrices(shape_.depth, false, 2)), {}, 1.0, groups_);
+  ops::GroupedGemm(out, InBf16OnGpu(a_), InBf16OnGpu(Matrices(shape_.depth, false, 2)), {}, 1.0,
+                   groups_);
   EXPECT_TRUE(out.narrow(0, 0, 3).eq(7.0).all().item<bool>());
   EXPECT_TRUE(out.narrow(0, shape_.all_rows() - 5, 5).eq(7.0).all().item<bool>());
 }
 
 // What generation relies on: a row alone in its group has the bits that it has among others.
 TEST_P(GroupedTest, ARowHasItsBitsWhateverStandsBesideIt) {
-  const Tensor b = OnGpu(Matrices(shape_.depth, false, 2));
-  const Tensor a = OnGpu(a_), bias = OnGpu(bias_);
+  const Tensor b = InBf16OnGpu(Matrices(shape_.depth, false, 2));
+  const Tensor a = InBf16OnGpu(a_), bias = InBf16OnGpu(bias_);
   Tensor all = ToGpu(Results(at::kBFloat16));
   ops::GroupedGemm(all, a, b, {.bias = bias}, 1.0, groups_);
   const std::vector<int32_t>& begins = host_.OnHost();
@@ -133,11 +108,11 @@ TEST_P(GroupedTest, GradientsAreThoseOfTheCpu) {
     const Tensor& x = thin_first ? thin : a_;
     const Tensor& y = thin_first ? a_ : thin;
     for (const double beta : {0.0, 1.0}) {
-      Tensor expected = Bf16Values({shape_.groups(), x.size(1), y.size(1)}, 6);
-      Tensor actual = ToGpu(expected), rounded = OnGpu(expected);
+      Tensor expected = RoundedNormal({shape_.groups(), x.size(1), y.size(1)}, 6);
+      Tensor actual = ToGpu(expected), rounded = InBf16OnGpu(expected);
       ops::GroupedGradient(expected, x, y, 0.25, beta, host_);
-      ops::GroupedGradient(actual, OnGpu(x), OnGpu(y), 0.25, beta, groups_);
-      ops::GroupedGradient(rounded, OnGpu(x), OnGpu(y), 0.25, beta, groups_);
+      ops::GroupedGradient(actual, InBf16OnGpu(x), InBf16OnGpu(y), 0.25, beta, groups_);
+      ops::GroupedGradient(rounded, InBf16OnGpu(x), InBf16OnGpu(y), 0.25, beta, groups_);
       EXPECT_LT(RelativeError(actual, expected), 1e-5) << thin_first << beta;
       EXPECT_LT(RelativeError(rounded, expected), 0.003) << thin_first << beta;
     }
@@ -146,7 +121,7 @@ TEST_P(GroupedTest, GradientsAreThoseOfTheCpu) {
 
 // A gradient takes nothing of the rows behind its group, not even what is no number.
 TEST_P(GroupedTest, GradientsReadNoRowsOfNoGroup) {
-  Tensor a = OnGpu(a_), thin = OnGpu(more_);
+  Tensor a = InBf16OnGpu(a_), thin = InBf16OnGpu(more_);
   a.narrow(0, shape_.all_rows() - 5, 5).fill_(1e30);
   thin.narrow(0, shape_.all_rows() - 5, 5).fill_(std::numeric_limits<double>::quiet_NaN());
   Tensor sums = ToGpu(at::zeros({shape_.groups(), shape_.depth, shape_.rank}, at::kFloat));
@@ -163,7 +138,7 @@ TEST_P(GroupedTest, Fp32GoesGroupByGroup) {
   EXPECT_LT(RelativeError(actual, expected), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, GroupedTest, ::testing::ValuesIn(kShapes));
+INSTANTIATE_TEST_SUITE_P(Shapes, GroupedTest, ::testing::ValuesIn(kGroupedShapes));
 
 class ExpertRowsTest : public GpuTest, public ::testing::WithParamInterface<int64_t> {
  protected:
@@ -208,8 +183,8 @@ TEST_P(ExpertRowsTest, CombinesRows) {
 
 TEST_P(ExpertRowsTest, WeighsTheGradientOfAGate) {
   const int64_t width = GetParam();
-  const Tensor dy = Bf16Values({kTokens, width}, 1);
-  const Tensor gate_up = Bf16Values({kTokens, 2 * width}, 2, 4.0);
+  const Tensor dy = RoundedNormal({kTokens, width}, 1);
+  const Tensor gate_up = RoundedNormal({kTokens, 2 * width}, 2, 4.0);
   const Tensor weights = Normal({kTokens}, 3);
   for (const auto kind : {plan::ActivationKind::kSilu, plan::ActivationKind::kGeluTanh,
                           plan::ActivationKind::kClampedSwiGlu}) {

@@ -55,6 +55,16 @@ void CheckProducts(const spec::JobSpec& spec, const Device& device) {
       "no_fp8");
 }
 
+// The kernel of experts in FP8 writes bf16.
+void CheckExpertProducts(const spec::JobSpec& spec, const plan::ModelShape& shape) {
+  const bool bf16 = plan::ComputeTypeOf(spec, plan::Device::kGpu) == spec::ComputeType::kBf16;
+  if (!spec.fp8() || bf16 || !shape.HasExperts()) return;
+  throw engine::UserError(
+      "training.matmul = \"fp8\" of a model with experts needs activations in bf16, and this job's "
+      "are in fp32. Set hyperparameters.parallelism.bf16 = true, or matmul = \"bf16\"",
+      "no_fp8");
+}
+
 // Free on this GPU, what its allocator holds included.
 int64_t FreeBytes(const Device& device) {
   const int index = device.torch.index();
@@ -111,6 +121,7 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
   RankPlan result;
   plan::PlanInput input;
   input.shape = engine::ReadConfig(launch.file.model_dir);
+  CheckExpertProducts(spec, input.shape);
   input.job = spec;
   input.gpu = SlowestGpu(device, comm);
   const plan::GpuRates* known = plan::FindGpu(device.Name());

@@ -88,6 +88,62 @@ void GroupedGemm(Tensor& out, const Tensor& a, const Tensor& b, const ops::Group
   C10_CUDA_CHECK(LaunchGroupedGemm(product, Multiprocessors(out), scope.stream()));
 }
 
+namespace {
+
+bool AddendFits(const ops::GroupedAddend& addend) {
+  return addend.a.size(1) % 8 == 0 && RowsAreAligned(addend.a) && MatricesAreAligned(addend.b);
+}
+
+// Throws unless the kernel takes the product.
+void CheckFp8Kernel(const Tensor& out, const ops::Fp8Rows& a, const Tensor& b,
+                    const Tensor& b_scale, const ops::GroupedAddend& addend) {
+  constexpr const char* kName = "GroupedFp8Gemm";
+  TORCH_CHECK(IsHopper(out) && out.scalar_type() == at::kBFloat16, kName, ": ", out.scalar_type(),
+              " on this GPU, where the kernel is for bf16 on compute capability 9.0");
+  TORCH_CHECK(b.size(0) <= kMaxGroups && b.size(1) % 8 == 0 && b.size(2) % 16 == 0, kName,
+              ": matrices of ", b.sizes());
+  TORCH_CHECK(RowsAreAligned(out) && StartsAligned(a.values) && a.values.stride(0) % 16 == 0 &&
+                  StartsAligned(b) && b.stride(0) % 16 == 0 && b.stride(1) % 16 == 0 &&
+                  StartsAligned(b_scale) && (!addend.bias.defined() || StartsAligned(addend.bias)),
+              kName, ": rows must start on 16 bytes");
+}
+
+}  // namespace
+
+void GroupedFp8Gemm(Tensor& out, const ops::Fp8Rows& a, const Tensor& b, const Tensor& b_scale,
+                    const ops::GroupedAddend& addend, bool fast_sums,
+                    const ops::RowGroups& groups) {
+  CheckGroupedFp8Gemm(out, a, b, b_scale, addend, groups);
+  if (out.numel() == 0) return;
+  CheckFp8Kernel(out, a, b, b_scale, addend);
+  GroupedFp8Product product;
+  product.begins = groups.begins().const_data_ptr<int32_t>();
+  product.groups = static_cast<int>(groups.count());
+  product.rows = out.size(0);
+  product.outputs = static_cast<int>(b.size(1));
+  product.depth = static_cast<int>(b.size(2));
+  product.a = Read(a.values);
+  product.a_scale = a.scale.const_data_ptr<float>();
+  product.b = {b.const_data_ptr(), b.stride(1), b.stride(0), /*across=*/false};
+  product.b_scale = b_scale.const_data_ptr<float>();
+  const bool joins = addend.a.defined() && AddendFits(addend);
+  if (joins) {
+    product.more_depth = static_cast<int>(addend.a.size(1));
+    product.more_a = Read(addend.a);
+    product.more_b = MatricesOf(addend.b, IsAcross(addend.b));
+  }
+  if (addend.bias.defined()) product.bias = addend.bias.const_data_ptr();
+  product.out = Write(out);
+  product.fast_sums = fast_sums;
+  Tensor ticket = at::empty({1}, groups.begins().options());
+  product.ticket = ticket.mutable_data_ptr<int32_t>();
+  {
+    const LaunchScope scope(out);
+    C10_CUDA_CHECK(LaunchGroupedFp8Gemm(product, Multiprocessors(out), scope.stream()));
+  }
+  if (addend.a.defined() && !joins) AddByGroup(out, addend, groups, Gemm);
+}
+
 void GroupedGradient(Tensor& sums, const Tensor& a, const Tensor& b, double alpha, double beta,
                      const ops::RowGroups& groups) {
   CheckGroupedGradient(sums, a, b, groups);
@@ -152,15 +208,26 @@ void CombineRows(Tensor& y, const Tensor& x, const Tensor& places, const Tensor&
 }
 
 Tensor WeighedGluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
-                          const Tensor& weights, plan::ActivationKind kind) {
+                          const Tensor& weights, plan::ActivationKind kind,
+                          const ops::Fp8Rows& fp8) {
   CheckWeighedGluBackward(dgate_up, dy, gate_up, weights);
+  const ElementType type = TypeOf(dy, "WeighedGluBackward");
+  const RowsShape shape{dy.size(0), dy.size(1)};
+  Fp8Output quantised = WriteFp8Too(fp8, dgate_up, "WeighedGluBackward");
   Tensor products = at::empty({dy.size(0)}, dy.options().dtype(at::kFloat));
   if (dy.numel() == 0) return products.zero_();
+  const bool apart =
+      fp8.values.defined() &&
+      !WeighedGluWritesFp8(type, shape, Read(dy), Read(gate_up), Read(dgate_up), quantised.rows);
+  if (apart) quantised = {};
   const LaunchScope scope(dy);
-  C10_CUDA_CHECK(LaunchWeighedGluBackward(TypeOf(dy, "WeighedGluBackward"),
-                                          {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),
-                                          weights.const_data_ptr<float>(), Write(dgate_up),
-                                          products.mutable_data_ptr<float>(), scope.stream()));
+  C10_CUDA_CHECK(LaunchWeighedGluBackward(
+      type, shape, kind, Read(dy), Read(gate_up), weights.const_data_ptr<float>(), Write(dgate_up),
+      products.mutable_data_ptr<float>(), quantised, scope.stream()));
+  if (apart) {
+    Tensor values = fp8.values, scale = fp8.scale;
+    Fp8Quantize(values, scale, dgate_up);
+  }
   return products;
 }
 

@@ -105,13 +105,11 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
 void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
   const ElementType type = TypeOf(gate_up, "Glu");
-  const bool at_once = kind != plan::ActivationKind::kClampedSwiGlu;
-  const Fp8Output quantised = at_once ? WriteFp8Too(fp8, out, "Glu") : Fp8Output{};
+  const Fp8Output quantised = WriteFp8Too(fp8, out, "Glu");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
   C10_CUDA_CHECK(LaunchGlu(type, {out.size(0), out.size(1)}, kind, Read(gate_up), Write(out),
                            quantised, scope.stream()));
-  if (!at_once && WantsFp8(fp8, out, "Glu")) QuantizeRows(fp8, out);
 }
 
 void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,

@@ -16,6 +16,23 @@ void GroupedGemm(Tensor& out, const Tensor& a, const Tensor& b, const ops::Group
   GemmByGroup(out, a, b, addend, alpha, groups, Gemm, AddBias);
 }
 
+void GroupedFp8Gemm(Tensor& out, const ops::Fp8Rows& a, const Tensor& b, const Tensor& b_scale,
+                    const ops::GroupedAddend& addend, bool fast_sums,
+                    const ops::RowGroups& groups) {
+  CheckGroupedFp8Gemm(out, a, b, b_scale, addend, groups);
+  const std::vector<int32_t>& begins = groups.OnHost();
+  const Tensor scales = b_scale.view({groups.count(), -1});
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t begin = begins[g], count = begins[g + 1] - begin;
+    if (count == 0) continue;
+    Tensor rows = out.narrow(0, begin, count);
+    Fp8Gemm(rows, a.values.narrow(0, begin, count), a.scale.narrow(0, begin, count), b.select(0, g),
+            scales.select(0, g), {}, fast_sums);
+    if (addend.bias.defined()) AddBias(rows, addend.bias.view({groups.count(), -1}).select(0, g));
+  }
+  if (addend.a.defined()) AddByGroup(out, addend, groups, Gemm);
+}
+
 bool HasGroupedGemm(const Tensor& /*a*/, int64_t /*more_columns*/) { return false; }
 
 void GroupedGradient(Tensor& sums, const Tensor& a, const Tensor& b, double alpha, double beta,
@@ -43,12 +60,14 @@ void CombineRows(Tensor& y, const Tensor& x, const Tensor& places, const Tensor&
 }
 
 Tensor WeighedGluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
-                          const Tensor& weights, plan::ActivationKind kind) {
+                          const Tensor& weights, plan::ActivationKind kind,
+                          const ops::Fp8Rows& fp8) {
   CheckWeighedGluBackward(dgate_up, dy, gate_up, weights);
   Tensor activated = at::empty(dy.sizes(), dy.options());
   Glu(activated, gate_up, kind, {});
   Tensor products = at::sum(activated.mul_(dy), {1}, false, at::kFloat);
   GluBackward(dgate_up, at::mul(dy, weights.unsqueeze(1).to(dy.scalar_type())), gate_up, kind);
+  Fp8QuantizeToo(fp8, dgate_up, "WeighedGluBackward");
   return products;
 }
 

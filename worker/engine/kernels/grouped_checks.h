@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "worker/engine/kernels/fp8_rows.h"
 #include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
@@ -44,6 +45,32 @@ inline void CheckGroupedGemm(const at::Tensor& out, const at::Tensor& a, const a
   }
   if (addend.bias.defined()) {
     CheckVector(addend.bias, groups.count() * out.size(1), a, "GroupedGemm: bias");
+  }
+}
+
+inline void CheckGroupedFp8Gemm(const at::Tensor& out, const ops::Fp8Rows& a, const at::Tensor& b,
+                                const at::Tensor& b_scale, const ops::GroupedAddend& addend,
+                                const ops::RowGroups& groups) {
+  constexpr const char* kName = "GroupedFp8Gemm";
+  CheckGroups(groups, b, out, kName);
+  const int64_t outputs = b.size(1), rows = out.size(0);
+  CheckRows(out, rows, outputs, out, kName);
+  CheckFp8Rows(a.values, rows, b.size(2), out, kName);
+  CheckRowScale(a.scale, a.values, kName);
+  TORCH_CHECK(
+      b.scalar_type() == at::kFloat8_e4m3fn && b.stride(2) == 1 && b.device() == out.device(),
+      kName, ": b is ", b.scalar_type(), b.sizes(), " with strides ", b.strides());
+  TORCH_CHECK(b_scale.scalar_type() == at::kFloat && b_scale.is_contiguous() &&
+                  b_scale.numel() == groups.count() * outputs && b_scale.device() == out.device(),
+              kName, ": b_scale is ", b_scale.scalar_type(), b_scale.sizes(), ", must be fp32 of ",
+              groups.count(), " times ", outputs, ", dense, beside the matrices");
+  if (addend.a.defined()) {
+    CheckGroups(groups, addend.b, out, kName);
+    CheckRows(addend.a, rows, addend.b.size(1), out, kName);
+    CheckGroupMatrices(addend.b, addend.a, outputs, kName);
+  }
+  if (addend.bias.defined()) {
+    CheckVector(addend.bias, groups.count() * outputs, out, "GroupedFp8Gemm: bias");
   }
 }
 
@@ -109,6 +136,18 @@ void GemmByGroup(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
     gemm(rows, a.narrow(0, begin, count), b.select(0, g), alpha, 0.0);
     if (addend.bias.defined()) add_bias(rows, addend.bias.view({groups.count(), -1}).select(0, g));
     if (!addend.a.defined()) continue;
+    gemm(rows, addend.a.narrow(0, begin, count), addend.b.select(0, g), 1.0, 1.0);
+  }
+}
+// Adds addend.a_g addend.b_g to the rows of each group.
+template <typename Gemm>
+void AddByGroup(at::Tensor& out, const ops::GroupedAddend& addend, const ops::RowGroups& groups,
+                const Gemm& gemm) {
+  const std::vector<int32_t>& begins = groups.OnHost();
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t begin = begins[g], count = begins[g + 1] - begin;
+    if (count == 0) continue;
+    at::Tensor rows = out.narrow(0, begin, count);
     gemm(rows, addend.a.narrow(0, begin, count), addend.b.select(0, g), 1.0, 1.0);
   }
 }

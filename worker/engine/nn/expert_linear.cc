@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/projection.h"
@@ -15,6 +17,10 @@ ExpertLinear::ExpertLinear(const UnitInfo& unit, const std::string& name) {
   const std::string module = unit.name + "." + name;
   weight_ = unit.Find(module + ".weight");
   if (weight_ < 0) throw InternalError(unit.name + " has no stack " + name);
+  const auto holds = [this](const std::vector<int>& weights) { return weights[0] == weight_; };
+  const auto& matrices = unit.shared_matrices;
+  const auto found = std::find_if(matrices.begin(), matrices.end(), holds);
+  if (found != matrices.end()) matrix_ = static_cast<int>(found - matrices.begin());
   bias_ = unit.Find(module + ".bias");
   lora_a_ = unit.Find(module + ".lora_A.weight");
   lora_b_ = unit.Find(module + ".lora_B.weight");
@@ -27,8 +33,28 @@ ExpertLinear::ExpertLinear(const UnitInfo& unit, const std::string& name) {
   scale_ratio_ = unit.params[lora_b_].scale_ratio;
 }
 
-Tensor ExpertLinear::Forward(Tensor& y, const Tensor& x, const ops::RowGroups& groups,
+const Fp8Matrix* ExpertLinear::Fp8(const Pass& pass) const {
+  if (pass.weights.fp8.empty() || matrix_ < 0) return nullptr;
+  const Fp8Matrix& matrix = pass.weights.fp8[matrix_];
+  return matrix.forward.defined() ? &matrix : nullptr;
+}
+
+ops::Fp8Rows ExpertLinear::Fp8Room(const Tensor& rows, const Pass& pass) const {
+  if (!in_fp8(pass)) return {};
+  return {at::empty(rows.sizes(), rows.options().dtype(at::kFloat8_e4m3fn)),
+          at::empty({rows.size(0)}, rows.options().dtype(at::kFloat))};
+}
+
+ops::Fp8Rows ExpertLinear::Fp8Of(const Activation& x, const Pass& pass) const {
+  if (x.fp8.values.defined()) return x.fp8;
+  ops::Fp8Rows rows = Fp8Room(x.rows, pass);
+  ops::Fp8Quantize(rows.values, rows.scale, x.rows);
+  return rows;
+}
+
+Tensor ExpertLinear::Forward(Tensor& y, const Activation& input, const ops::RowGroups& groups,
                              const Pass& pass, const Tensor& adapter_rows) const {
+  const Tensor& x = input.rows;
   if (pass.tile > 0 && !(ops::HasGroupedGemm(x, rank_) && outputs_ % 8 == 0)) {
     ForwardByExpert(y, x, groups, pass, adapter_rows);
     return {};
@@ -41,7 +67,12 @@ Tensor ExpertLinear::Forward(Tensor& y, const Tensor& x, const ops::RowGroups& g
                      groups);
     if (adapter_rows.defined()) addend.a.mul_(adapter_rows);
   }
-  ops::GroupedGemm(y, x, Matrices(weight_, pass).transpose(1, 2), addend, 1.0, groups);
+  if (const Fp8Matrix* fp8 = Fp8(pass)) {
+    ops::GroupedFp8Gemm(y, Fp8Of(input, pass), fp8->forward.view({experts_, outputs_, inputs_}),
+                        fp8->forward_scale, addend, /*fast_sums=*/false, groups);
+  } else {
+    ops::GroupedGemm(y, x, Matrices(weight_, pass).transpose(1, 2), addend, 1.0, groups);
+  }
   return addend.a;
 }
 
@@ -74,11 +105,16 @@ Tensor ExpertLinear::AdapterGradient(const Tensor& dy, const ops::RowGroups& gro
   return dxa;
 }
 
-Tensor ExpertLinear::InputGradient(Tensor& dx, const Tensor& dy, const ops::RowGroups& groups,
+Tensor ExpertLinear::InputGradient(Tensor& dx, const Activation& dy, const ops::RowGroups& groups,
                                    const Pass& pass) const {
-  ops::GroupedAddend addend{.a = AdapterGradient(dy, groups, pass)};
+  ops::GroupedAddend addend{.a = AdapterGradient(dy.rows, groups, pass)};
   if (rank_ > 0) addend.b = Matrices(lora_a_, pass);
-  ops::GroupedGemm(dx, dy, Matrices(weight_, pass), addend, 1.0, groups);
+  if (const Fp8Matrix* fp8 = Fp8(pass)) {
+    ops::GroupedFp8Gemm(dx, Fp8Of(dy, pass), fp8->backward.view({experts_, inputs_, outputs_}),
+                        fp8->backward_scale, addend, /*fast_sums=*/true, groups);
+  } else {
+    ops::GroupedGemm(dx, dy.rows, Matrices(weight_, pass), addend, 1.0, groups);
+  }
   return addend.a;
 }
 

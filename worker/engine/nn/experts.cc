@@ -70,6 +70,21 @@ Tensor RowsOfTokens(const Tensor& x, const Routing& routing) {
   return rows;
 }
 
+// The same for a linear that reads them: in FP8 too where its products are.
+Activation InputOfTokens(const Tensor& x, const Routing& routing, const ExpertLinear& reader,
+                         const Pass& pass) {
+  Activation rows = RowsOfTokens(x, routing);
+  if (!reader.in_fp8(pass)) return rows;
+  ops::Fp8Rows of_tokens = reader.Fp8Room(x, pass);
+  ops::Fp8Quantize(of_tokens.values, of_tokens.scale, x);
+  rows.fp8.values = at::empty(rows.rows.sizes(), of_tokens.values.options());
+  rows.fp8.scale = of_tokens.scale.index_select(0, routing.tokens);
+  // Bytes, taken two by two: FP8 products have an even number of columns.
+  Tensor taken = rows.fp8.values.view(at::kBFloat16);
+  ops::TakeRows(taken, of_tokens.values.view(at::kBFloat16), routing.tokens);
+  return rows;
+}
+
 // sum = a b + beta sum, also where the sum is in a narrower type than fp32 factors.
 void AddRouterProduct(const ProductSum& sum, const Tensor& a, const Tensor& b) {
   Tensor into = sum.sum;
@@ -152,30 +167,34 @@ void Experts::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) con
   if (!saved.routing.weights.defined()) saved.routing = Route(x, pass);
   const Routing& routing = saved.routing;
   saved.gate_up = at::empty({routing.tokens.size(0), gate_up.outputs()}, x.options());
-  saved.gate_up_xa = gate_up.Forward(saved.gate_up, RowsOfTokens(x, routing), routing.groups, pass,
-                                     AdapterRows(pass, routing));
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, InputOfTokens(x, routing, gate_up, pass),
+                                     routing.groups, pass, AdapterRows(pass, routing));
 }
 
-void Experts::Activate(Saved& saved) const {
-  if (saved.activated.defined()) return;
+Activation Experts::Activate(const Pass& pass, bool multiplied, Saved& saved) const {
+  if (saved.activated.defined()) return saved.activated;
   saved.activated = at::empty({saved.gate_up.size(0), down.inputs()}, saved.gate_up.options());
-  ops::Glu(saved.activated, saved.gate_up, kind);
+  Activation made = saved.activated;
+  if (multiplied) made.fp8 = down.Fp8Room(made.rows, pass);
+  ops::Glu(made.rows, saved.gate_up, kind, made.fp8);
+  return made;
 }
 
 void Experts::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const Pass& pass,
                       Saved& saved) const {
   RestoreGateUp(x, pass, saved);
-  Activate(saved);
+  Activation activated = Activate(pass, /*multiplied=*/true, saved);
   const Routing& routing = saved.routing;
   Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, x.options());
   saved.down_xa =
-      down.Forward(outputs, saved.activated, routing.groups, pass, AdapterRows(pass, routing));
+      down.Forward(outputs, activated, routing.groups, pass, AdapterRows(pass, routing));
+  activated = Activation();
   ops::CombineRows(y, outputs, routing.places, routing.weights, residual);
 }
 
 void Experts::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
   RestoreGateUp(x, pass, saved);
-  Activate(saved);
+  Activate(pass, /*multiplied=*/false, saved);
 }
 
 Tensor Experts::SigmoidGradient(const Routing& routing, const Tensor& dweights) const {
@@ -202,9 +221,11 @@ Tensor Experts::ScoreGradient(const Routing& routing, const Tensor& dweights,
 Tensor Experts::DownBackward(const Tensor& dy, const Tensor& weights, const Pass& pass,
                              Saved& saved, UnitGradients& gradients) const {
   const Routing& routing = saved.routing;
-  Tensor dout = RowsOfTokens(dy, routing);
+  Activation of_outputs = InputOfTokens(dy, routing, down, pass);
+  Tensor dout = of_outputs.rows;
   Tensor dactivated = at::empty({dout.size(0), down.inputs()}, dout.options());
-  Tensor dxa = down.InputGradient(dactivated, dout, routing.groups, pass);
+  Tensor dxa = down.InputGradient(dactivated, of_outputs, routing.groups, pass);
+  of_outputs = Activation();
   if (down.trained(gradients)) {
     // An adapter's two gradients are linear in dxa and in xa, which are narrower than dout. Weights
     // are rounded to the type of the rows here, as those of activations are.
@@ -254,7 +275,10 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   const Tensor weights = routing.weights.reshape({-1}).index_select(0, routing.order);
   Tensor dactivated = DownBackward(dy, weights, pass, saved, gradients);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  const Tensor products = ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind);
+  ops::Fp8Rows fp8;
+  if (dx != nullptr) fp8 = gate_up.Fp8Room(dgate_up, pass);
+  const Tensor products =
+      ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind, fp8);
   dactivated = Tensor();
   const Tensor of_router = RouterBackward(x, routing, WeightGradients(products, dy, routing, pass),
                                           pass, gradients, /*need_dx=*/dx != nullptr);
@@ -262,7 +286,8 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   Tensor dgate_up_xa, drouted;
   if (dx != nullptr) {
     drouted = at::empty({dgate_up.size(0), gate_up.inputs()}, dgate_up.options());
-    dgate_up_xa = gate_up.InputGradient(drouted, dgate_up, routing.groups, pass);
+    dgate_up_xa =
+        gate_up.InputGradient(drouted, {dgate_up, std::exchange(fp8, {})}, routing.groups, pass);
   } else {
     dgate_up_xa = gate_up.AdapterGradient(dgate_up, routing.groups, pass);
   }

@@ -42,6 +42,9 @@ struct Routing {
 //       dscore_j = s (1 - s) c (dw_j - sum_i (s_i / S) dw_i) / S   over their sum S
 //
 // A frozen router passes its gradient to x all the same.
+//
+// Where the stacks are in FP8, tokens' rows are converted before they are gathered, since several
+// experts read each, and the activation and its gradient write theirs in FP8 as they make them.
 struct Experts {
   int router = -1;       // position of its weight [E, H]
   int router_bias = -1;  // [E]; -1: none
@@ -84,7 +87,8 @@ struct Experts {
   Routing Route(const at::Tensor& x, const Pass& pass) const;
   bool HasSigmoids() const { return options.weights >= plan::RouterWeights::kSigmoid; }
   void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
-  void Activate(Saved& saved) const;
+  // act(gate) * up, made where it is missing; with `multiplied`, in FP8 too if down is in FP8.
+  Activation Activate(const Pass& pass, bool multiplied, Saved& saved) const;
   // Adds down's gradients, of routed rows that count `weights` [S]; returns that of what down reads
   // [S, I], as if each counted 1.
   at::Tensor DownBackward(const at::Tensor& dy, const at::Tensor& weights, const Pass& pass,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/weights/frozen_fp8.h"
 #include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/sharded_source.h"
 
@@ -94,6 +95,9 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
       }
       base.Copy(param, source->Get(unit, index));
       base.Done(param);
+    }
+    if (choices.fp8 && choices.bits == 0 && layout.is_block(unit)) {
+      source->SetFp8(info, unit, MakeFrozenFp8(info, source->Get(unit)));
     }
   }
   return source;

@@ -68,7 +68,9 @@ struct FrozenOptions {
   at::ScalarType compute = at::kFloat;
   int bits = 4;  // of quantised weights: 4 (NF4), 8 (INT8), or 0: as they are
   bool double_quant = true;
-  bool fp8 = false;      // products with 4-bit weights are in FP8
+  // Products with the blocks' linears are in FP8: with 4-bit weights, or with those in 16 bits,
+  // which are then held in FP8 alone (frozen_fp8.h) and whole on every rank.
+  bool fp8 = false;
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
   // Decides how blocks' weights are written (QuantizedSource) and where the embedding's table
   // stays: not on the host for a tied head, nor where it is sharded or trained.

@@ -1,31 +1,18 @@
 #include "worker/engine/weights/fp8_source.h"
 
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 
 #include <tuple>
 #include <utility>
 
-#include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/weights/frozen_fp8.h"
 
 namespace sft::engine {
 
 using at::Tensor;
 
 namespace {
-
-constexpr int64_t kMultiple = 16;  // of the sizes of an FP8 product
-
-void CheckSizes(const UnitInfo& unit, const MatrixInfo& matrix) {
-  for (const MatrixInfo::Member& member : matrix.members) {
-    if (member.rows % kMultiple == 0 && matrix.columns % kMultiple == 0) continue;
-    throw UserError(
-        fmt::format("products in FP8 need multiples of {}, and {} has {} outputs and {} inputs",
-                    kMultiple, unit.params[member.weight].name, member.rows, matrix.columns),
-        "no_fp8", "set training.matmul = \"bf16\"");
-  }
-}
 
 // Float8 rows and their scales, uninitialised.
 std::pair<Tensor, Tensor> EmptyFp8(int64_t rows, int64_t columns, const at::TensorOptions& like) {
@@ -49,7 +36,7 @@ Fp8Source::Fp8Source(const ModelLayout& layout, std::unique_ptr<WeightSource> so
     u.keeps = options.run.BlockOf(unit - 1, layout.blocks()).copy == plan::WeightCopy::kKept;
     for (int i = 0; i < static_cast<int>(u.matrices.size()); ++i) {
       const MatrixInfo matrix = info.Matrix(i);
-      CheckSizes(info, matrix);
+      CheckFp8Sizes(info, matrix);
       Fp8Matrix& copies = u.matrices[i];
       copies.weight_gradient = weight_gradients_;
       if (!u.keeps) continue;

@@ -14,6 +14,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/fp8_rows.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/weights/frozen_fp8.h"
 
 namespace sft::engine {
 
@@ -102,16 +103,17 @@ class Fp8Expansion : public UnitExpansion {
     for (const ParamInfo& param : unit.params) quantized += format.Holds(param);
     for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
       const MatrixInfo info = unit.Matrix(i);
-      Matrix matrix{info, 0, 0, {}, {}};
+      Matrix matrix{info, unit.params[info.members[0].weight].experts, 0, 0, {}, {}};
       if (!format.Holds(unit.params[info.members[0].weight])) {
         matrices_.push_back(std::move(matrix));
         continue;
       }
       placed += info.members.size();
       matrix.forward = bytes_;
-      bytes_ = Aligned(bytes_ + info.rows * info.stride());
+      bytes_ = Aligned(bytes_ + info.rows * ForwardStride(matrix));
+      if (matrix.experts > 0) CheckFp8Sizes(unit, info);
       matrix.backward = bytes_;
-      bytes_ = Aligned(bytes_ + info.columns * plan::RowStride(info.rows, info.rank));
+      bytes_ = Aligned(bytes_ + BackwardRows(matrix) * BackwardStride(matrix));
       matrices_.push_back(std::move(matrix));
     }
     if (placed != quantized) {
@@ -126,6 +128,10 @@ class Fp8Expansion : public UnitExpansion {
   WeightUse Fill(const Tensor& buffer, WeightUse use, const Bytes& quantized) override {
     for (Matrix& matrix : matrices_) {
       if (!IsQuantized(matrix)) continue;
+      if (matrix.experts > 0) {
+        FillExperts(matrix, buffer, use, quantized);
+        continue;
+      }
       if (!matrix.forward_scale.defined()) FindScales(matrix, quantized);
       for (const MatrixInfo::Member& member : matrix.info.members) {
         const QuantizedPart part = quantized(member.weight);
@@ -146,17 +152,19 @@ class Fp8Expansion : public UnitExpansion {
   }
 
   void Give(const Tensor& buffer, UnitWeights& weights) const override {
-    for (const Matrix& matrix : matrices_) {
-      weights.fp8.emplace_back();
+    weights.fp8.resize(matrices_.size());  // another format's may be there
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      const Matrix& matrix = matrices_[i];
       if (!IsQuantized(matrix)) continue;
-      weights.fp8.back() = {Forward(matrix, buffer), matrix.forward_scale, Backward(matrix, buffer),
-                            matrix.backward_scale};
+      weights.fp8[i] = {Forward(matrix, buffer), matrix.forward_scale, Backward(matrix, buffer),
+                        matrix.backward_scale};
     }
   }
 
  private:
   struct Matrix {
     MatrixInfo info;
+    int64_t experts = 0;                // 0: of linears
     int64_t forward = 0, backward = 0;  // bytes of the buffer
     Tensor forward_scale, backward_scale;
   };
@@ -169,12 +177,49 @@ class Fp8Expansion : public UnitExpansion {
                      int64_t stride) {
     return buffer.view(at::kFloat8_e4m3fn).as_strided({rows, columns}, {stride, 1}, begin);
   }
+  // Experts' rows are dense: products take their matrices as a stack.
+  static int64_t ForwardStride(const Matrix& m) {
+    return m.experts > 0 ? m.info.columns : m.info.stride();
+  }
+  static int64_t BackwardRows(const Matrix& m) {
+    return m.experts > 0 ? m.experts * m.info.columns : m.info.columns;
+  }
+  static int64_t BackwardColumns(const Matrix& m) {
+    return m.experts > 0 ? m.info.rows / m.experts : m.info.rows + m.info.rank;
+  }
+  static int64_t BackwardStride(const Matrix& m) {
+    return m.experts > 0 ? BackwardColumns(m) : plan::RowStride(m.info.rows, m.info.rank);
+  }
   static Tensor Forward(const Matrix& m, const Tensor& buffer) {
-    return Rows(buffer, m.forward, m.info.rows, m.info.columns + m.info.rank, m.info.stride());
+    return Rows(buffer, m.forward, m.info.rows, m.info.columns + m.info.rank, ForwardStride(m));
   }
   static Tensor Backward(const Matrix& m, const Tensor& buffer) {
-    return Rows(buffer, m.backward, m.info.columns, m.info.rows + m.info.rank,
-                plan::RowStride(m.info.rows, m.info.rank));
+    return Rows(buffer, m.backward, BackwardRows(m), BackwardColumns(m), BackwardStride(m));
+  }
+
+  // The whole weight in 16 bits, or as it is where it was not quantised.
+  Tensor Dequantized(const MatrixInfo& info, const MatrixInfo::Member& member,
+                     const QuantizedPart& part) const {
+    if (part.plain.defined()) return part.plain;
+    const Tensor weight =
+        at::empty({member.rows, info.columns}, part.planes[0].options().dtype(at::kBFloat16));
+    format_.Dequantize(weight, part.planes, part.constants);
+    return weight;
+  }
+
+  void FillExperts(Matrix& matrix, const Tensor& buffer, WeightUse use,
+                   const Bytes& quantized) const {
+    const MatrixInfo::Member& member = matrix.info.members[0];
+    const Tensor stack = Dequantized(matrix.info, member, quantized(member.weight));
+    if (Includes(use, WeightUse::kForward)) {
+      if (!matrix.forward_scale.defined()) matrix.forward_scale = ScalesByPowers(stack);
+      Tensor rows = Forward(matrix, buffer);
+      ops::Fp8QuantizeWith(rows, stack, matrix.forward_scale);
+    }
+    if (Includes(use, WeightUse::kBackward)) {
+      Tensor rows = Backward(matrix, buffer);
+      WriteTurned(stack, matrix.experts, rows, matrix.backward_scale);
+    }
   }
 
   void WriteFp8(Tensor out, const QuantizedPart& part, const Tensor& scale, bool transposed) const {
@@ -197,12 +242,7 @@ class Fp8Expansion : public UnitExpansion {
     Tensor of_columns;
     for (const MatrixInfo::Member& member : matrix.info.members) {
       const QuantizedPart part = quantized(member.weight);
-      Tensor weight = part.plain;
-      if (!weight.defined()) {
-        weight = at::empty({member.rows, matrix.info.columns},
-                           part.planes[0].options().dtype(at::kBFloat16));
-        format_.Dequantize(weight, part.planes, part.constants);
-      }
+      const Tensor weight = Dequantized(matrix.info, member, part);
       of_rows.push_back(at::linalg_vector_norm(weight, kInfinity, {1}, false, at::kFloat));
       const Tensor columns = at::linalg_vector_norm(weight, kInfinity, {0}, false, at::kFloat);
       of_columns = of_columns.defined() ? at::maximum(of_columns, columns) : columns;

@@ -34,8 +34,10 @@ std::unique_ptr<UnitExpansion> MakePlainExpansion(const UnitInfo& unit, const Qu
                                                   at::ScalarType compute);
 
 // FP8 with a scale a row (kernels/ops.h), once as the forward reads it and once transposed, as the
-// gradient of the input needs it. The scales are those of the de-quantised weights. Borrows both;
-// every quantised parameter must be a linear layer's weight.
+// gradient of the input needs it. The scales are those of the de-quantised weights; stacks of
+// experts are as frozen_fp8.h has them, and are de-quantised in bf16 for a while. Borrows both;
+// every quantised parameter must be a linear layer's weight. Throws UserError as CheckFp8Sizes
+// does.
 std::unique_ptr<UnitExpansion> MakeFp8Expansion(const UnitInfo& unit, const QuantFormat& format);
 
 }  // namespace sft::engine

@@ -27,6 +27,15 @@ bool StandTogether(const MatrixInfo& matrix, const UnitWeights& weights, int64_t
   return true;
 }
 
+int64_t BytesOf(const Fp8Matrix& matrix) {
+  int64_t bytes = 0;
+  for (const Tensor& each :
+       {matrix.forward, matrix.forward_scale, matrix.backward, matrix.backward_scale}) {
+    if (each.defined()) bytes += static_cast<int64_t>(each.nbytes());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void JoinMatrices(const UnitInfo& unit, UnitWeights& weights) {
@@ -85,6 +94,14 @@ void ResidentSource::Set(int unit, int param, at::Tensor tensor) {
   units_[unit][param] = std::move(tensor);
 }
 
+void ResidentSource::SetFp8(const UnitInfo& info, int unit, std::vector<Fp8Matrix> matrices) {
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    if (!matrices[i].forward.defined()) continue;
+    for (const int weight : info.shared_matrices[i]) units_[unit][weight] = Tensor();
+  }
+  units_[unit].fp8 = std::move(matrices);
+}
+
 void ResidentSource::AllocateMatrices(const UnitInfo& info, int unit,
                                       const at::TensorOptions& options) {
   for (int i = 0; i < static_cast<int>(info.shared_matrices.size()); ++i) {
@@ -103,6 +120,7 @@ void ResidentSource::Acquire(int unit, UnitWeights& weights) {
   for (size_t i = 0; i < own.size(); ++i) {
     if (own[i].defined()) weights.params[i] = own[i];
   }
+  if (!units_[unit].fp8.empty()) weights.fp8 = units_[unit].fp8;
 }
 
 int64_t ResidentSource::ResidentBytes() const {
@@ -111,6 +129,7 @@ int64_t ResidentSource::ResidentBytes() const {
     for (const Tensor& tensor : unit.params) {
       if (tensor.defined()) bytes += static_cast<int64_t>(tensor.nbytes());
     }
+    for (const Fp8Matrix& matrix : unit.fp8) bytes += BytesOf(matrix);
   }
   return bytes;
 }

@@ -17,6 +17,7 @@ inline bool Includes(WeightUse use, WeightUse part) {
 }
 
 // A shared matrix in FP8, with a scale a row (kernels/ops.h). N outputs, K inputs, R adapter ranks.
+// Of a stack of E experts: each expert's one below the other, forward [E N, K], backward [E K, N].
 struct Fp8Matrix {
   at::Tensor forward;            // float8 rows [N, K + R]
   at::Tensor forward_scale;      // fp32 [N]
@@ -125,7 +126,11 @@ class ResidentSource : public WeightSource {
   // Allocates the matrices of a unit with room for the adapters and sets the weights that stand in
   // them, uninitialised, for the caller to fill. Not those of quantised weights.
   void AllocateMatrices(const UnitInfo& info, int unit, const at::TensorOptions& options);
+  // In place of the weights of the unit's matrices, of which each is undefined or a whole one:
+  // those are given up.
+  void SetFp8(const UnitInfo& info, int unit, std::vector<Fp8Matrix> matrices);
   const at::Tensor& Get(int unit, int param) const { return units_[unit][param]; }
+  const UnitWeights& Get(int unit) const { return units_[unit]; }
 
   void Prefetch(int, WeightUse) override {}
   void Acquire(int unit, UnitWeights& weights) override;

@@ -118,17 +118,29 @@ TEST(ExpertsJobTest, DoraAndDropoutAreRefusedOnWhatPeftTakesForParameters) {
   }
 }
 
-TEST(ExpertsJobTest, ProductsInFp8AreRefused) {
+TEST(ExpertsJobTest, ProductsInFp8AreOfFrozenExperts) {
   const ModelConfig qwen = ParsedModel(kQwen3Of30B);
-  for (spec::JobSpec job : {Qlora(4, 1, 2048), Full()}) {
-    for (const spec::Matmul matmul : {spec::Matmul::kFp8, spec::Matmul::kFp8Bf16Wgrad}) {
-      job.training.matmul = matmul;
-      EXPECT_THAT(ProblemOf(qwen, job), HasSubstr("training.matmul: products in FP8 are not "
-                                                  "supported for a model with experts"));
-      EXPECT_THAT(ProblemOf(qwen, job), HasSubstr("use matmul = \"bf16\""));
-      EXPECT_EQ(ProblemOf(Qwen3Of8B(), job), "");
-    }
+  const auto with = [](spec::JobSpec job, spec::Matmul matmul) {
+    job.training.matmul = matmul;
+    return job;
+  };
+  for (const spec::Matmul matmul : {spec::Matmul::kFp8, spec::Matmul::kFp8Bf16Wgrad}) {
+    EXPECT_THAT(ProblemOf(qwen, with(Full(), matmul)),
+                HasSubstr("training.matmul: experts are not trained with products in FP8"));
   }
+  EXPECT_EQ(ProblemOf(qwen, with(Qlora(4, 1, 2048), spec::Matmul::kFp8)), "");
+  EXPECT_EQ(ProblemOf(qwen, with(Lora(8, {"all-linear"}), spec::Matmul::kFp8)), "");
+}
+
+TEST(ExpertsJobTest, FrozenWeightsInFp8AreWhole) {
+  spec::JobSpec job = Lora(8, {"all-linear"});
+  job.training.matmul = spec::Matmul::kFp8;
+  EXPECT_EQ(ProblemOf(Qwen3Of8B(), job), "");
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  EXPECT_THAT(ProblemOf(Qwen3Of8B(), job), HasSubstr("training.matmul: frozen weights in FP8"));
+  job.parallelism.sharding = spec::Sharding::kDdp;
+  job.parallelism.offload_param = true;
+  EXPECT_THAT(ProblemOf(Qwen3Of8B(), job), HasSubstr("stay in host memory"));
 }
 
 TEST(ExpertsJobTest, StacksAreQuantisedAndRoutersAreNot) {
@@ -233,6 +245,39 @@ TEST(ExpertsCostTest, MoreExpertsAndMoreOfThemForATokenTakeMoreMemory) {
       }
     }
   }
+}
+
+TEST(ExpertsCostTest, FrozenExpertsInFp8TakeNoMoreMemoryAndLessTime) {
+  const ModelShape qwen = ParsedModel(kQwen3Of30B);
+  spec::JobSpec plain = Lora(16, {"all-linear"});
+  plain.hyperparameters.sequence_length = 4096;
+  spec::JobSpec fp8 = plain;
+  fp8.training.matmul = spec::Matmul::kFp8;
+  const ExecutionPlan run{.rows = 4};
+  const Problem of_plain = ProblemFor(qwen, plain), of_fp8 = ProblemFor(qwen, fp8);
+  // Held twice in half the bytes; a scale for each row and column of each expert.
+  const int64_t scales = int64_t{48} * 128 * (2 * 768 + 2048 + 2048 + 768);
+  EXPECT_EQ(PredictMemory(of_fp8, run).weights, PredictMemory(of_plain, run).weights + 4 * scales);
+  const double more = static_cast<double>(PredictMemory(of_fp8, run).reserved()) /
+                      static_cast<double>(PredictMemory(of_plain, run).reserved());
+  EXPECT_GT(more, 1.0);
+  EXPECT_LT(more, 1.03);
+  const GpuRates& gpu = *FindGpu("H200");
+  const StepTime before = PredictTime(of_plain, run, gpu), after = PredictTime(of_fp8, run, gpu);
+  EXPECT_GT(before.total() / after.total(), 1.1);
+  EXPECT_GT(after.elementwise, before.elementwise);
+}
+
+TEST(ExpertsCostTest, QuantisedExpertsPassThroughBf16OnTheirWayToFp8) {
+  const ModelShape qwen = ParsedModel(kQwen3Of30B);
+  const spec::JobSpec plain = Qlora(4, 1, 2048);
+  spec::JobSpec fp8 = plain;
+  fp8.training.matmul = spec::Matmul::kFp8;
+  const ExecutionPlan run{.rows = 4};
+  const auto transients = [&](const spec::JobSpec& job) {
+    return PredictMemory(ProblemFor(qwen, job), run).transients;
+  };
+  EXPECT_GT(transients(fp8) - transients(plain), int64_t{2} * 128 * 3 * 768 * 2048);
 }
 
 TEST(ExpertsCostTest, LayersWithAndWithoutExpertsCostWhatTheyAre) {

@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // act(gate) * up of N columns.
-template <typename Gate, typename T, int N, typename Values>
-__device__ __forceinline__ Packed<T, N> Activated(const Values& gates, const Values& ups) {
+template <typename Gate, typename T, int N>
+__device__ __forceinline__ Packed<T, N> Activated(const float (&gates)[N], const float (&ups)[N]) {
   float products[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) products[i] = Gate::Product(gates[i], ups[i]);
@@ -82,15 +82,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
   constexpr int kStep = Config::kLanes * N;
   constexpr int kGroup = Config::kHeld < 2 ? 1 : 2;  // vectors of each half loaded at a time
   const int first = static_cast<int>(threadIdx.x) * N;
-  const T* gate = gate_up + blockIdx.x * gate_up_stride;
+  const T* row = gate_up + blockIdx.x * gate_up_stride;
   T* to = out + blockIdx.x * out_stride;
-  Packed<T, N> held[Config::kHeld], gates[kGroup], ups[kGroup];
+  Packed<T, N> held[Config::kHeld], firsts[kGroup], seconds[kGroup];
   const auto load = [&](int u, int c) {
-    gates[u] = LoadPacked<T, N>(gate + c, true);
-    ups[u] = LoadPacked<T, N>(gate + width + c, true);
+    firsts[u] = LoadPacked<T, N>(row + FirstPlace<Gate, N>(c), true);
+    seconds[u] = LoadPacked<T, N>(row + SecondPlace<Gate, N>(c, width), true);
   };
   const auto store = [&](int u, int c) {
-    const Packed<T, N> made = Activated<Gate, T, N>(gates[u], ups[u]);
+    float gates[N], ups[N];
+    SplitGates<Gate>(firsts[u], seconds[u], gates, ups);
+    const Packed<T, N> made = Activated<Gate, T, N>(gates, ups);
     StorePacked(to + c, made, true);
     return made;
   };
@@ -306,11 +308,7 @@ cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind ki
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
-    if constexpr (!Gate::kPairs) {
-      if (fp8.rows.data != nullptr) {
-        return GluToFp8<Gate, T>(shape, gate_up, out, fp8, wide, stream);
-      }
-    }
+    if (fp8.rows.data != nullptr) return GluToFp8<Gate, T>(shape, gate_up, out, fp8, wide, stream);
     return (wide ? Glu<Gate, T, kWide<T>> : Glu<Gate, T, 1>)(shape, gate_up, out, stream);
   };
   return WithAnyGate(kind, [&](auto gate) {

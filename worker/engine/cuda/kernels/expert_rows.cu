@@ -1,8 +1,8 @@
 #include <cuda_bf16.h>
 
 #include "worker/engine/cuda/kernels/expert_rows.h"
+#include "worker/engine/cuda/kernels/fp8.cuh"
 #include "worker/engine/cuda/kernels/gates.cuh"
-#include "worker/engine/cuda/kernels/vec.cuh"
 
 // A block has a row.
 
@@ -82,6 +82,64 @@ __global__ void __launch_bounds__(kGluThreads)
   if (threadIdx.x == 0) products[row] = sum;
 }
 
+// The same in FP8, too: what is written stays in registers until the largest of it is known,
+// kVectors pairs of vectors in each thread.
+template <typename Gate, typename T, int kVectors>
+__global__ void __launch_bounds__(kGluThreads)
+    WeighedGluBackwardToFp8Kernel(int width, const T* __restrict__ dy, int64_t dy_stride,
+                                  const T* gate_up, int64_t gate_up_stride,
+                                  const float* __restrict__ weights, T* dgate_up,
+                                  int64_t dgate_up_stride, float* __restrict__ products,
+                                  Fp8Output fp8) {
+  constexpr int N = kWide<T>;
+  __shared__ float shared[kGluThreads / kWarp];
+  const int64_t row = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const T* from = gate_up + row * gate_up_stride;
+  T* to = dgate_up + row * dgate_up_stride;
+  const float weight = weights[row];
+  Packed<T, N> firsts[kVectors], seconds[kVectors];
+  float sum = 0.0f, largest = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int c = (v * kGluThreads + thread) * N;
+    if (c >= width) continue;
+    float gates[N], ups[N], dys[N], first[N], second[N];
+    LoadGates<Gate>(from, c, width, gates, ups);
+    Load(dy + row * dy_stride + c, dys);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      sum = fmaf(dys[i], Gate::Product(gates[i], ups[i]), sum);
+      const GateGradients d = Gate::Backward(weight * dys[i], gates[i], ups[i]);
+      gates[i] = d.gate;
+      ups[i] = d.up;
+    }
+    JoinGates<Gate>(gates, ups, first, second);
+    firsts[v] = Packed<T, N>(first);
+    seconds[v] = Packed<T, N>(second);
+    StorePacked(to + FirstPlace<Gate, N>(c), firsts[v], true);
+    StorePacked(to + SecondPlace<Gate, N>(c, width), seconds[v], true);
+    largest = LargestOf(LargestOf(largest, firsts[v]), seconds[v]);
+  }
+  KeepPacked(firsts);
+  KeepPacked(seconds);
+  sum = BlockSum<kGluThreads>(sum, shared);
+  const float scale = ScaleOf(RowLargest<kGluThreads>(largest), fp8.scaling);
+  if (thread == 0) {
+    products[row] = sum;
+    fp8.scale[row] = scale;
+  }
+  const float inverse = __frcp_rn(scale);
+  uint8_t* bytes = static_cast<uint8_t*>(fp8.rows.data) + row * fp8.rows.stride;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int c = (v * kGluThreads + thread) * N;
+    if (c >= width) continue;
+    StoreScaled(bytes + FirstPlace<Gate, N>(c), firsts[v], inverse, true);
+    StoreScaled(bytes + SecondPlace<Gate, N>(c, width), seconds[v], inverse, true);
+  }
+}
+
 // Calls launch(T(), width of an access) for the type: the widest that all rows allow.
 template <typename Launch>
 void WithAccess(ElementType type, bool wide, const Launch& launch) {
@@ -99,6 +157,33 @@ bool IsWide(ElementType type, const void* data, int64_t stride, int64_t width) {
              ? RowsAreWide<float>(data, stride) && width % kWide<float> == 0
              : RowsAreWide<__nv_bfloat16>(data, stride) && width % kWide<__nv_bfloat16> == 0;
 }
+
+struct WeighedGlu {
+  RowsShape shape;
+  ConstRows dy, gate_up;
+  const float* weights;
+  MutableRows dgate_up;
+  float* products;
+};
+
+template <typename Gate, typename T, int N>
+void RunWeighedGlu(const WeighedGlu& of, cudaStream_t stream) {
+  WeighedGluBackwardKernel<Gate, T, N><<<of.shape.rows, kGluThreads, 0, stream>>>(
+      static_cast<int>(of.shape.width), static_cast<const T*>(of.dy.data), of.dy.stride,
+      static_cast<const T*>(of.gate_up.data), of.gate_up.stride, of.weights,
+      static_cast<T*>(of.dgate_up.data), of.dgate_up.stride, of.products);
+}
+
+template <typename Gate, typename T, int kVectors>
+void RunWeighedGluToFp8(const WeighedGlu& of, const Fp8Output& fp8, cudaStream_t stream) {
+  WeighedGluBackwardToFp8Kernel<Gate, T, kVectors><<<of.shape.rows, kGluThreads, 0, stream>>>(
+      static_cast<int>(of.shape.width), static_cast<const T*>(of.dy.data), of.dy.stride,
+      static_cast<const T*>(of.gate_up.data), of.gate_up.stride, of.weights,
+      static_cast<T*>(of.dgate_up.data), of.dgate_up.stride, of.products, fp8);
+}
+
+// The vectors of a row's gates that a thread holds at most.
+constexpr int kHeldVectors = 4;
 
 }  // namespace
 
@@ -135,18 +220,34 @@ cudaError_t LaunchCombineRows(ElementType type, RowsShape shape, const CombinedR
   return cudaGetLastError();
 }
 
+bool WeighedGluWritesFp8(ElementType type, RowsShape shape, ConstRows dy, ConstRows gate_up,
+                         ConstRows dgate_up, MutableRows fp8) {
+  const int64_t vector = type == ElementType::kFloat32 ? kWide<float> : kWide<__nv_bfloat16>;
+  const bool aligned = type == ElementType::kFloat32 ? Fp8IsWide<kWide<float>>(fp8)
+                                                     : Fp8IsWide<kWide<__nv_bfloat16>>(fp8);
+  return aligned && shape.width <= kHeldVectors * kGluThreads * vector &&
+         IsWide(type, dy.data, dy.stride, shape.width) &&
+         IsWide(type, gate_up.data, gate_up.stride, shape.width) &&
+         IsWide(type, dgate_up.data, dgate_up.stride, shape.width);
+}
+
 cudaError_t LaunchWeighedGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                      ConstRows dy, ConstRows gate_up, const float* weights,
-                                     MutableRows dgate_up, float* products, cudaStream_t stream) {
+                                     MutableRows dgate_up, float* products, const Fp8Output& fp8,
+                                     cudaStream_t stream) {
   const bool wide = IsWide(type, dy.data, dy.stride, shape.width) &&
                     IsWide(type, gate_up.data, gate_up.stride, shape.width) &&
                     IsWide(type, dgate_up.data, dgate_up.stride, shape.width);
+  const WeighedGlu of{shape, dy, gate_up, weights, dgate_up, products};
   WithAnyGate(kind, [&]<typename Gate>(Gate) {
     WithAccess(type, wide, [&]<typename T, int N>() {
-      WeighedGluBackwardKernel<Gate, T, N><<<shape.rows, kGluThreads, 0, stream>>>(
-          static_cast<int>(shape.width), static_cast<const T*>(dy.data), dy.stride,
-          static_cast<const T*>(gate_up.data), gate_up.stride, weights,
-          static_cast<T*>(dgate_up.data), dgate_up.stride, products);
+      if (fp8.rows.data == nullptr) {
+        RunWeighedGlu<Gate, T, N>(of, stream);
+      } else if (shape.width <= kGluThreads * kWide<T>) {
+        RunWeighedGluToFp8<Gate, T, 1>(of, fp8, stream);
+      } else {
+        RunWeighedGluToFp8<Gate, T, kHeldVectors>(of, fp8, stream);
+      }
     });
   });
   return cudaGetLastError();

@@ -24,9 +24,12 @@ cudaError_t LaunchCombineRows(ElementType type, RowsShape shape, const CombinedR
                               MutableRows y, cudaStream_t stream);
 
 // With h = act(gate) * up: products[s] = the sum of dy[s] * h[s], and dgate_up as LaunchGluBackward
-// has it of weights[s] * dy[s].
+// has it of weights[s] * dy[s]; dgate_up to `fp8`, too, where WeighedGluWritesFp8 of the same rows.
 cudaError_t LaunchWeighedGluBackward(ElementType type, RowsShape shape, plan::ActivationKind kind,
                                      ConstRows dy, ConstRows gate_up, const float* weights,
-                                     MutableRows dgate_up, float* products, cudaStream_t stream);
+                                     MutableRows dgate_up, float* products, const Fp8Output& fp8,
+                                     cudaStream_t stream);
+bool WeighedGluWritesFp8(ElementType type, RowsShape shape, ConstRows dy, ConstRows gate_up,
+                         ConstRows dgate_up, MutableRows fp8);
 
 }  // namespace sft::engine::cuda

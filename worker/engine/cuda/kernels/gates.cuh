@@ -71,40 +71,59 @@ struct ClampedGate {
   }
 };
 
+// Where the two vectors of N elements stand that hold N gates and N ups from column `c` of a row of
+// `width` of each.
+template <typename Gate, int N>
+__device__ __forceinline__ int64_t FirstPlace(int64_t c) {
+  return Gate::kPairs ? 2 * c : c;
+}
+template <typename Gate, int N>
+__device__ __forceinline__ int64_t SecondPlace(int64_t c, int64_t width) {
+  return Gate::kPairs ? 2 * c + N : width + c;
+}
+
+// The gates and ups of such vectors, which index by element; and back.
+template <typename Gate, int N, typename Values>
+__device__ __forceinline__ void SplitGates(const Values& first, const Values& second,
+                                           float (&gates)[N], float (&ups)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (Gate::kPairs) {
+      gates[i] = 2 * i < N ? first[(2 * i) % N] : second[(2 * i) % N];
+      ups[i] = 2 * i + 1 < N ? first[(2 * i + 1) % N] : second[(2 * i + 1) % N];
+    } else {
+      gates[i] = first[i];
+      ups[i] = second[i];
+    }
+  }
+}
+template <typename Gate, int N>
+__device__ __forceinline__ void JoinGates(const float (&gates)[N], const float (&ups)[N],
+                                          float (&first)[N], float (&second)[N]) {
+#pragma unroll
+  for (int i = 0; i < 2 * N; ++i) {
+    const bool gate = Gate::kPairs ? i % 2 == 0 : i < N;
+    const int of = Gate::kPairs ? i / 2 : i % N;
+    (i < N ? first : second)[i % N] = gate ? gates[of] : ups[of];
+  }
+}
+
 // N gates and N ups from column `c` of a row of `width` of each.
 template <typename Gate, typename T, int N>
 __device__ __forceinline__ void LoadGates(const T* row, int64_t c, int64_t width, float (&gates)[N],
                                           float (&ups)[N]) {
-  if constexpr (Gate::kPairs) {
-    float first[N], second[N];
-    Load(row + 2 * c, first);
-    Load(row + 2 * c + N, second);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      gates[i] = 2 * i < N ? first[(2 * i) % N] : second[(2 * i) % N];
-      ups[i] = 2 * i + 1 < N ? first[(2 * i + 1) % N] : second[(2 * i + 1) % N];
-    }
-  } else {
-    Load(row + c, gates);
-    Load(row + width + c, ups);
-  }
+  float first[N], second[N];
+  Load(row + FirstPlace<Gate, N>(c), first);
+  Load(row + SecondPlace<Gate, N>(c, width), second);
+  SplitGates<Gate>(first, second, gates, ups);
 }
 template <typename Gate, typename T, int N>
 __device__ __forceinline__ void StoreGates(T* row, int64_t c, int64_t width,
                                            const float (&gates)[N], const float (&ups)[N]) {
-  if constexpr (Gate::kPairs) {
-    float first[N], second[N];
-#pragma unroll
-    for (int i = 0; i < 2 * N; ++i) {
-      const float x = i % 2 == 0 ? gates[i / 2] : ups[i / 2];
-      (i < N ? first : second)[i % N] = x;
-    }
-    Store(row + 2 * c, first);
-    Store(row + 2 * c + N, second);
-  } else {
-    Store(row + c, gates);
-    Store(row + width + c, ups);
-  }
+  float first[N], second[N];
+  JoinGates<Gate>(gates, ups, first, second);
+  Store(row + FirstPlace<Gate, N>(c), first);
+  Store(row + SecondPlace<Gate, N>(c, width), second);
 }
 
 // Calls use(gate) with the struct of that kind, of those that have gates and ups in halves.

@@ -18,8 +18,8 @@ namespace sft::engine::cuda {
 // The most groups that a launch takes.
 inline constexpr int kMaxGroups = 512;
 
-// Matrices of bf16, one for each group, `group_stride` elements apart: of the two dimensions of
-// each one is dense. Strides are multiples of 8 and data starts on 16 bytes.
+// Matrices of bf16 or FP8, one for each group, `group_stride` elements apart: of the two dimensions
+// of each one is dense. Strides are multiples of 16 bytes and data starts on 16 bytes.
 struct GroupMatrices {
   const void* data = nullptr;
   int64_t row_stride = 0;  // of the dimension that is not dense
@@ -47,6 +47,32 @@ struct GroupedProduct {
 };
 // For compute capability 9.0 alone; `outputs` a multiple of 8.
 cudaError_t LaunchGroupedGemm(const GroupedProduct& gemm, int multiprocessors, cudaStream_t stream);
+
+// The same in FP8 (e4m3): out = (a * a_scale) (b * b_scale) + more_a more_b, plus the bias. Each
+// row of a and each output of a group has its scale; b is dense along the sum, `depth` a multiple
+// of 16. The second product is in bf16, added to the first once that has its scales; more_b may be
+// dense along either dimension. Tensor cores keep sums in the 14 bits or so that they hold; without
+// `fast_sums` every 128 elements of the sum are added up in fp32.
+struct GroupedFp8Product {
+  const int32_t* begins = nullptr;  // [groups + 1]
+  int groups = 0;
+  int64_t rows = 0;
+  int outputs = 0, depth = 0;
+  ConstRows a;                     // [rows, depth]
+  const float* a_scale = nullptr;  // [rows]
+  GroupMatrices b;                 // [depth, outputs] each
+  const float* b_scale = nullptr;  // [groups, outputs]; starts on 8 bytes
+  int more_depth = 0;              // 0: no second product
+  ConstRows more_a;                // [rows, more_depth]
+  GroupMatrices more_b;            // [more_depth, outputs] each
+  const void* bias = nullptr;      // as GroupedProduct's
+  MutableRows out;                 // bf16 [rows, outputs]
+  bool fast_sums = false;
+  int32_t* ticket = nullptr;  // workspace
+};
+// For compute capability 9.0 alone; `outputs` a multiple of 8.
+cudaError_t LaunchGroupedFp8Gemm(const GroupedFp8Product& gemm, int multiprocessors,
+                                 cudaStream_t stream);
 
 // sums[g] += alpha * wide_g^T thin_g: a sum over the rows of each group. All rows of `wide` are
 // finite: those behind a group's end count zero times. Thread blocks share tiles out by their

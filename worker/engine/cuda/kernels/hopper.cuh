@@ -89,6 +89,21 @@ __device__ __forceinline__ void OrderGlobal() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// Barrier number 1 of a block: kThreads wait for it or pass it, all of a warp alike.
+template <int kThreads>
+__device__ __forceinline__ void WaitAtBarrier() {
+  asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void PassBarrier() {
+  asm volatile("barrier.cta.arrive.aligned 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// What will be read soon.
+__device__ __forceinline__ void FetchToL1(const void* of) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(of));
+}
+
 template <int kCount>
 __device__ __forceinline__ void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -193,6 +208,31 @@ __device__ __forceinline__ void Multiply192(float (&d)[96], uint64_t a, uint64_t
       ", %96, %97, p, 1, 1, 0, %99;\n}\n"
       : SFT_SIXTY_FOUR((d)), SFT_EIGHT(d, 64), SFT_EIGHT(d, 72), SFT_EIGHT(d, 80), SFT_EIGHT(d, 88)
       : "l"(a), "l"(b), "r"(int{add}), "n"(int{kBAcross}));
+}
+
+// The same two in FP8 (e4m3): one step of 32 of the sum, both operands described by DescribeRows.
+__device__ __forceinline__ void MultiplyFp8(float (&d)[128], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 " SFT_D128
+      ", %128, %129, p, 1, 1;\n}\n"
+      : SFT_SIXTY_FOUR((d)), SFT_EIGHT(d, 64), SFT_EIGHT(d, 72), SFT_EIGHT(d, 80), SFT_EIGHT(d, 88),
+        SFT_EIGHT(d, 96), SFT_EIGHT(d, 104), SFT_EIGHT(d, 112), SFT_EIGHT(d, 120)
+      : "l"(a), "l"(b), "r"(int{add}));
+}
+__device__ __forceinline__ void MultiplyFp8(float (&d)[96], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 " SFT_D96 ", %96, %97, p, 1, 1;\n}\n"
+      : SFT_SIXTY_FOUR((d)), SFT_EIGHT(d, 64), SFT_EIGHT(d, 72), SFT_EIGHT(d, 80), SFT_EIGHT(d, 88)
+      : "l"(a), "l"(b), "r"(int{add}));
+}
+
+// What uses values of products does so after this, which stands behind the wait for them.
+template <int kCount>
+__device__ __forceinline__ void KeepBehind(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 #undef SFT_D96

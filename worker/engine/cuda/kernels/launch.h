@@ -170,8 +170,8 @@ cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, Mutabl
                                    const float* cos, const float* sin, NormScaling scaling,
                                    float* partials, float* dweights, cudaStream_t stream);
 
-// out = act(gate) * up, act of `kind`, to `fp8`, too, but of kClampedSwiGlu; gate_up and dgate_up,
-// which may be one, hold `width` columns of gate and then as many of up, or pairs of them.
+// out = act(gate) * up, act of `kind`, to `fp8`, too; gate_up and dgate_up, which may be one, hold
+// `width` columns of gate and then as many of up, or pairs of them.
 cudaError_t LaunchGlu(ElementType type, RowsShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream);

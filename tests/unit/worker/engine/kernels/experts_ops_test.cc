@@ -40,6 +40,58 @@ TEST(ExpertsOpsTest, EachGroupIsMultipliedByItsOwnMatrix) {
   }
 }
 
+// Rows in FP8, and what they stand for.
+struct RowsInFp8 {
+  explicit RowsInFp8(const Tensor& x)
+      : rows{at::empty(x.sizes(), at::kFloat8_e4m3fn), at::empty({x.size(0)})} {
+    ops::Fp8Quantize(rows.values, rows.scale, x);
+    exact = rows.values.to(at::kFloat).mul_(rows.scale.unsqueeze(1));
+  }
+  ops::Fp8Rows rows;
+  Tensor exact;
+};
+
+TEST(ExpertsOpsTest, EachGroupIsMultipliedInFp8ByItsOwnMatrix) {
+  const RowsInFp8 a(Random({kRows, kDepth}, 1));
+  const RowsInFp8 b(Random({kGroups * kOutputs, kDepth}, 2));
+  const Tensor more_a = Random({kRows, kMore}, 3), more_b = Random({kGroups, kMore, kOutputs}, 4);
+  const Tensor bias = Random({kGroups, kOutputs}, 5);
+  const Tensor stack = b.rows.values.view({kGroups, kOutputs, kDepth});
+  for (const bool fast : {false, true}) {
+    Tensor plain = at::full({kRows, kOutputs}, 9.0), added = plain.clone();
+    ops::GroupedFp8Gemm(plain, a.rows, stack, b.rows.scale, {}, fast, Groups());
+    ops::GroupedFp8Gemm(added, a.rows, stack, b.rows.scale, {more_a, more_b, bias}, fast, Groups());
+    for (int64_t g = 0; g < kGroups; ++g) {
+      const Tensor matrix = b.exact.narrow(0, g * kOutputs, kOutputs);
+      const Tensor product = at::mm(Of(a.exact, g), matrix.t());
+      EXPECT_TRUE(at::allclose(Of(plain, g), product, 1e-5, 1e-6));
+      const Tensor sum = product + at::mm(Of(more_a, g), more_b[g]) + bias[g];
+      EXPECT_TRUE(at::allclose(Of(added, g), sum, 1e-5, 1e-6));
+    }
+    for (const int64_t row : {0, 1, 11}) EXPECT_TRUE(plain[row].eq(9.0).all().item<bool>());
+  }
+  Tensor out = at::empty({kRows, kOutputs});
+  EXPECT_THROW(
+      ops::GroupedFp8Gemm(out, a.rows, stack.narrow(2, 0, 3), b.rows.scale, {}, false, Groups()),
+      c10::Error);
+  EXPECT_THROW(ops::GroupedFp8Gemm(out, a.rows, stack, b.rows.scale.narrow(0, 0, kOutputs), {},
+                                   false, Groups()),
+               c10::Error);
+}
+
+TEST(ExpertsOpsTest, TheGradientOfAGateIsWrittenInFp8Too) {
+  const Tensor gate_up = Random({4, 6}, 1), dy = Random({4, 3}, 2), weights = Random({4}, 3);
+  const RowsInFp8 nothing(at::zeros({4, 6}));
+  for (const auto kind : {plan::ActivationKind::kSilu, plan::ActivationKind::kClampedSwiGlu}) {
+    Tensor actual = gate_up.clone();
+    ops::WeighedGluBackward(actual, dy, actual, weights, kind, nothing.rows);
+    const RowsInFp8 expected(actual);
+    EXPECT_TRUE(
+        at::equal(nothing.rows.values.view(at::kByte), expected.rows.values.view(at::kByte)));
+    EXPECT_TRUE(at::equal(nothing.rows.scale, expected.rows.scale));
+  }
+}
+
 TEST(ExpertsOpsTest, GradientsAreSumsOverTheRowsOfAGroup) {
   const Tensor a = Random({kRows, kDepth}, 1), b = Random({kRows, kOutputs}, 2);
   for (const double beta : {0.0, 1.0}) {
