@@ -131,6 +131,22 @@ TEST(ModelConfigTest, GranitesScalarsAreOneWhereTheyAreAbsent) {
   EXPECT_EQ(Parse("llama", R"(, "residual_multiplier": 0.22)").residual_scale, 1.0);
 }
 
+TEST(ModelConfigTest, WhatFamiliesDoNotHaveIsRefusedWithWhatWouldWork) {
+  const auto problem = [](const std::string& config) {
+    return std::string(Message(ParseModelConfig(config).status()));
+  };
+  EXPECT_THAT(
+      problem(Config("llama", R"(, "partial_rotary_factor": 0.5)")),
+      HasSubstr("\"partial_rotary_factor\" 0.5 is not supported in this family, whose heads "
+                "are rotated whole (1, or no such key); models that rotate a part of each "
+                "head are read of phi3, glm4_moe and qwen3_5"));
+  EXPECT_THAT(problem(Config("llama", R"(, "rope_parameters": {"partial_rotary_factor": 0.25})")),
+              HasSubstr("config.json: rope_parameters: \"partial_rotary_factor\" 0.25 is not"));
+  EXPECT_THAT(problem(Config("phi3", R"(, "resid_pdrop": 0.1)")),
+              HasSubstr("\"resid_pdrop\" 0.1 is not supported: phi3 models are trained without "
+                        "dropout of their own; set it to 0 in config.json"));
+}
+
 TEST(ModelConfigTest, SomeLayersOfSmolLm3SeeNoPositions) {
   const ModelConfig config = Parse("smollm3");
   EXPECT_EQ(config.ropes[0].theta, 2e6);
