@@ -83,6 +83,11 @@ std::string Consistency(const Note& note) {
     text += fmt::format("; logits of the written files differ by {:.2g} of the largest",
                         note.Number("delivered_difference"));
   }
+  if (note.Has("packing_seconds")) {
+    text += fmt::format(", of a packed document by {:.2g}; checked in {:.2f} s",
+                        note.Number("packing_difference"),
+                        note.Number("packing_seconds") + note.Number("delivered_seconds"));
+  }
   return text;
 }
 

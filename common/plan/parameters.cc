@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <string>
 #include <string_view>
 
 #include "common/base/round.h"
+#include "common/plan/targets.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
 #include "common/spec/module_patterns.h"
@@ -15,27 +15,8 @@
 namespace sft::plan {
 namespace {
 
-bool MatchesAny(std::string_view module, const std::vector<std::string>& targets) {
-  return std::any_of(targets.begin(), targets.end(),
-                     [&](const std::string& target) { return MatchesTarget(module, target); });
-}
-
-// The stack of all experts' gates and ups.
-constexpr std::string_view kGateUpStack = "experts.gate_up_proj";
-
 bool Contains(const std::vector<std::string>& targets, std::string_view target) {
   return std::find(targets.begin(), targets.end(), target) != targets.end();
-}
-
-// The linears of all blocks.
-std::vector<std::string> LinearsOf(const ModelShape& shape) {
-  std::vector<std::string> modules;
-  for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
-      if (tensor.role == TensorRole::kLinear) modules.push_back(tensor.module());
-    }
-  }
-  return modules;
 }
 
 // What the job adapts; nothing in full fine-tuning.
@@ -140,67 +121,6 @@ std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::Jo
   };
   return job.lora.use_dora ? problem("lora.use_dora", "DoRA", "use_dora = false")
                            : problem("lora.dropout", "dropout", "dropout = 0");
-}
-
-// What would train a module that is no linear of a block, as an end of a message.
-std::string HintOf(const ModelShape& shape, const std::string& target) {
-  const TensorNames& names = NamesOf(shape);
-  for (const char* of_expert : {names.expert_gate, names.expert_up, names.expert_down}) {
-    if (of_expert == nullptr || LastName(target) != of_expert) continue;
-    return fmt::format(
-        "; the weights of all experts are stacks that are adapted whole, gates with ups: name "
-        "\"gate_proj\" and \"up_proj\" both, or \"{}\", and \"down_proj\"",
-        kGateUpStack);
-  }
-  bool whole = shape.tied_head && target == "lm_head";
-  for (const TensorUnit& unit : TensorsOf(shape)) {
-    for (const TensorInfo& tensor : unit.tensors) {
-      whole |= (tensor.role == TensorRole::kEmbedding || tensor.role == TensorRole::kHead) &&
-               MatchesTarget(tensor.module(), target);
-    }
-  }
-  return whole ? "; lora.modules_to_save trains " + target + " whole" : "";
-}
-
-// One of gate_proj and up_proj, where the model has both in a stack and the job names one.
-std::string HalfOfStack(const std::vector<std::string>& modules,
-                        const std::vector<std::string>& targets) {
-  const bool gate = Contains(targets, "gate_proj"), up = Contains(targets, "up_proj");
-  const auto matches = [&](std::string_view target) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](const std::string& module) { return MatchesTarget(module, target); });
-  };
-  const std::string half = gate ? "gate_proj" : "up_proj";
-  return gate != up && matches(kGateUpStack) && matches(half) ? half : "";
-}
-
-std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
-  const std::vector<std::string> modules = LinearsOf(shape);
-  std::string names;
-  std::set<std::string> listed;  // blocks may differ
-  for (const std::string& module : modules) {
-    const std::string name = LastName(module);
-    if (listed.insert(name).second) names += (names.empty() ? "" : ", ") + name;
-  }
-  if (const std::string half = HalfOfStack(modules, job.lora.target_modules); !half.empty()) {
-    return spec::Problem{
-        "lora.target_modules", 0,
-        fmt::format("\"{}\" alone would leave the experts out, whose gates and ups are adapted "
-                    "together: name gate_proj and up_proj, or \"mlp.{}\" for dense layers alone",
-                    half, half)};
-  }
-  for (const std::string& target : EffectiveTargets(modules, job.lora.target_modules)) {
-    const bool found = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
-      return MatchesTarget(module, target);
-    });
-    if (found) continue;
-    return spec::Problem{
-        "lora.target_modules", 0,
-        fmt::format("\"{}\" matches no linear of this {} model; it has {}, and \"all-linear\" "
-                    "takes all{}",
-                    target, shape.family, names, HintOf(shape, target))};
-  }
-  return std::nullopt;
 }
 
 Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::JobSpec& job,

@@ -6,6 +6,19 @@
 #include <string>
 
 namespace sft::plan {
+namespace {
+
+void CheckWholeHeadsTurn(const ConfigReader& config) {
+  constexpr char kKey[] = "partial_rotary_factor";
+  const double factor = config.Get(kKey, 1.0);
+  if (factor == 1.0) return;
+  config.Fail(kKey, fmt::format("{} is not supported in this family, whose heads are rotated whole "
+                                "(1, or no such key); models that rotate a part of each head are "
+                                "read of phi3, glm4_moe and qwen3_5",
+                                factor));
+}
+
+}  // namespace
 
 void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
                         RopeOptions& rope) {
@@ -21,9 +34,7 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     }
     return;
   }
-  if (scaling.Get("partial_rotary_factor", 1.0) != 1.0) {
-    scaling.Fail("partial_rotary_factor", "other than 1 is not supported");
-  }
+  CheckWholeHeadsTurn(scaling);
   if (type == "default") return;
   if (type == "linear") {
     rope.type = RopeType::kLinear;
@@ -66,9 +77,7 @@ RopeOptions ReadRope(const ConfigReader& config, double default_theta) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (const auto scaling = config.Object(key)) ReadRopeParameters(*scaling, config, rope);
   }
-  if (config.Get("partial_rotary_factor", 1.0) != 1.0) {
-    config.Fail("partial_rotary_factor", "other than 1 is not supported");
-  }
+  CheckWholeHeadsTurn(config);
   return rope;
 }
 

@@ -77,8 +77,9 @@ writes one.
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
 `multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, `qlora_14b_2xrtx4090.toml`,
-`qlora_70b_4xh200.toml`, `run_unsloth.toml` (the words of an Unsloth script),
-`multi_gpu_config.yaml` (those of SFT-Play), `example_template.json` (those of a trainer),
+`qlora_70b_4xh200.toml`, `run_unsloth.yaml` (the words of an Unsloth script),
+`multi_gpu_config.yaml`, `rtx4090_sli.yaml`, `a100_pair.yaml` and `h200_quad.yaml` (those of
+SFT-Play), `example_template.json` (those of a trainer),
 `long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the best model), and
 `generate_2xcpu.toml`
 ([answers to prompts](generate.md)). `sftctl submit --dry-run FILE`

@@ -195,8 +195,10 @@ def report(service, args, job, seconds):
     table.say("rank killed",
               f"after step {max(first)}; went on with step {again}, {len(same)} of {len(twice)} losses of steps run twice "
               "have the same bits", again == kill_rank.SAVE_STEPS + 1 and twice and twice == same)
-    table.say("packed documents stay apart", f"alone, logits differ by {checked['packing_difference']:.2g} of the largest", True)
-    table.say("files read back in the job", f"logits differ by {checked['delivered_difference']:.2g} of the largest",
+    table.say("packed documents stay apart", f"alone, logits differ by {checked['packing_difference']:.2g} of the largest; "
+              f"checked in {checked['packing_seconds']:.2f} s", True)
+    table.say("files read back in the job", f"logits differ by {checked['delivered_difference']:.2g} of the largest; "
+              f"checked in {checked['delivered_seconds']:.2f} s",
               checked["consistent"])
     change = change_of_logits(service, args, job)
     table.say("downloaded adapter", f"changes logits by up to {change:.2g} of the largest", change > 0)

@@ -179,10 +179,12 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
         planner_.CheckModel(resolution.spec, resolution.ok());
     if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
       AddProblem(resolution, problem->key, problem->message);
-    } else if (auto warning = planner_.WarnOfModel(resolution.spec)) {
-      const spec::ResolvedValue* value = FindValue(resolution, warning->key);
-      if (value != nullptr) warning->line = value->line;
-      resolution.warnings.push_back(*std::move(warning));
+      return resolution;
+    }
+    for (spec::Problem& warning : planner_.WarnOfModel(resolution.spec)) {
+      const spec::ResolvedValue* value = FindValue(resolution, warning.key);
+      if (value != nullptr) warning.line = value->line;
+      resolution.warnings.push_back(std::move(warning));
     }
   }
   return resolution;

@@ -13,6 +13,7 @@
 #include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
 #include "common/plan/plan.h"
+#include "common/plan/targets.h"
 #include "common/plan/tensors.h"
 #include "common/spec/batch.h"
 #include "common/spec/job_json.h"
@@ -182,21 +183,23 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
   return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
-std::optional<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
-  if (!spec.trains()) return std::nullopt;  // rows have no given length
+std::vector<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
+  if (!spec.trains()) return {};  // rows have no given length
   const absl::StatusOr<std::string> config = FindConfig(spec);
-  if (!config.ok()) return std::nullopt;
+  if (!config.ok()) return {};
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  if (!model.ok()) return {};
+  std::vector<spec::Problem> warnings = plan::WarnOfTargets(*model, spec);
   const int64_t asked = spec.hyperparameters.sequence_length;
-  if (!model.ok() || model->max_positions <= 0 || asked <= model->max_positions) {
-    return std::nullopt;
+  if (model->max_positions > 0 && asked > model->max_positions) {
+    warnings.push_back(
+        {"hyperparameters.sequence_length", 0,
+         fmt::format("sequence_length = {} is more than the {} positions that {} was made for "
+                     "(max_position_embeddings of its config.json): the result may be poor for "
+                     "rows that are longer",
+                     asked, model->max_positions, spec.job.model)});
   }
-  return spec::Problem{
-      "hyperparameters.sequence_length", 0,
-      fmt::format("sequence_length = {} is more than the {} positions that {} was made for "
-                  "(max_position_embeddings of its config.json): the result may be poor for rows "
-                  "that are longer",
-                  asked, model->max_positions, spec.job.model)};
+  return warnings;
 }
 
 v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {

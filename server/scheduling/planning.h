@@ -3,6 +3,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "common/plan/model_config.h"
@@ -48,9 +49,9 @@ class Planner {
   // inside a transaction.
   std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec, bool complete);
 
-  // Warns about something unusual in the job for this model, although it can run; nullopt where the
+  // Warns about what is unusual in the job for this model, although it can run; nothing where the
   // model is not known. Waits for a node, as CheckModel.
-  std::optional<spec::Problem> WarnOfModel(const spec::JobSpec& spec);
+  std::vector<spec::Problem> WarnOfModel(const spec::JobSpec& spec);
 
   // plan::WithPrecision for the largest GPUs of the job's type; the most precise choice for CPUs,
   // and where the GPUs or the model are not known. Waits for a node, as CheckModel.

@@ -1,9 +1,19 @@
 """The way to a first job: doctor, a template, job files in YAML and JSON, runs as a group; with fake ranks."""
 
 import json
+import os
+import pathlib
+import shutil
+import unittest.mock
 
-from harness import ServiceCase, run_tests
+from harness import BUILD, ServiceCase, run_tests, wait_until
+from hub import Hub
+from recipes import CONFIGS
 
+CONFIG_FOLDER = pathlib.Path(__file__).parents[2] / "configs"
+MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+# A row that every recipe takes, whatever it learns from.
+ROW = {"messages": MESSAGES, "prompt": MESSAGES[:1], "chosen": MESSAGES[1:], "rejected": MESSAGES[1:]}
 SUCCEEDED, USAGE, UNREACHABLE, REFUSED = 0, 2, 4, 5
 
 
@@ -64,6 +74,52 @@ class JobFilesTest(ServiceCase):
         wrong = self.sftctl("submit", self.dir / "wrong.yaml")
         self.assertEqual(wrong.returncode, USAGE)
         self.assertIn("wrong.yaml:4: job.grup: unknown key; did you mean job.group?", wrong.stderr)
+
+    def start_fleet(self):
+        """A server whose hub has the models of the recipes, and a node of each kind that they name."""
+        hub = Hub()
+        self.addCleanup(hub.close)
+        for name, config in CONFIGS.items():
+            hub.add(name, {"config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
+                           "model.safetensors": b"never read"})
+        shutil.copytree(self.dir / "models/tiny", self.dir / "models/model")  # that of the demo
+        with unittest.mock.patch.dict(os.environ, {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}):
+            self.start_server()
+            for gpus in ("H100:8", "H200:4", "A100:4", "RTX4090:2"):
+                node = gpus.partition(":")[0].lower()
+                self.start_worker(node, gpus, options=("--model-cache", self.dir / f"cache-{node}"))
+            self.start("cpu", BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}", "--data-dir",
+                       self.dir / "cpu", "--node", "cpu", "--models", self.dir / "models", "--cpu-slots", 2,
+                       "--rank-binary", BUILD / "tests/sft-fake-rank")
+        wait_until("the CPU's node", lambda: '"cpu"' in self.sftctl("nodes", "--json").stdout)
+
+    def test_a_dry_run_of_every_recipe_shows_its_plan_on_the_gpus_that_it_names(self):
+        self.start_fleet()
+        (self.dir / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
+        recipes = json.loads(self.sftctl("init", "--list", "--json").stdout)
+        self.assertEqual({each["file"] for each in recipes}, {path.name for path in CONFIG_FOLDER.iterdir()})
+        for recipe in recipes:
+            file = self.dir / recipe["file"]
+            made = self.sftctl("init", "--template", recipe["file"], "--data", self.dir / "rows.jsonl", file)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            tried = self.sftctl("submit", file, "--dry-run", "--json")
+            self.assertEqual(tried.returncode, 0, f"{recipe['file']}: {tried.stdout}{tried.stderr}")
+            with self.subTest(recipe["file"]):
+                self.check_plan(recipe, json.loads(tried.stdout)["plan"])
+        shown = self.sftctl("submit", self.dir / "multi_gpu_config.yaml", "--dry-run").stdout
+        for line in ("\nallocation   H100-2x on 1 node: 2 ranks;", "\nexecution    ", "\nmemory       "):
+            self.assertIn(line, shown)
+
+    def check_plan(self, recipe, plan):
+        self.assertEqual((plan["variant"], plan["note"]), (recipe["variant"], ""))
+        self.assertGreater(plan["total_parameters"], 0)
+        self.assertGreater(sum(plan["memory_bytes_per_rank"].values()), 0)
+        if recipe["group"] == "generate" or recipe["variant"].startswith("CPU"):
+            return
+        self.assertGreater(plan["trainable_parameters"], 0)
+        self.assertLessEqual(sum(plan["memory_bytes_per_rank"].values()), plan["memory_limit_bytes"])
+        self.assertIn("row", plan["execution"])
+        self.assertGreater(plan["tokens_per_second"], 0)
 
     def test_a_group_is_listed_compared_and_cancelled_together(self):
         self.start_server()

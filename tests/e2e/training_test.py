@@ -245,7 +245,7 @@ exec {harness.BUILD}/bin/sft-rank "$@"
         settings = ("max_steps=6", "warmup_steps=2", "lr_scheduler=polynomial", "lr_power=2", "lr_end=1e-5",
                     "optimizer=adamw", "checkpoint.save_strategy=no")
         with unittest.mock.patch.dict(os.environ, {"UNSLOTH_FORCE_SINGLE_GPU": "1"}):
-            job = self.submit_config("run_unsloth.toml", "--model", "small",
+            job = self.submit_config("run_unsloth.yaml", "--model", "small",
                                      *(word for setting in settings for word in ("--set", setting)))
         said = {warning["key"]: warning["message"] for warning in self.status(job)["warnings"]}
         self.assertIn("taken as the engine here", said["tuning.backend"])

@@ -224,6 +224,11 @@ constexpr FamilyCase kFamilies[] = {
     {"granite", R"("model_type": "granite", "architectures": ["GraniteForCausalLM"],
         "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": true)"},
+    {"granite4", R"("model_type": "granitemoehybrid", "architectures":
+        ["GraniteMoeHybridForCausalLM"], "shared_intermediate_size": 1024, "num_local_experts": 0,
+        "layer_types": ["attention", "attention", "attention", "attention"],
+        "position_embedding_type": "rope", "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625, "residual_multiplier": 0.22, "logits_scaling": 8.0)"},
     {"smollm3", R"("model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"],
         "no_rope_layer_interval": 2)"},
     {"gemma3", R"("model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],

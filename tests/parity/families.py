@@ -69,6 +69,15 @@ def granite(**changes):
             "residual_multiplier": 0.22, "logits_scaling": 8.0, **changes}
 
 
+def granite4(**changes):
+    """The dense models of Granite 4.0, whose config.json has keys of Mamba layers and experts too."""
+    values = granite(**changes) | {"architectures": ["GraniteMoeHybridForCausalLM"],
+                                   "model_type": "granitemoehybrid"}
+    return values | {"intermediate_size": 40, "shared_intermediate_size": 48, "num_local_experts": 0,
+                     "num_experts_per_tok": 0, "layer_types": ["attention"] * 2, "mamba_n_heads": 4,
+                     "mamba_d_head": 16, "mamba_d_state": 16}
+
+
 def smollm3(**changes):
     return {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", **SHAPE,
             "num_hidden_layers": 4, **changes}
@@ -169,6 +178,10 @@ CASES = {
         attention_bias=True, mlp_bias=True, head_dim=8, attention_multiplier=0.3,
         residual_multiplier=1.5, rope_parameters={"rope_theta": 5000000.0, "rope_type": "default"},
         tie_word_embeddings=False),
+    "granite4_tied": granite4(
+        position_embedding_type="rope", rope_theta=10000.0, tie_word_embeddings=True),
+    # No positions, so no biases: see smollm3_sliding_untied.
+    "granite4_nope_untied": granite4(position_embedding_type="nope", tie_word_embeddings=False),
     "smollm3_tied": smollm3(
         no_rope_layers=None, no_rope_layer_interval=2, pad_token_id=None,
         rope_parameters={"rope_theta": 5000000.0, "rope_type": "default"},
@@ -248,7 +261,7 @@ CASES = {
 EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
-                "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
+                "mistral_sliding_untied", "granite_tied", "granite4_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
                 "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied"}

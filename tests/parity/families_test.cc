@@ -304,6 +304,13 @@ INSTANTIATE_TEST_SUITE_P(
                     "qwen3_5_multimodal_tied"),
     [](const auto& info) { return info.param; });
 
+INSTANTIATE_TEST_SUITE_P(DenseGranite4, FamilyParityTest,
+                         testing::Values("granite4_tied", "granite4_nope_untied"),
+                         [](const auto& info) { return info.param; });
+
+INSTANTIATE_TEST_SUITE_P(DenseGranite4, PackedParityTest, testing::Values("granite4_tied"),
+                         [](const auto& info) { return info.param; });
+
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
                          testing::Values("qwen2_sliding_untied", "llama_biases_rope_linear_untied",
                                          "gpt2_tied", "gpt_oss", "qwen3_5_biases_untied"),

@@ -117,6 +117,8 @@ void Fields(V& v, ConsistencyEvent& e) {
   v("consistent", e.consistent);
   v("packing_difference", e.packing_difference);
   v("delivered_difference", e.delivered_difference);
+  v("packing_seconds", e.packing_seconds);
+  v("delivered_seconds", e.delivered_seconds);
 }
 
 template <typename V>

@@ -122,9 +122,12 @@ struct ConsistencyEvent {
   std::string delivered_sha256;
   bool consistent = false;
   // Largest differences of logits, as parts of the largest: of a packed document from itself alone,
-  // before training; of the files that were written, read back, from what was trained.
+  // before training; of the files that were written, read back, from what was trained. And what it
+  // took to find them.
   double packing_difference = 0;
   double delivered_difference = 0;
+  double packing_seconds = 0;
+  double delivered_seconds = 0;
 };
 
 // A file set was written and verified.

@@ -126,6 +126,12 @@ std::string TrainingSection(const TrainingFacts& facts, const spec::JobSpec& spe
     }
     text += "\n";
   }
+  if (facts.checks) {
+    text += fmt::format(
+        "- largest difference of logits, as a part of the largest: {:.2g} of these files, read "
+        "back, from the trained model; {:.2g} of a packed document from itself alone\n",
+        facts.checks->delivered, facts.checks->packing);
+  }
   text += "\n" + SettingsTable(spec);
   if (facts.first_step > 1) {
     text += fmt::format("The job went on from a checkpoint: the curve begins at step {}.\n\n",

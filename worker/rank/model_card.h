@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,12 @@ struct CardData {
   std::string sha256;  // empty: not known
 };
 
+// Largest differences of logits that the job found, as parts of the largest.
+struct CardChecks {
+  double packing = 0;    // of a packed document, from itself alone
+  double delivered = 0;  // of the written files, read back, from the trained model
+};
+
 // What a card says of a training.
 struct TrainingFacts {
   std::string job;
@@ -40,6 +47,7 @@ struct TrainingFacts {
   int64_t first_step = 1;  // of this process: those before it are of an earlier one
   std::vector<std::pair<int64_t, double>> losses;       // by step
   std::vector<std::pair<int64_t, double>> validations;  // by step
+  std::optional<CardChecks> checks;
 };
 
 // The card of an adapter or of a full model.

@@ -8,6 +8,7 @@
 #include "common/base/bytes.h"
 #include "common/io/file.h"
 #include "common/plan/parameters.h"
+#include "common/plan/targets.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/data/chat_tokenizer.h"
@@ -43,6 +44,10 @@ int64_t CheckModel(const Launch& launch) {
   if (const auto problem = plan::CheckJob(config, launch.spec)) {
     throw engine::UserError(problem->key + ": " + problem->message, "bad_model",
                             "change the job, or give another model");
+  }
+  // Said at submit too, where the model was known then.
+  for (const spec::Problem& remark : plan::WarnOfTargets(config, launch.spec)) {
+    fmt::print("warning: {}: {}\n", remark.key, remark.message);
   }
   if (!launch.file.adapter_dir.empty()) {
     const engine::Adapter adapter = engine::ReadAdapter(launch.file.adapter_dir, config.prefix);

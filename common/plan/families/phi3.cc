@@ -53,7 +53,12 @@ void ReadPhi3(const ConfigReader& config, ModelConfig& model) {
   }
   if (rope.rotated > 1.0) config.Fail("partial_rotary_factor", "must be at most 1");
   for (const char* key : {"resid_pdrop", "embd_pdrop", "attention_dropout"}) {
-    if (config.Get(key, 0.0) != 0.0) config.Fail(key, "other than 0 is not supported");
+    const double dropout = config.Get(key, 0.0);
+    if (dropout == 0.0) continue;
+    config.Fail(key, fmt::format("{} is not supported: phi3 models are trained without dropout of "
+                                 "their own; set it to 0 in config.json (lora.dropout is that of "
+                                 "adapters)",
+                                 dropout));
   }
   const int64_t window = ReadWindow(config, 0);
   for (LayerOptions& layer : model.layer_options) layer.window = window;

@@ -10,9 +10,10 @@ namespace sft::plan {
 
 namespace {
 
-constexpr std::array kFamilies = {
-    &kLlama, &kMistral,    &kQwen2, &kQwen3, &kGranite,  &kSmolLm3, &kGemma3, &kGemma4,  &kOlmo2,
-    &kOlmo3, &kMinistral3, &kPhi3,  &kGpt2,  &kQwen3Moe, &kMixtral, &kGptOss, &kGlm4Moe, &kQwen35};
+constexpr std::array kFamilies = {&kLlama,      &kMistral, &kQwen2,  &kQwen3,    &kGranite,
+                                  &kSmolLm3,    &kGemma3,  &kGemma4, &kOlmo2,    &kOlmo3,
+                                  &kMinistral3, &kPhi3,    &kGpt2,   &kQwen3Moe, &kMixtral,
+                                  &kGptOss,     &kGlm4Moe, &kQwen35, &kGranite4};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},
@@ -45,7 +46,6 @@ constexpr std::array kUnread = {
     Unread{"gemma2", "gemma3_text", "attention scores and logits are capped by tanh"},
     Unread{"glm4", "llama", "rope turns neighbours, and norms stand behind the sub-layers too"},
     Unread{"gpt_neox", "llama", "LayerNorm, attention and feed-forward layer read one input"},
-    Unread{"granitemoehybrid", "granite", kLinearAttention},
     Unread{"llama4", "llama", kExperts},
     Unread{"mpt", "gpt2", "scores fall with distance (ALiBi) in place of positions"},
     Unread{"olmo", "olmo2", "LayerNorm without weights before the sub-layers"},

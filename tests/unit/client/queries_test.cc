@@ -212,6 +212,10 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
                 R"("trainable_parameters":1000,"total_parameters":5000,"seconds":1.5})"},
       {"consistency",
        R"({"event":"consistency","rank":0,"weights_sha256":"0123456789abcdef","consistent":true})"},
+      {"consistency",
+       R"({"event":"consistency","rank":1,"weights_sha256":"0123456789abcdef","consistent":true,)"
+       R"("packing_difference":2e-7,"delivered_difference":0,"packing_seconds":0.2,)"
+       R"("delivered_seconds":0.5})"},
       {"checkpoint", R"({"event":"checkpoint","step":40,"path":"/data/step-40","bytes":12345678,)"
                      R"("reason":"steps","seconds":0.84,"stall_seconds":0.1,"has_metric":true,)"
                      R"("metric":1.25,"best":true})"},
@@ -234,6 +238,9 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
                              "rows for validation; prepared before"));
   EXPECT_THAT(out, HasSubstr("rank 1 of 2 on cpu after 1.5 s: 3 steps, 1.0k of 5.0k parameters"));
   EXPECT_THAT(out, HasSubstr("rank 0: weights agree (0123456789ab)"));
+  EXPECT_THAT(out, HasSubstr("rank 1: weights agree (0123456789ab); logits of the written files "
+                             "differ by 0 of the largest, of a packed document by 2e-07; checked "
+                             "in 0.70 s"));
   EXPECT_THAT(out, HasSubstr("step 40 saved on its node: 12.3 MB in 0.8 s, of which training stood "
                              "still for 0.1 s (steps); metric 1.2500; the best so far"));
   EXPECT_THAT(out, HasSubstr("goes on after step 40; other than then: engine 1.2 -> 1.3"));

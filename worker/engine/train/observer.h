@@ -103,9 +103,10 @@ struct ConsistencyReport {
   std::string delivered_sha256;  // of what was read back from the artifact
   bool consistent = false;       // equal on all ranks, and to the artifact
   // Largest differences of logits, as parts of the largest (self_check.h): of a packed document
-  // from itself alone, before training; and of the files, read back, from what was trained.
-  double packing_difference = 0;
-  double delivered_difference = 0;
+  // from itself alone, before training; and of the files, read back, from what was trained. And
+  // what it took to find them.
+  double packing_difference = 0, packing_seconds = 0;
+  double delivered_difference = 0, delivered_seconds = 0;
 };
 
 // The artifact was written and read back.

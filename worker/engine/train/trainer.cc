@@ -152,6 +152,7 @@ void Trainer::CheckBeforeTraining() {
     return model_.Logits(batch, tokens);
   };
   const bool has_experts = HasExperts(model_.layout());
+  const MonoTime begin = clock_.Mono();
   packing_difference_ = CheckPacking(logits, probe_, has_experts);
   // A CPU has one attention, whatever the length of a document.
   const bool gpu = comm_.device().is_cuda();
@@ -159,6 +160,7 @@ void Trainer::CheckBeforeTraining() {
   if (longer) {
     packing_difference_ = std::max(packing_difference_, CheckPacking(logits, *longer, has_experts));
   }
+  packing_seconds_ = SecondsOf(clock_.Mono() - begin);
   if (comm_.rank() == 0) {
     observer_.OnMessage(
         fmt::format("two {} packed documents stay apart; alone, the second's logits differ by "
@@ -436,10 +438,14 @@ void Trainer::DeliverResult() {
   CheckAdaptersTrained(model_);
   const MonoTime begin = clock_.Mono();
   DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
-  result.consistency.packing_difference = packing_difference_;
-  if (result.consistency.consistent) {
-    result.consistency.delivered_difference =
+  ConsistencyReport& report = result.consistency;
+  report.packing_difference = packing_difference_;
+  report.packing_seconds = packing_seconds_;
+  const MonoTime delivered = clock_.Mono();
+  if (report.consistent) {
+    report.delivered_difference =
         CheckDelivered(model_, options_.spec, options_.output_dir, probe_, comm_);
+    report.delivered_seconds = SecondsOf(clock_.Mono() - delivered);
   }
   result.artifact.seconds = SecondsOf(clock_.Mono() - begin);
   observer_.OnConsistency(result.consistency);

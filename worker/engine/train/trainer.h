@@ -122,8 +122,8 @@ class Trainer {
   LrSchedule schedule_;
   StepFlops flops_;
   ProbeDocuments probe_;
-  double packing_difference_ = 0;  // ConsistencyReport
-  int64_t taken_ = 0;              // steps
+  double packing_difference_ = 0, packing_seconds_ = 0;  // ConsistencyReport
+  int64_t taken_ = 0;                                    // steps
   bool stop_ = false;
   Flops step_flops_;  // of this rank in the step under way
   MonoTime last_report_{};

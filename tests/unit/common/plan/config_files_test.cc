@@ -44,6 +44,13 @@ ModelShape Qwen2Of7B() {
       "vocab_size": 152064, "max_position_embeddings": 32768})");
 }
 
+ModelShape LlamaOf1B() {
+  return Parsed(R"({"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+      "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": true,
+      "max_position_embeddings": 131072})");
+}
+
 ModelShape Mistral7B() {
   return Parsed(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
       "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
@@ -116,6 +123,16 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"Gpt2OnAnH100", "lora_gpt2_1xh100.toml", Gpt2, 84.5},
         ConfigFile{"DialoGptOnAnH100", "dialogpt_medium_1xh100.toml", DialoGptMedium, 84.5},
         ConfigFile{"DialoGptOnTwoH100", "dialogpt_medium_2xh100.toml", DialoGptMedium, 84.5},
+        ConfigFile{"DialoGptAdaptersOnAnH100", "lora_dialogpt_medium_1xh100.toml", DialoGptMedium,
+                   84.5},
+        ConfigFile{"DialoGptAdaptersOnTwoH100", "lora_dialogpt_medium_2xh100.toml", DialoGptMedium,
+                   84.5},
+        ConfigFile{"SftPlayGemma27BOnTwoH100", "multi_gpu_config.yaml", Gemma27B, 84.5},
+        ConfigFile{"SftPlayQwen7BOnTwoH100", "run_bnb.yaml", Qwen2Of7B, 84.5},
+        ConfigFile{"SftPlayQwen14BOnTwoRtx4090", "rtx4090_sli.yaml", Qwen2Of14B, 25.2},
+        ConfigFile{"SftPlayGemma27BOnTwoA100", "a100_pair.yaml", Gemma27B, 84.5},
+        ConfigFile{"SftPlayLlama70BOnFourH200", "h200_quad.yaml", LlamaOf70B, 149.5},
+        ConfigFile{"UnslothLlama1BOnTwoH100", "run_unsloth.yaml", LlamaOf1B, 84.5},
         ConfigFile{"Qwen32BFullOnEightH100", "multi_gpu_fft_8xh100.toml", Qwen3Of32B, 84.5}),
     [](const auto& info) { return std::string(info.param.name); });
 

@@ -131,6 +131,83 @@ TEST(ModelConfigTest, GranitesScalarsAreOneWhereTheyAreAbsent) {
   EXPECT_EQ(Parse("llama", R"(, "residual_multiplier": 0.22)").residual_scale, 1.0);
 }
 
+constexpr std::string_view kFourAttentions =
+    R"("attention", "attention", "attention", "attention")";
+
+std::string Granite4(std::string_view layers, std::string_view more = "") {
+  return Config("granitemoehybrid", R"(, "shared_intermediate_size": 96, "layer_types": [)" +
+                                        std::string(layers) + "]" + std::string(more));
+}
+
+TEST(ModelConfigTest, DenseGranite4HasGateAndUpInOneLinear) {
+  const auto parsed = ParseModelConfig(Granite4(kFourAttentions, R"(, "num_local_experts": 0,
+      "position_embedding_type": "rope", "rope_theta": 1e7, "attention_multiplier": 0.015625,
+      "mamba_d_state": 128)"));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->intermediate, 96);  // not intermediate_size, which is that of experts
+  EXPECT_EQ(parsed->attention_scale, 0.015625);
+  EXPECT_EQ(parsed->ropes[0].type, RopeType::kDefault);
+  EXPECT_EQ(parsed->ropes[0].theta, 1e7);
+  const TensorUnit block = BlockTensors(*parsed, 1);
+  std::vector<std::string> linears;
+  for (const TensorInfo& tensor : block.tensors) {
+    if (tensor.role == TensorRole::kLinear) linears.push_back(tensor.name);
+  }
+  const std::string layer = "model.layers.1.";
+  EXPECT_EQ(linears, (std::vector<std::string>{
+                         layer + "self_attn.q_proj.weight", layer + "self_attn.k_proj.weight",
+                         layer + "self_attn.v_proj.weight", layer + "self_attn.o_proj.weight",
+                         layer + "shared_mlp.input_linear.weight",
+                         layer + "shared_mlp.output_linear.weight"}));
+  // As transformers 5.17 writes layer_types; without position_embedding_type nothing rotates.
+  const auto nope = ParseModelConfig(
+      Granite4(R"("full_attention", "full_attention", "full_attention", "full_attention")",
+               R"(, "num_local_experts": 0)"));
+  ASSERT_TRUE(nope.ok()) << nope.status();
+  EXPECT_EQ(nope->ropes[0].type, RopeType::kNone);
+}
+
+TEST(ModelConfigTest, WhatGranite4sHybridsHaveIsNamed) {
+  const auto problem = [](const std::string& config) {
+    return std::string(Message(ParseModelConfig(config).status()));
+  };
+  EXPECT_THAT(problem(Config("granitemoehybrid")),
+              HasSubstr("\"shared_intermediate_size\" is missing"));
+  EXPECT_THAT(problem(Config("granitemoehybrid", R"(, "shared_intermediate_size": 128)")),
+              HasSubstr("\"layer_types\" is missing, which makes layer 0 \"mamba\", a state-space "
+                        "model, which is not supported; of Granite 4.0 the dense models are read, "
+                        "whose layers are all attention: granite-4.0-micro, -1b and -350m, not "
+                        "those with \"-h-\""));
+  EXPECT_THAT(problem(Granite4(R"("attention", "attention", "mamba", "attention")")),
+              HasSubstr("\"layer_types\" makes layer 2 \"mamba\""));
+  EXPECT_THAT(problem(Granite4(R"("attention")")),
+              HasSubstr("\"layer_types\" names 1 layers of 4"));
+  EXPECT_THAT(problem(Granite4(kFourAttentions, R"(, "num_local_experts": 62)")),
+              HasSubstr("\"num_local_experts\" 62 is not supported: these experts stand beside a "
+                        "feed-forward layer of all tokens; of Granite 4.0"));
+  EXPECT_THAT(problem(Granite4(kFourAttentions)),
+              HasSubstr("\"num_local_experts\" 8 is not supported"));
+  EXPECT_THAT(problem(Granite4(kFourAttentions, R"(, "num_local_experts": 0,
+                  "position_embedding_type": "alibi")")),
+              HasSubstr("\"position_embedding_type\" \"alibi\" is not supported; rope and nope"));
+}
+
+TEST(ModelConfigTest, WhatFamiliesDoNotHaveIsRefusedWithWhatWouldWork) {
+  const auto problem = [](const std::string& config) {
+    return std::string(Message(ParseModelConfig(config).status()));
+  };
+  EXPECT_THAT(
+      problem(Config("llama", R"(, "partial_rotary_factor": 0.5)")),
+      HasSubstr("\"partial_rotary_factor\" 0.5 is not supported in this family, whose heads "
+                "are rotated whole (1, or no such key); models that rotate a part of each "
+                "head are read of phi3, glm4_moe and qwen3_5"));
+  EXPECT_THAT(problem(Config("llama", R"(, "rope_parameters": {"partial_rotary_factor": 0.25})")),
+              HasSubstr("config.json: rope_parameters: \"partial_rotary_factor\" 0.25 is not"));
+  EXPECT_THAT(problem(Config("phi3", R"(, "resid_pdrop": 0.1)")),
+              HasSubstr("\"resid_pdrop\" 0.1 is not supported: phi3 models are trained without "
+                        "dropout of their own; set it to 0 in config.json"));
+}
+
 TEST(ModelConfigTest, SomeLayersOfSmolLm3SeeNoPositions) {
   const ModelConfig config = Parse("smollm3");
   EXPECT_EQ(config.ropes[0].theta, 2e6);

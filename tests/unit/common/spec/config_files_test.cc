@@ -52,7 +52,7 @@ TEST(ConfigFilesTest, QloraOnFourH100) {
 }
 
 TEST(ConfigFilesTest, AnUnslothScriptOnTwoGpusSaysWhatItsWordsBecome) {
-  const Resolution r = Resolve(ReadConfig("run_unsloth.toml"), "u.toml", {});
+  const Resolution r = Resolve(ReadConfig("run_unsloth.yaml"), "run_unsloth.yaml", {});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_EQ(r.warnings.size(), 3u) << Describe(r.warnings);
   EXPECT_TRUE(r.spec.qlora());

@@ -22,6 +22,20 @@ TEST_F(IntakeTest, AModelThatCannotBeTrainedIsAProblemNotANote) {
   EXPECT_EQ(missing[0].find("job.model: a: cannot open /etc/config.json"), 0u);
 }
 
+TEST_F(IntakeTest, NamesThatLeaveMixersOutAreAWarning) {
+  const auto worker = JoinWithModel(R"({"model_type":"qwen3_5_text","num_hidden_layers":4})");
+  v1::ResolveJobRequest request;
+  request.set_file_name("job.toml");
+  request.set_source_text(std::string(kJobFile) + "[lora]\ntarget_modules = [\"q_proj\"]\n");
+  const auto response = intake_.Resolve(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->problems_size(), 0);
+  ASSERT_EQ(response->warnings_size(), 1);
+  EXPECT_EQ(response->warnings(0).key(), "lora.target_modules");
+  EXPECT_GT(response->warnings(0).line(), 0);
+  EXPECT_NE(response->warnings(0).message().find("in 3 of the 4 layers"), std::string::npos);
+}
+
 TEST_F(IntakeTest, AModelThatNoNodeCanBeAskedForIsANote) {
   v1::ResolveJobRequest request;
   request.set_source_text(kJobFile);

@@ -97,6 +97,10 @@ TEST(EventTest, EveryKindOfEventComesBack) {
   ASSERT_TRUE(older.ok()) << older.status();
   EXPECT_TRUE(std::get<EvalEvent>(older->body).metrics.empty());
   EXPECT_TRUE(RoundTrip(ConsistencyEvent{1, "aa", "bb", true}).consistent);
+  const ConsistencyEvent checked =
+      RoundTrip(ConsistencyEvent{.packing_seconds = 0.25, .delivered_seconds = 1.5});
+  EXPECT_EQ(checked.packing_seconds, 0.25);
+  EXPECT_EQ(checked.delivered_seconds, 1.5);
   EXPECT_EQ(RoundTrip(ArtifactEvent{"adapter", "/a b/output", 9}).path, "/a b/output");
   const CheckpointEvent saved = RoundTrip(CheckpointEvent{
       .step = 500, .path = "/c/step-500", .reason = "time", .metric = 1.5, .has_metric = true});

@@ -58,6 +58,16 @@ TEST(ModelCardTest, AnAdaptersCardSaysBaseLicenceDataSettingsAndCurve) {
   EXPECT_THAT(card, HasSubstr("--max-lora-rank 32")) << "the next rank that vLLM has";
 }
 
+TEST(ModelCardTest, TheDifferencesThatTheJobFoundAreInTheCard) {
+  TrainingFacts facts = Facts();
+  EXPECT_THAT(TrainingCard(facts, {}), Not(HasSubstr("difference of logits")));
+  facts.checks = CardChecks{.packing = 2.5e-7, .delivered = 0};
+  EXPECT_THAT(TrainingCard(facts, {}),
+              HasSubstr("- largest difference of logits, as a part of the largest: 0 of these "
+                        "files, read back, from the trained model; 2.5e-07 of a packed document "
+                        "from itself alone\n"));
+}
+
 TEST(ModelCardTest, ItSaysWhatATrainingStartedFromAndHowOnlyWhatIsServedIsServed) {
   spec::JobSpec spec;
   EXPECT_THAT(TrainingCard(Facts(), spec), Not(HasSubstr("started from")));

@@ -177,6 +177,8 @@ TEST_F(SelfCheckTest, RunsOfEveryKindReadBackWhatTheyDelivered) {
         EXPECT_TRUE(observer.consistency.consistent);
         EXPECT_EQ(observer.consistency.delivered_difference, 0);
         EXPECT_LT(observer.consistency.packing_difference, 1e-4);
+        EXPECT_GT(observer.consistency.packing_seconds, 0);
+        EXPECT_GT(observer.consistency.delivered_seconds, 0);
       }
     }
   }
