@@ -152,6 +152,21 @@ void EvaluationTask::CheckBudgets() const {
   }
 }
 
+void EvaluationTask::CheckLengths(int64_t positions) const {
+  for (int64_t i = 0; i < lines(); ++i) {
+    const Row& row = questions_[static_cast<size_t>(i)];
+    const auto prompt = static_cast<int64_t>(row.question.prompt.size());
+    const auto reference = static_cast<int64_t>(row.document.tokens.size()) - prompt;
+    try {
+      CheckPositions(prompt, options_.max_new_tokens, positions);
+      CheckPositions(prompt, reference, positions);
+    } catch (const engine::UserError& error) {
+      throw engine::UserError(fmt::format("{}: {}", PlaceOf(i), error.what()), "bad_prompt",
+                              error.advice());
+    }
+  }
+}
+
 std::string EvaluationTask::Identity(int ranks) const {
   io::Sha256 rows;
   for (const Row& row : questions_) {
