@@ -34,7 +34,7 @@ namespace sft::engine {
 namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
-constexpr int kEncodingVersion = 3;
+constexpr int kEncodingVersion = 4;
 // The same for rows of preferences alone.
 constexpr int kPreferenceVersion = 2;
 // Rows a thread takes at once.

@@ -76,6 +76,32 @@ TEST(RowTest, BadRowsSayWhatIsWrongWithThem) {
       {R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
        "only text can be trained"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no answer: no assistant message"},
+      {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+           {"role": "user", "content": "c"}]})",
+       "no answer: the conversation ends with a message of the user"},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"},
+           {"from": "human", "value": "c"}]})",
+       "no answer: the conversation ends with a message of the user"},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "completion": [
+           {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}]})",
+       "no answer: the conversation ends with a message of the system"},
+      {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": []}]})",
+       "no answer: the answer messages[0] is empty"},
+      {R"({"messages": [{"role": "assistant", "content": [], "thinking": ""}]})",
+       "no answer: the answer messages[0] is empty"},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": ""}]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"instruction": "a", "output": "b", "history": [["q", ""]]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "completion": [
+           {"role": "assistant", "content": ""}]})",
+       "no answer: the answer completion[0] is empty"},
+      {R"({"text": "a", "score": NaN})", "not JSON: column"},
+      {R"({"text": "a", "score": Infinity})", "not JSON: column"},
+      {R"({"text": "a", "score": -Infinity})", "not JSON: column"},
+      {R"({"text": "a", "score": 1e999})", "not JSON"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 2}]})", "weight is 2"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0}]})", "no answer"},
       {R"({"messages": [{"role": "assistant", "content": "a", "thinking": 1}]})",
@@ -112,6 +138,22 @@ TEST(RowTest, ReasoningAndCallsThatAreNullAreNotThere) {
   EXPECT_EQ(messages[2].at("thinking"), "r");
   EXPECT_FALSE(messages[2].contains("tool_calls"));
   EXPECT_EQ(messages[0].at("role"), "developer");
+}
+
+TEST(RowTest, WhatIsNotLearntMayBeEmptyAndAToolsResultMayBeLast) {
+  for (const char* line :
+       {R"({"messages": [{"role": "assistant", "content": "", "weight": 0},
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})",
+        R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""},
+            {"role": "user", "content": "b"}], "completion": [{"role": "assistant",
+            "content": "c"}]})",
+        R"({"messages": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "thinking": "t"}]})",
+        R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "content": "7"}]})"}) {
+    EXPECT_EQ(Refusal(line), "accepted") << line;
+  }
 }
 
 TEST(RowTest, ToolArgumentsWrittenAsJsonTextBecomeObjects) {
