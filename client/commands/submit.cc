@@ -54,6 +54,11 @@ class Submission {
  public:
   Submission(Connection& connection, const SubmitOptions& options, bool json)
       : connection_(connection),
+    if (PacksDocuments()) {
+      overrides_.push_back(
+          MakeOverride(v1::Override::SET, "data.packing", "true", "a folder of raw documents"));
+      if (const absl::Status status = Resolve(); !status.ok()) return Refuse(status, {});
+    }
         options_(options),
         json_(json),
         request_id_(options.request_id.empty() ? RandomUuid() : options.request_id) {}
@@ -111,6 +116,22 @@ class Submission {
     absl::StatusOr<std::string> text = io::ReadFile(options_.file, kMaxJobFile);
     if (!text.ok()) return InvalidArgument(Message(text.status()));
     request_text_ = *std::move(text);
+  // Whether data.packing, of which the job says nothing, is on since its rows are raw documents. Of
+  // files the server sees it by their names.
+  bool PacksDocuments() const {
+    for (const v1::ResolvedValue& value : resolution_.resolved()) {
+      if (value.key() == "data.packing" && value.origin() != "default") return false;
+    }
+    const bool trains = ValueOf(resolution_, "job.kind") == spec::kTrainingKind &&
+                        ValueOf(resolution_, "training.loss") == "sft";
+    bool packs = trains && ValueOf(resolution_, "data.mixture").empty();
+    for (const v1::NeededFile& needed : resolution_.needed_files()) {
+      packs = packs &&
+              (needed.key() != "job.data" || IsFolderOfDocuments(LocalPath(needed, options_.file)));
+    }
+    return packs && resolution_.needed_files_size() > 0;
+  }
+
     const size_t bad = FindInvalidUtf8(request_text_);
     if (bad == std::string::npos) return absl::OkStatus();
     const auto line = 1 + std::count(request_text_.begin(), request_text_.begin() + bad, '\n');

@@ -282,6 +282,7 @@ Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
     case data::Form::kMixed:
       return Conversation(ShareGptMessages(object, names), "messages", names);
     case data::Form::kAlpaca:
+      if (names.stanford) return StanfordRow(object);
       return Conversation(AlpacaMessages(object), "messages", names);
     case data::Form::kQuestion:
       return Conversation(QuestionMessages(object), "messages", names);

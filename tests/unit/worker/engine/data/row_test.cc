@@ -211,6 +211,37 @@ TEST(RowTest, HistoryInputAndCallsAreTurns) {
             R"({"role":"tool","content":"7"},{"role":"assistant","content":"b"}]-+--)");
 }
 
+TEST(RowTest, AlpacaRowsBecomeStanfordsTextWhereTheJobSaysSo) {
+  data::RowNames names;
+  names.stanford = true;
+  const auto read = [&](std::string_view line) {
+    return std::get<CompletionRow>(ParseRow(line, names));
+  };
+  const CompletionRow with = read(R"({"instruction":"Add","input":"2 2","output":"4"})");
+  EXPECT_EQ(with.prompt,
+            "Below is an instruction that describes a task, paired with an input that provides "
+            "further context. Write a response that appropriately completes the request.\n\n"
+            "### Instruction:\nAdd\n\n### Input:\n2 2\n\n### Response:");
+  EXPECT_EQ(with.completion, "4");
+  const CompletionRow without =
+      read(R"({"instruction":"Hi","input":"","system":"","history":[],"response":"Hello"})");
+  EXPECT_EQ(without.prompt,
+            "Below is an instruction that describes a task. Write a response that appropriately "
+            "completes the request.\n\n### Instruction:\nHi\n\n### Response:");
+  EXPECT_EQ(without.completion, "Hello");
+  for (const auto& [line, reason] :
+       {std::pair(R"({"instruction":"a","output":"b","history":[["q","r"]]})",
+                  "history has no place"),
+        std::pair(R"({"instruction":"a","output":"b","system":"s"})", "system has no place"),
+        std::pair(R"({"instruction":"a","output":""})", "the output is empty")}) {
+    EXPECT_THAT([&] { ParseRow(line, names); },
+                ::testing::ThrowsMessage<RowError>(HasSubstr(reason)));
+  }
+  // Other forms are read as ever.
+  EXPECT_TRUE(
+      std::holds_alternative<ConversationRow>(ParseRow(R"({"question":"a","answer":"b"})", names)));
+}
+
 TEST(RowTest, ColumnsAndRolesOfOtherNamesAreTakenAsTheJobSays) {
   const data::RowNames names =
       data::NamesOf({"messages=chat"}, {"user=customer", "assistant=agent"});
