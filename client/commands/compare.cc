@@ -61,11 +61,20 @@ int64_t GpusOf(const RunFigures& run) {
   return run.resolved.contains(key) ? run.resolved.at(key).get<int64_t>() : 0;
 }
 
-// The last validation that answered rows; null: none did.
-const v1::Metric* LastGraded(const RunFigures& run) {
-  const auto found = std::find_if(run.validations.rbegin(), run.validations.rend(),
-                                  [](const v1::Metric& m) { return m.values_size() > 0; });
-  return found == run.validations.rend() ? nullptr : &*found;
+// The last value of each name that a validation has beside its loss: not all of them answer rows.
+std::vector<v1::NamedValue> LastValues(const RunFigures& run) {
+  std::vector<v1::NamedValue> values;
+  for (const v1::Metric& validation : run.validations) {
+    for (const v1::NamedValue& value : validation.values()) {
+      const auto found = std::ranges::find(values, value.name(), &v1::NamedValue::name);
+      if (found == values.end()) {
+        values.push_back(value);
+      } else {
+        *found = value;
+      }
+    }
+  }
+  return values;
 }
 
 Json RunJson(const RunFigures& run, const CommonSamples& common) {
@@ -85,10 +94,8 @@ Json RunJson(const RunFigures& run, const CommonSamples& common) {
   json["loss"] = run.steps.empty() ? Json(nullptr) : JsonNumber(run.steps.back().loss());
   json["val_loss"] =
       run.validations.empty() ? Json(nullptr) : JsonNumber(run.validations.back().val_loss());
-  if (const v1::Metric* graded = LastGraded(run)) {
-    for (const v1::NamedValue& value : graded->values()) {
-      json[value.name()] = JsonNumber(value.value());
-    }
+  for (const v1::NamedValue& value : LastValues(run)) {
+    json[value.name()] = JsonNumber(value.value());
   }
   json["step_at_samples"] = at.known ? Json(at.step) : Json(nullptr);
   json["loss_at_samples"] = at.known ? JsonNumber(at.loss) : Json(nullptr);
@@ -113,9 +120,7 @@ void PrintGrades(const std::vector<RunFigures>& runs, std::ostream& out) {
   std::vector<std::string> header = {"VALIDATION"}, names;
   for (const RunFigures& run : runs) {
     header.push_back(ShortName(run.job.name()));
-    const v1::Metric* graded = LastGraded(run);
-    if (graded == nullptr) continue;
-    for (const v1::NamedValue& value : graded->values()) {
+    for (const v1::NamedValue& value : LastValues(run)) {
       if (std::ranges::find(names, value.name()) == names.end()) names.push_back(value.name());
     }
   }
@@ -123,10 +128,8 @@ void PrintGrades(const std::vector<RunFigures>& runs, std::ostream& out) {
   for (const std::string& name : names) {
     std::vector<std::string> row = {name};
     for (const RunFigures& run : runs) {
-      const v1::Metric* graded = LastGraded(run);
       row.emplace_back("-");
-      if (graded == nullptr) continue;
-      for (const v1::NamedValue& value : graded->values()) {
+      for (const v1::NamedValue& value : LastValues(run)) {
         if (value.name() == name) row.back() = fmt::format("{:.2f}", value.value());
       }
     }

@@ -336,15 +336,12 @@ bool EvaluationTask::Step(const Take& take) {
 std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>& sides,
                                    const Verdicts& verdicts) const {
   const Row& row = questions_[static_cast<size_t>(number)];
-  std::vector<int32_t> predicted;
-  for (size_t i = 1; i < row.document.tokens.size(); ++i) {
-    if (row.document.loss[i] != 0) predicted.push_back(row.document.tokens[i]);
-  }
+  const engine::LearntText learnt = engine::LearntTextOf(row.document, tokenizer_);
   LineJson line = {{"line", row.question.line},
                    {"prompt", tokenizer_.DecodeAnswer(row.question.prompt)},
                    {"reference", row.question.reference},
-                   {"reference_tokens", predicted.size()},
-                   {"reference_bytes", tokenizer_.DecodeAnswer(predicted).size()}};
+                   {"reference_tokens", learnt.tokens},
+                   {"reference_bytes", learnt.bytes}};
   size_t tokens = 0;
   for (size_t i = 0; i < sides.size(); ++i) {
     LineJson& side = line[kSides[i]];
