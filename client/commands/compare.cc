@@ -9,6 +9,7 @@
 #include "client/commands/commands.h"
 #include "client/output/comparison.h"
 #include "client/output/evaluation.h"
+#include "client/output/evaluation_pairs.h"
 #include "client/output/format.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
@@ -166,37 +167,55 @@ void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
   if (!rows.empty()) out << "\n" << differences.Render();
 }
 
-// Jobs of kind "evaluate": what each has found.
-ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
-                            bool json) {
-  std::vector<std::string> labels;
-  std::vector<Json> reports;
-  for (const RunFigures& run : runs) {
-    labels.push_back(ShortName(run.job.name()));
-    absl::StatusOr<Json> report = ReadArtifactJson(connection, labels.back(), "evaluation.json");
-    if (!report.ok()) return Fail(connection, report.status());
-    reports.push_back(*std::move(report));
-  }
-  if (!json) {
-    connection.console().out << EvaluationsTable(labels, reports);
-    return kSucceeded;
-  }
-  Json list = Json::array();
-  for (size_t i = 0; i < reports.size(); ++i) {
-    list.push_back({{"job", labels[i]},
-                    {"model", reports[i].value("model", Json())},
-                    {"adapter", reports[i].value("adapter", Json())},
-                    {"metrics", reports[i].value("metrics", Json())}});
-  }
-  connection.console().out << DumpJson(Json{{"evaluations", list}}, 2) << "\n";
-  return kSucceeded;
-}
-
 struct CompareOptions {
   std::vector<std::string> jobs;
   std::string group;
   std::string project;
+  int samples = 3;
 };
+
+// Jobs of kind "evaluate": what each has found, and the others against the first, row by row.
+ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
+                            int samples, bool json) {
+  std::vector<EvaluationRows> all;
+  for (const RunFigures& run : runs) {
+    EvaluationRows& each = all.emplace_back();
+    each.label = ShortName(run.job.name());
+    absl::StatusOr<Json> report = ReadArtifactJson(connection, each.label, "evaluation.json");
+    if (!report.ok()) return Fail(connection, report.status());
+    each.report = *std::move(report);
+    auto rows = ReadArtifactLines(connection, each.label, "scores.jsonl");
+    if (!rows.ok()) return Fail(connection, rows.status());
+    each.rows = *std::move(rows);
+  }
+  std::vector<std::string> labels;
+  std::vector<Json> reports;
+  for (const EvaluationRows& each : all) {
+    labels.push_back(each.label);
+    reports.push_back(each.report);
+  }
+  const std::vector<EvaluationDifference> differences = DifferencesToFirst(all);
+  const std::string& first = all.front().label;
+  if (!json) {
+    connection.console().out << EvaluationsTable(labels, reports)
+                             << DifferencesText(first, differences)
+                             << CommonSamplesText(all, samples);
+    return kSucceeded;
+  }
+  Json list = Json::array();
+  for (const EvaluationRows& each : all) {
+    list.push_back({{"job", each.label},
+                    {"model", each.report.value("model", Json())},
+                    {"adapter", each.report.value("adapter", Json())},
+                    {"metrics", each.report.value("metrics", Json())}});
+  }
+  connection.console().out << DumpJson(Json{{"evaluations", list},
+                                            {"differences", DifferencesJson(first, differences)},
+                                            {"samples", CommonSamplesJson(all, samples)}},
+                                       2)
+                           << "\n";
+  return kSucceeded;
+}
 
 absl::StatusOr<std::vector<std::string>> JobsToCompare(Connection& connection,
                                                        const CompareOptions& options) {
@@ -227,7 +246,8 @@ ExitCode Compare(Connection& connection, const CompareOptions& options, bool jso
                                 ShortName(runs->front().job.name()), KindName(kind),
                                 ShortName(run.job.name()), KindName(run.job.kind()))));
   }
-  if (kind == v1::Job::EVALUATE) return CompareEvaluations(connection, *runs, json);
+  if (kind == v1::Job::EVALUATE)
+    return CompareEvaluations(connection, *runs, options.samples, json);
   if (json) {
     PrintJson(*runs, connection.console().out);
   } else {
@@ -249,6 +269,11 @@ void AddCompare(Command& app, Session& session) {
       command->AddOption("--group", options->group, "All jobs of this group instead (job.group)");
   group->Excludes(jobs);
   AddProjectOption(command, options->project)->Needs(group);
+  command
+      ->AddOption("--samples", options->samples,
+                  "Of evaluations: rows shown with the answers of each below the tables")
+      ->WholeNumber(0)
+      ->ShowDefault();
   AddJsonFlag(command, session);
   command->Check([options] {
     const bool none = options->jobs.empty() && options->group.empty();
