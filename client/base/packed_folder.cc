@@ -101,4 +101,13 @@ bool NamesFolder(const std::string& name) {
   return io::IsDirectory(data::ParseFolderName(name).path);
 }
 
+bool IsFolderOfDocuments(const std::string& name) {
+  if (!NamesFolder(name)) return false;
+  const auto files = data::FilesOfFolder(data::ParseFolderName(name));
+  return files.ok() && !files->paths.empty() &&
+         std::ranges::all_of(files->paths, [](const std::string& path) {
+           return data::ContainerOf(path, "") == data::Container::kText;
+         });
+}
+
 }  // namespace sft::client

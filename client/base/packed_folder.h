@@ -35,4 +35,7 @@ class PackedFolder {
 // Whether the path, as the job file or a person names it, is a folder.
 bool NamesFolder(const std::string& name);
 
+// Whether it is one whose files are raw documents, .txt and .md.
+bool IsFolderOfDocuments(const std::string& name);
+
 }  // namespace sft::client

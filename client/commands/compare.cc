@@ -9,6 +9,7 @@
 #include "client/commands/commands.h"
 #include "client/output/comparison.h"
 #include "client/output/evaluation.h"
+#include "client/output/evaluation_pairs.h"
 #include "client/output/format.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
@@ -61,11 +62,20 @@ int64_t GpusOf(const RunFigures& run) {
   return run.resolved.contains(key) ? run.resolved.at(key).get<int64_t>() : 0;
 }
 
-// The last validation that answered rows; null: none did.
-const v1::Metric* LastGraded(const RunFigures& run) {
-  const auto found = std::find_if(run.validations.rbegin(), run.validations.rend(),
-                                  [](const v1::Metric& m) { return m.values_size() > 0; });
-  return found == run.validations.rend() ? nullptr : &*found;
+// The last value of each name that a validation has beside its loss: not all of them answer rows.
+std::vector<v1::NamedValue> LastValues(const RunFigures& run) {
+  std::vector<v1::NamedValue> values;
+  for (const v1::Metric& validation : run.validations) {
+    for (const v1::NamedValue& value : validation.values()) {
+      const auto found = std::ranges::find(values, value.name(), &v1::NamedValue::name);
+      if (found == values.end()) {
+        values.push_back(value);
+      } else {
+        *found = value;
+      }
+    }
+  }
+  return values;
 }
 
 Json RunJson(const RunFigures& run, const CommonSamples& common) {
@@ -85,10 +95,8 @@ Json RunJson(const RunFigures& run, const CommonSamples& common) {
   json["loss"] = run.steps.empty() ? Json(nullptr) : JsonNumber(run.steps.back().loss());
   json["val_loss"] =
       run.validations.empty() ? Json(nullptr) : JsonNumber(run.validations.back().val_loss());
-  if (const v1::Metric* graded = LastGraded(run)) {
-    for (const v1::NamedValue& value : graded->values()) {
-      json[value.name()] = JsonNumber(value.value());
-    }
+  for (const v1::NamedValue& value : LastValues(run)) {
+    json[value.name()] = JsonNumber(value.value());
   }
   json["step_at_samples"] = at.known ? Json(at.step) : Json(nullptr);
   json["loss_at_samples"] = at.known ? JsonNumber(at.loss) : Json(nullptr);
@@ -113,9 +121,7 @@ void PrintGrades(const std::vector<RunFigures>& runs, std::ostream& out) {
   std::vector<std::string> header = {"VALIDATION"}, names;
   for (const RunFigures& run : runs) {
     header.push_back(ShortName(run.job.name()));
-    const v1::Metric* graded = LastGraded(run);
-    if (graded == nullptr) continue;
-    for (const v1::NamedValue& value : graded->values()) {
+    for (const v1::NamedValue& value : LastValues(run)) {
       if (std::ranges::find(names, value.name()) == names.end()) names.push_back(value.name());
     }
   }
@@ -123,10 +129,8 @@ void PrintGrades(const std::vector<RunFigures>& runs, std::ostream& out) {
   for (const std::string& name : names) {
     std::vector<std::string> row = {name};
     for (const RunFigures& run : runs) {
-      const v1::Metric* graded = LastGraded(run);
       row.emplace_back("-");
-      if (graded == nullptr) continue;
-      for (const v1::NamedValue& value : graded->values()) {
+      for (const v1::NamedValue& value : LastValues(run)) {
         if (value.name() == name) row.back() = fmt::format("{:.2f}", value.value());
       }
     }
@@ -163,37 +167,55 @@ void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
   if (!rows.empty()) out << "\n" << differences.Render();
 }
 
-// Jobs of kind "evaluate": what each has found.
-ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
-                            bool json) {
-  std::vector<std::string> labels;
-  std::vector<Json> reports;
-  for (const RunFigures& run : runs) {
-    labels.push_back(ShortName(run.job.name()));
-    absl::StatusOr<Json> report = ReadArtifactJson(connection, labels.back(), "evaluation.json");
-    if (!report.ok()) return Fail(connection, report.status());
-    reports.push_back(*std::move(report));
-  }
-  if (!json) {
-    connection.console().out << EvaluationsTable(labels, reports);
-    return kSucceeded;
-  }
-  Json list = Json::array();
-  for (size_t i = 0; i < reports.size(); ++i) {
-    list.push_back({{"job", labels[i]},
-                    {"model", reports[i].value("model", Json())},
-                    {"adapter", reports[i].value("adapter", Json())},
-                    {"metrics", reports[i].value("metrics", Json())}});
-  }
-  connection.console().out << DumpJson(Json{{"evaluations", list}}, 2) << "\n";
-  return kSucceeded;
-}
-
 struct CompareOptions {
   std::vector<std::string> jobs;
   std::string group;
   std::string project;
+  int samples = 3;
 };
+
+// Jobs of kind "evaluate": what each has found, and the others against the first, row by row.
+ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
+                            int samples, bool json) {
+  std::vector<EvaluationRows> all;
+  for (const RunFigures& run : runs) {
+    EvaluationRows& each = all.emplace_back();
+    each.label = ShortName(run.job.name());
+    absl::StatusOr<Json> report = ReadArtifactJson(connection, each.label, "evaluation.json");
+    if (!report.ok()) return Fail(connection, report.status());
+    each.report = *std::move(report);
+    auto rows = ReadArtifactLines(connection, each.label, "scores.jsonl");
+    if (!rows.ok()) return Fail(connection, rows.status());
+    each.rows = *std::move(rows);
+  }
+  std::vector<std::string> labels;
+  std::vector<Json> reports;
+  for (const EvaluationRows& each : all) {
+    labels.push_back(each.label);
+    reports.push_back(each.report);
+  }
+  const std::vector<EvaluationDifference> differences = DifferencesToFirst(all);
+  const std::string& first = all.front().label;
+  if (!json) {
+    connection.console().out << EvaluationsTable(labels, reports)
+                             << DifferencesText(first, differences)
+                             << CommonSamplesText(all, samples);
+    return kSucceeded;
+  }
+  Json list = Json::array();
+  for (const EvaluationRows& each : all) {
+    list.push_back({{"job", each.label},
+                    {"model", each.report.value("model", Json())},
+                    {"adapter", each.report.value("adapter", Json())},
+                    {"metrics", each.report.value("metrics", Json())}});
+  }
+  connection.console().out << DumpJson(Json{{"evaluations", list},
+                                            {"differences", DifferencesJson(first, differences)},
+                                            {"samples", CommonSamplesJson(all, samples)}},
+                                       2)
+                           << "\n";
+  return kSucceeded;
+}
 
 absl::StatusOr<std::vector<std::string>> JobsToCompare(Connection& connection,
                                                        const CompareOptions& options) {
@@ -224,7 +246,8 @@ ExitCode Compare(Connection& connection, const CompareOptions& options, bool jso
                                 ShortName(runs->front().job.name()), KindName(kind),
                                 ShortName(run.job.name()), KindName(run.job.kind()))));
   }
-  if (kind == v1::Job::EVALUATE) return CompareEvaluations(connection, *runs, json);
+  if (kind == v1::Job::EVALUATE)
+    return CompareEvaluations(connection, *runs, options.samples, json);
   if (json) {
     PrintJson(*runs, connection.console().out);
   } else {
@@ -246,6 +269,11 @@ void AddCompare(Command& app, Session& session) {
       command->AddOption("--group", options->group, "All jobs of this group instead (job.group)");
   group->Excludes(jobs);
   AddProjectOption(command, options->project)->Needs(group);
+  command
+      ->AddOption("--samples", options->samples,
+                  "Of evaluations: rows shown with the answers of each below the tables")
+      ->WholeNumber(0)
+      ->ShowDefault();
   AddJsonFlag(command, session);
   command->Check([options] {
     const bool none = options->jobs.empty() && options->group.empty();

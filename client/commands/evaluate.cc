@@ -95,7 +95,7 @@ class Evaluation {
     if (options_.max_new_tokens) {
       text += fmt::format("[generate]\nmax_new_tokens = {}\n", *options_.max_new_tokens);
     }
-    text += "[data]\n" + DataLines(answerer_, {"columns", "roles"});
+    text += "[data]\n" + DataLines(answerer_, {"columns", "roles", "alpaca_prompt"});
     if (options_.max_examples) text += fmt::format("max_examples = {}\n", *options_.max_examples);
     if (options_.metrics || !options_.pattern.empty()) text += "[evaluate]\n";
     if (options_.metrics) {

@@ -9,6 +9,7 @@
 #include "client/base/interrupt.h"
 #include "client/base/job_request.h"
 #include "client/base/packed_folder.h"
+#include "client/base/rows_text.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
@@ -42,14 +43,6 @@ struct SubmitOptions : SubmitFlags {
   int max_parallel = 0;
 };
 
-// What a value was resolved to; empty: the server did not say.
-std::string ValueOf(const v1::ResolveJobResponse& resolution, std::string_view key) {
-  for (const v1::ResolvedValue& value : resolution.resolved()) {
-    if (value.key() == key) return value.value();
-  }
-  return "";
-}
-
 class Submission {
  public:
   Submission(Connection& connection, const SubmitOptions& options, bool json)
@@ -61,6 +54,11 @@ class Submission {
   ExitCode Run() {
     if (const absl::Status status = ReadInput(); !status.ok()) return Fail(connection_, status);
     if (const absl::Status status = Resolve(); !status.ok()) return Refuse(status, {});
+    if (PacksDocuments()) {
+      overrides_.push_back(
+          MakeOverride(v1::Override::SET, "data.packing", "true", "a folder of raw documents"));
+      if (const absl::Status status = Resolve(); !status.ok()) return Refuse(status, {});
+    }
     CheckFiles();
     PrintProblems(resolution_.warnings(), "warning: ");
     if (!resolution_.problems().empty()) return Refuse();
@@ -118,6 +116,22 @@ class Submission {
         fmt::format("{}:{}: is not UTF-8, as a job file must be", options_.file, line));
   }
 
+  // Whether data.packing, of which the job says nothing, is on since its rows are raw documents. Of
+  // files the server sees it by their names.
+  bool PacksDocuments() const {
+    for (const v1::ResolvedValue& value : resolution_.resolved()) {
+      if (value.key() == "data.packing" && value.origin() != "default") return false;
+    }
+    const bool trains = ValueOf(resolution_, "job.kind") == spec::kTrainingKind &&
+                        ValueOf(resolution_, "training.loss") == "sft";
+    bool packs = trains && ValueOf(resolution_, "data.mixture").empty();
+    for (const v1::NeededFile& needed : resolution_.needed_files()) {
+      packs = packs &&
+              (needed.key() != "job.data" || IsFolderOfDocuments(LocalPath(needed, options_.file)));
+    }
+    return packs && resolution_.needed_files_size() > 0;
+  }
+
   // Hashes the files that the job names, and reads the rows of those that the server does not know:
   // what is wrong with them is one more problem of the job.
   void CheckFiles() {
@@ -162,22 +176,6 @@ class Submission {
     return file;
   }
 
-  // What is found is also said, since it costs nothing and tells of a wrong file.
-  void ShowRows(const LocalFile& file, const data::DatasetCheck& found) {
-    if (json_) return;
-    connection_.console().err << fmt::format("{}: {} rows: {}\n", OneLine(file.shown()), found.rows,
-                                             data::FormsText(found.forms));
-    if (found.odd_rows > 0) {
-      connection_.console().err << fmt::format("  {} of them cannot be used, the first at {}\n",
-                                               found.odd_rows, OneLine(found.first_odd));
-    }
-    const std::string loss = ValueOf(resolution_, "training.loss");
-    connection_.console().err << fmt::format(
-        "  `sftctl data check {} --model DIR{}` shows tokens and what is learnt\n",
-        OneLine(file.name.empty() ? file.path : file.name.substr(0, file.name.rfind('/'))),
-        data::Compares(Learns()) ? " --loss " + loss : "");
-  }
-
   data::RowNames NamesOfColumns() const {
     const std::vector<std::string> columns =
         absl::StrSplit(ValueOf(resolution_, "data.columns"), ',', absl::SkipEmpty());
@@ -189,7 +187,8 @@ class Submission {
     const absl::StatusOr<data::DatasetCheck> found =
         data::CheckDataset(file.path, file.shown(), NamesOfColumns(), Learns());
     if (!found.ok()) return std::string(Message(found.status()));
-    ShowRows(file, *found);
+    // What is found is also said: it costs little, and tells of a wrong file.
+    if (!json_) connection_.console().err << RowsText(file, *found, resolution_, options_.file);
     const int64_t taken = needed.key() == "job.data" ? RowsTaken() : 0;
     return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
   }

@@ -108,14 +108,16 @@ std::string Notes(const Json& report, bool tuned) {
   return text;
 }
 
-std::string Short(const std::string& text) {
+}  // namespace
+
+std::string SampleText(const std::string& text) {
   if (text.size() <= kLongestText) return OneLine(text);
   size_t end = kLongestText;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   return OneLine(text.substr(0, end)) + " ...";
 }
 
-std::string ScoresOf(const Json& side) {
+std::string ScoresText(const Json& side) {
   std::string text;
   const Json* scores = Member(side, "scores");
   if (scores == nullptr || !scores->is_object()) return text;
@@ -125,8 +127,6 @@ std::string ScoresOf(const Json& side) {
   }
   return text;
 }
-
-}  // namespace
 
 std::string EvaluationText(const Json& report) {
   const bool tuned = HasTuned(report);
@@ -148,12 +148,12 @@ std::string SamplesText(const Json& report, int count) {
   for (const Json& row : ListOf(report, "samples")) {
     if (count-- <= 0) break;
     text += fmt::format("\nline {}\n  prompt     {}\n  reference  {}\n", CountOf(row, "line"),
-                        Short(TextOf(row, "prompt")), Short(TextOf(row, "reference")));
+                        SampleText(TextOf(row, "prompt")), SampleText(TextOf(row, "reference")));
     for (const char* side : {"base", "tuned"}) {
       const Json* result = Member(row, side);
       if (result == nullptr) continue;
       text += fmt::format("  {:<9}  {}\n             [{}]\n", side,
-                          Short(TextOf(*result, "answer")), ScoresOf(*result));
+                          SampleText(TextOf(*result, "answer")), ScoresText(*result));
     }
   }
   return text;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/base/utf8.h"
 
 namespace sft::data {
@@ -31,6 +33,9 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path, std::string_v
                     fmt::format("a JSON {}, not an object", shape.kind));
     }
     ++found.rows;
+    const auto size = static_cast<int64_t>(row.size());
+    found.bytes += size;
+    found.longest_bytes = std::max(found.longest_bytes, size);
     ++found.forms[static_cast<size_t>(shape.form)];
     if (!shape.problem.empty() && ++found.odd_rows == 1) {
       found.first_odd_row = found.rows;

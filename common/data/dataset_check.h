@@ -22,7 +22,8 @@ struct DatasetCheck {
   int64_t first_odd_row = 0;  // counted from 1 in rows; 0: none
   std::string first_odd;      // "line 7: the error"
   FileKind kind;
-  FormCounts forms = {};  // odd rows are counted under the form that they have
+  FormCounts forms = {};                 // odd rows are counted under the form that they have
+  int64_t bytes = 0, longest_bytes = 0;  // of rows as JSON text: all together, and the longest
 };
 
 // Checks a data set row by row: it must not be empty, and its file must be whole (ReadRows) and its

@@ -44,11 +44,12 @@ using FormCounts = std::array<int64_t, kForms>;
 // "3 ShareGPT, 1 text"; empty when all are 0.
 std::string FormsText(const FormCounts& counts);
 
-// What the job file says of names: columns of the file that stand for columns of a form, and roles
-// beside the known ones.
+// What the job file says of how rows are written: columns of the file that stand for columns of a
+// form, roles beside the known ones, and the text that Alpaca's columns become.
 struct RowNames {
   std::vector<std::pair<std::string, std::string>> columns;  // theirs, ours
   std::vector<std::pair<std::string, std::string>> roles;    // theirs, ours
+  bool stanford = false;  // data.alpaca_prompt = "stanford": a prompt and its completion as text
 
   // The name under which a form knows the column; empty: it has no say, since another stands for
   // it.

@@ -115,6 +115,7 @@ void ResolveKind(Draft* draft);                                             // k
 void ResolveDialect(Draft* draft);                                          // dialect.cc
 void ResolveMethod(Draft* draft);                                           // method.cc
 void ResolvePreference(Draft* draft);                                       // preference.cc
+void ResolvePacking(Draft* draft);                                          // packing.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void CheckNodesOfKind(Draft* draft);                                        // kind.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc

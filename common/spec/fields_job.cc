@@ -319,7 +319,9 @@ constexpr Field kJobTable[] = {
     {.key = "data.packing",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Puts several short rows into one sequence; they do not attend to each other.",
+     .doc = "Puts several short rows into one sequence; they do not attend to each other. The "
+            "default is true where job.data is raw documents: .txt and .md files, or a folder of "
+            "them.",
      .aliases = "packing train.packing sample_packing train.sample_packing"},
     {.key = "data.loss_on",
      .type = Type::kChoice,
@@ -387,6 +389,21 @@ constexpr Field kJobTable[] = {
             "with, as context without loss; at most half of sequence_length.",
      .min = 1,
      .max = 65536,
+     .since = 2},
+    {.key = "data.alpaca_prompt",
+     .type = Type::kChoice,
+     .def = "template",
+     .doc = "How rows of instruction, input and output are asked: through the chat template, or "
+            "as the text of Stanford's Alpaca, \"### Instruction:\" and \"### Response:\", "
+            "without one: for a base model, or one that was trained so.",
+     .choices = "template|stanford",
+     .since = 2},
+    {.key = "data.text_documents",
+     .type = Type::kChoice,
+     .def = "whole",
+     .doc = "What is a document, with a start and an end of its own, of rows of text and of .txt "
+            "and .md files: all of it, or each part between blank lines.",
+     .choices = "whole|blank_lines",
      .since = 2},
     {.key = "data.columns",
      .type = Type::kList,

@@ -49,7 +49,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
-     .doc = "Measures val.loss on the rows of data.val, on the schedule below and at the end.",
+     .doc = "Measures val.loss, val.perplexity and val.bits_per_byte on the rows of data.val, on "
+            "the schedule below and at the end.",
      .aliases = "do_eval train.do_eval"},
     {.key = "training.validation.evaluation_strategy",
      .type = Type::kChoice,
@@ -74,11 +75,15 @@ constexpr Field kTrainingTable[] = {
      .type = Type::kChoice,
      .def = "val.loss",
      .doc = "The metric that save_best_model_at_end and early_stopping_patience compare: val.loss, "
-            "or one of generate_metrics.",
-     .choices = "val.loss|val.exact_match|val.normalized_match|val.contains|val.number"
+            "val.perplexity (its exponential), val.bits_per_byte (the loss by the bytes of what is "
+            "learnt, comparable over tokenizers), or one of generate_metrics.",
+     .choices = "val.loss|val.perplexity|val.bits_per_byte|val.exact_match|val.normalized_match"
+                "|val.contains|val.number"
                 "|val.regex|val.json_valid|val.json|val.f1|val.rouge_1|val.rouge_2"
                 "|val.rouge_l|val.rouge_lsum|val.bleu|val.chrf",
-     .synonyms = "eval_loss=val.loss|loss=val.loss|exact_match=val.exact_match"
+     .synonyms = "eval_loss=val.loss|loss=val.loss|perplexity=val.perplexity"
+                 "|eval_perplexity=val.perplexity|bits_per_byte=val.bits_per_byte"
+                 "|exact_match=val.exact_match"
                  "|normalized_match=val.normalized_match|contains=val.contains"
                  "|number=val.number|regex=val.regex|json_valid=val.json_valid"
                  "|json=val.json|f1=val.f1|rouge_1=val.rouge_1|rouge_2=val.rouge_2"
@@ -87,13 +92,14 @@ constexpr Field kTrainingTable[] = {
                  "|rougeL=val.rouge_l|rougeLsum=val.rouge_lsum|eval_rouge1=val.rouge_1"
                  "|eval_rouge2=val.rouge_2|eval_rougeL=val.rouge_l"
                  "|eval_rougeLsum=val.rouge_lsum",
-     .newer_choices = "val.exact_match|val.normalized_match|val.contains|val.number|val.regex"
+     .newer_choices = "val.perplexity|val.bits_per_byte|val.exact_match|val.normalized_match"
+                      "|val.contains|val.number|val.regex"
                       "|val.json_valid|val.json|val.f1|val.rouge_1|val.rouge_2|val.rouge_l"
                       "|val.rouge_lsum|val.bleu|val.chrf",
      .newer_since = 2},
     {.key = "training.validation.greater_is_better",
      .type = Type::kBool,
-     .derived = "false for val.loss, true for the others",
+     .derived = "false for val.loss, val.perplexity and val.bits_per_byte, true for the others",
      .doc = "Direction of that metric: false takes the least as the best.",
      .since = 2},
     {.key = "training.validation.early_stopping_patience",

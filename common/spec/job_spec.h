@@ -61,6 +61,9 @@ enum class TrainedOn { kOriginal, kNf4, kNf4Single, kInt8 };
 // thumb; kYes once there are as many answers as beams; kNever when none can become better.
 enum class EarlyStopping { kNo, kYes, kNever };
 enum class Dedup { kOff, kExact, kPrompt };
+enum class AlpacaPrompt { kTemplate, kStanford };
+// What of a row of text is one document: all of it, or what stands between blank lines.
+enum class TextDocuments { kWhole, kBlankLines };
 enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.
 enum class OnUnreachable { kReplace, kWait };
@@ -245,7 +248,9 @@ struct JobSpec {
     int64_t max_examples = 0;                     // 0: all; else the first N training rows
     BadRows on_bad_rows = BadRows::kError;        // rows that have no answer or cannot be used
     LongRows on_long_rows = LongRows::kError;     // rows longer than sequence_length
-    int split_overlap = 64;            // tokens that pieces of a split row share, without loss
+    int split_overlap = 64;  // tokens that pieces of a split row share, without loss
+    AlpacaPrompt alpaca_prompt = AlpacaPrompt::kTemplate;
+    TextDocuments text_documents = TextDocuments::kWhole;
     std::vector<std::string> columns;  // "prompt=ask": the file's column ask is the form's prompt
     std::vector<std::string> roles;    // "user=customer": the file's role customer is user
   } data;

@@ -22,11 +22,13 @@ constexpr std::string_view kOfEvaluation[] = {"evaluate."}, kOfExport[] = {"expo
 constexpr std::string_view kDataOfAll[] = {"data.topology.", "data.chat_template", "data.template_",
                                            "data.max_examples"};
 // How rows of training are read, which held-out rows are too.
-constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.on_bad_rows"};
+constexpr std::string_view kRowsOfData[] = {"data.columns", "data.roles", "data.on_bad_rows",
+                                            "data.alpaca_prompt"};
 // Those that an export reads its rows by.
 constexpr std::string_view kDataOfExport[] = {
-    "data.topology.", "data.chat_template", "data.template_",   "data.max_examples", "data.columns",
-    "data.roles",     "data.loss_on",       "data.on_bad_rows", "data.on_long_rows"};
+    "data.topology.",    "data.chat_template", "data.template_",     "data.max_examples",
+    "data.columns",      "data.roles",         "data.loss_on",       "data.on_bad_rows",
+    "data.on_long_rows", "data.alpaca_prompt", "data.text_documents"};
 // A search with beams knows its tokens at its end only.
 constexpr std::string_view kOfSearch[] = {kBeamsKey, "generate.length_penalty",
                                           "generate.early_stopping"};

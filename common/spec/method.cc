@@ -266,6 +266,11 @@ std::string MetricOf(const Draft& draft) {
   return draft.Has(kMetric) ? draft.String(kMetric) : std::string(kLossMetric);
 }
 
+// Whether every validation has the metric, without answers; the least of it is the best.
+bool FollowsFromLoss(std::string_view metric) {
+  return metric == kLossMetric || metric == "val.perplexity" || metric == "val.bits_per_byte";
+}
+
 // Why a job's ranks have no rows answered (worker/rank/validation_answers.h); empty: they have.
 std::string WhyNoAnswers(const Draft& draft) {
   constexpr std::string_view kOffload = "hyperparameters.parallelism.offload_param";
@@ -283,7 +288,7 @@ std::string WhyNoAnswers(const Draft& draft) {
 void ResolveMetrics(Draft* draft) {
   if (draft->Faulty({kMetric, kGenerates})) return;
   const std::string metric = MetricOf(*draft);
-  const bool is_loss = metric == kLossMetric;
+  const bool is_loss = FollowsFromLoss(metric);
   if (!draft->Has(kGreater)) draft->Derive(kGreater, !is_loss, kMetric);
   const bool generates = draft->Bool(kGenerates);
   if (generates && draft->Bool(kEnabled)) CheckGraders(draft, {kGenerateMetrics, kGeneratePattern});
@@ -300,6 +305,13 @@ void ResolveMetrics(Draft* draft) {
   const std::string why = generates ? WhyNoAnswers(*draft) : "";
   if (!why.empty() && is_loss) {
     draft->AddWarning(kGenerates, why + ": validation has its loss alone, no rows are answered");
+  }
+  constexpr std::string_view kLoss = "training.loss";
+  const bool prefers = draft->Has(kLoss) && draft->String(kLoss) != "sft";
+  if (is_loss && metric != kLossMetric && prefers) {
+    return draft->AddProblem(kMetric,
+                             fmt::format("{}: the loss of {} is none of a token; use val.loss",
+                                         draft->Quote(kMetric), draft->Quote(kLoss)));
   }
   if (is_loss || draft->Faulty({kGenerateMetrics})) return;
   if (!why.empty()) {
@@ -333,7 +345,7 @@ void CheckComparison(Draft* draft) {
     return;
   }
   const std::string metric = MetricOf(*draft);
-  if (draft->Bool(kGreater) == (metric == kLossMetric)) {
+  if (draft->Bool(kGreater) == FollowsFromLoss(metric)) {
     draft->AddWarning(kGreater, fmt::format("takes the {} {}, the worst one, for the best",
                                             draft->Bool(kGreater) ? "greatest" : "least", metric));
   }

@@ -432,6 +432,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveDialect(&draft);
     ResolveMethod(&draft);
     ResolvePreference(&draft);
+    ResolvePacking(&draft);
     ResolveTopology(options, &draft);
     CheckNodesOfKind(&draft);
     ResolveBatch(&draft);

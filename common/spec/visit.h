@@ -66,6 +66,10 @@ SFT_SPEC_ENUM(TrainedOn, {"original", TrainedOn::kOriginal}, {"nf4", TrainedOn::
 SFT_SPEC_ENUM(EarlyStopping, {"false", EarlyStopping::kNo}, {"true", EarlyStopping::kYes},
               {"never", EarlyStopping::kNever});
 SFT_SPEC_ENUM(Dedup, {"off", Dedup::kOff}, {"exact", Dedup::kExact}, {"prompt", Dedup::kPrompt});
+SFT_SPEC_ENUM(AlpacaPrompt, {"template", AlpacaPrompt::kTemplate},
+              {"stanford", AlpacaPrompt::kStanford});
+SFT_SPEC_ENUM(TextDocuments, {"whole", TextDocuments::kWhole},
+              {"blank_lines", TextDocuments::kBlankLines});
 SFT_SPEC_ENUM(LongRows, {"error", LongRows::kError}, {"skip", LongRows::kSkip},
               {"truncate_right", LongRows::kTruncateRight},
               {"truncate_left", LongRows::kTruncateLeft},
@@ -135,6 +139,8 @@ void VisitData(Data& d, Visit&& visit) {
   visit("data.on_bad_rows", d.on_bad_rows);
   visit("data.on_long_rows", d.on_long_rows);
   visit("data.split_overlap", d.split_overlap);
+  visit("data.alpaca_prompt", d.alpaca_prompt);
+  visit("data.text_documents", d.text_documents);
   visit("data.columns", d.columns);
   visit("data.roles", d.roles);
 }

@@ -41,8 +41,16 @@ absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progre
                           bool& changed) {
   const v1::Progress known = ToProto(attempt.progress);
   v1::Progress merged = known;
-  // A merge adds to what is repeated.
-  if (news.values_size() > 0) merged.clear_values();
+  // A merge adds to what is repeated. A validation without answers says nothing of the last ones.
+  auto& values = *merged.mutable_values();
+  values.erase(std::remove_if(values.begin(), values.end(),
+                              [&news](const v1::NamedValue& known) {
+                                return std::ranges::any_of(news.values(),
+                                                           [&known](const v1::NamedValue& value) {
+                                                             return value.name() == known.name();
+                                                           });
+                              }),
+               values.end());
   merged.MergeFrom(news);
   if (merged.step() > 0) merged.clear_phase();
   if (merged.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();

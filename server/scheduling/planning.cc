@@ -58,7 +58,9 @@ int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
   // KTO makes two samples of a pair.
   const int64_t most = spec.data.max_examples * (spec.training.loss == spec::Loss::kKto ? 2 : 1);
   if (most > 0) rows = std::min(rows, most);
-  if (rows <= 0 || h.global_batch <= 0 || spec.data.packing) return 0;
+  // How many documents, or sequences, rows become is known once they are read.
+  const bool whole = spec.data.text_documents == spec::TextDocuments::kWhole;
+  if (rows <= 0 || h.global_batch <= 0 || spec.data.packing || !whole) return 0;
   return spec::StepsOfEpochs(h.n_epochs, CeilDiv(rows, h.global_batch));
 }
 

@@ -109,6 +109,8 @@ modules_to_save = {options.get("whole", "[]")}
         both = self.sftctl("compare", report["job"], base["job"])
         self.assertEqual(both.returncode, SUCCEEDED, both.stderr)
         self.assertRegex(both.stdout, r"exact_match +100\.00 +0\.0000")
+        self.assertRegex(both.stdout, rf"exact_match +{base['job']} +-100\.00 +-100\.00 to -100\.00 .* 12/0 +12")
+        self.assertIn("\nline 1\n", both.stdout)
 
     def test_scores_do_not_depend_on_ranks_or_kills(self):
         self.start_both()

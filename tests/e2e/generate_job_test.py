@@ -26,6 +26,11 @@ class GenerateJobTest(harness.ServiceCase):
         shutil.copytree(self.model / "adapter", self.dir / "models/mine")
         shutil.rmtree(self.model / "adapter")
 
+    def give_positions(self, count):
+        config = json.loads((self.model / "config.json").read_text())
+        config["max_position_embeddings"] = count
+        (self.model / "config.json").write_text(json.dumps(config))
+
     def write_prompts(self, rows=ROWS):
         source = random.Random(5)
         path = self.dir / "prompts.jsonl"
@@ -132,6 +137,7 @@ seed = 3
         self.assertGreater(len({row["answer"] for row in rows}), 14)
 
     def test_a_killed_rank_worker_and_server_repeat_and_lose_no_line(self):
+        self.give_positions(2 * LONG)
         self.write_prompts()
         self.start_server()
         self.start_worker(gpus="H100:2", engine=True)
@@ -163,6 +169,7 @@ seed = 3
             self.start_worker(node, gpus="H100:2", engine=True)
 
     def test_ranks_of_two_nodes_killed_five_times_deliver_the_same_file(self):
+        self.give_positions(2 * LONG)
         self.write_prompts()
         self.start_server()
         self.start_two_workers()

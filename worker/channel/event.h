@@ -109,7 +109,8 @@ struct EvalEvent {
   double loss = 0;  // metric "val.loss"
   int64_t tokens = 0;
   double seconds = 0;
-  std::vector<EvalMetric> metrics;  // of answers to validation rows, where some were given
+  // What follows from the loss, and of answers to validation rows, where some were given.
+  std::vector<EvalMetric> metrics;
   int64_t answered_rows = 0;
   std::vector<PreferenceFigures> preference;  // as of a step
 };

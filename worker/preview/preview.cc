@@ -8,6 +8,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "common/base/clock.h"
 #include "common/base/duration.h"
@@ -22,6 +23,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/data_report.h"
 #include "worker/engine/data/files.h"
+#include "worker/preview/job_rows.h"
 
 namespace sft::preview {
 namespace {
@@ -72,23 +74,6 @@ absl::Status ParseCount(const std::string& flag, const std::string& text, int64_
   }
   return InvalidArgument(
       fmt::format("{} takes a whole number from 1 to {}, not \"{}\"", flag, 1 << 24, text));
-}
-
-double Share(int64_t part, int64_t whole) {
-  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
-// A text as a terminal may show it: what would move its cursor, change colours or hide is "_". Rows
-// are anybody's.
-std::string Shown(std::string_view text) {
-  std::string shown;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find_first_of("\n\t"), text.size());
-    shown += WithoutHidden(text.substr(0, end));
-    if (end < text.size()) shown += text[end];
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return shown;
 }
 
 struct Sample {
@@ -166,7 +151,7 @@ std::string TimeText(const Options& options, const engine::DataReport& report) {
 
 std::string Json(const Options& options, const engine::DatasetStats& stats,
                  const engine::DataReport& report, const engine::ChatTokenizer& tokenizer,
-                 const std::vector<Sample>& samples) {
+                 const std::vector<Sample>& samples, const std::optional<JobRows>& job) {
   nlohmann::ordered_json forms = nlohmann::ordered_json::object();
   for (int i = 0; i < data::kForms; ++i) {
     if (stats.forms[static_cast<size_t>(i)] == 0) continue;
@@ -217,6 +202,7 @@ std::string Json(const Options& options, const engine::DatasetStats& stats,
                                    {"unused_template_arguments", tokenizer.unused_arguments()},
                                    {"samples", std::move(shown)}};
   if (tokenizer.asks_for_day()) result["template_date"] = tokenizer.settings().day;
+  if (job) result["job"] = JobRowsJson(options, *job);
   // Rows that are compared are not packed.
   if (options.prefers()) {
     for (const char* key : {"packed_share", "packed_steps"}) result[key] = nullptr;
@@ -274,7 +260,8 @@ std::string TemplateText(const Options& options, const engine::ChatTokenizer& to
 
 std::string Text(const Options& options, const engine::DatasetStats& stats,
                  const engine::DataReport& report, const engine::ChatTokenizer& tokenizer,
-                 const std::vector<Sample>& samples, std::string_view place) {
+                 const std::vector<Sample>& samples, std::string_view place,
+                 const std::optional<JobRows>& job) {
   std::string text = Shown(options.shown()) + "\n" + RowsText(stats, place);
   text += TemplateText(options, tokenizer);
   text += fmt::format("  tokens      {} in all, {:.1f} % of them with loss\n", stats.tokens,
@@ -290,6 +277,7 @@ std::string Text(const Options& options, const engine::DatasetStats& stats,
   }
   text += EpochText(options, report);
   text += TimeText(options, report);
+  if (job) text += JobRowsText(options, *job, place);
   text += options.color ? "\nWhat is learnt is green.\n" : "\nWhat is learnt stands in >> <<.\n";
   for (const Sample& sample : samples) {
     const bool cut = sample.text.size() > kSampleBytes;
@@ -326,11 +314,15 @@ std::string HelpText() {
   sft-data FILE --model DIR [--sequence-length N] [--batch N] [--columns OURS=THEIRS,...]
            [--roles OURS=THEIRS,...] [--chat-template TEXT] [--template-date YYYY-MM-DD]
            [--template-argument NAME=VALUE]... [--loss-on assistant|all]
-           [--loss sft|dpo|orpo|simpo|kto] [--gpu-type TYPE] [--name TEXT] [--color] [--json]
+           [--loss sft|dpo|orpo|simpo|kto] [--alpaca-prompt template|stanford]
+           [--text-documents whole|blank_lines] [--gpu-type TYPE] [--first N]
+           [--set KEY=VALUE]... [--name TEXT] [--color] [--json]
 
 Reads the rows as a job would: their forms, the first bad ones by line, tokens, rows that are too
 long, what padding and packing cost, and three rows with what is learnt of them marked. Needs the
-model's tokenizer and chat template alone. Started by `sftctl data check`.
+model's tokenizer and chat template alone. With --set data.on_long_rows=split, data.val_split=0.05
+or other keys of a job file it also says what that job would train on. Started by
+`sftctl data check` and `sftctl submit`.
 
 Example:
   sft-data train.jsonl --model models/SmolLM2-135M-Instruct --sequence-length 4096
@@ -341,7 +333,7 @@ Exit codes: 0 done; 2 wrong arguments; 64 data or model cannot be used; 65 the d
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  std::string columns, roles, length, batch, loss_on, argument;
+  std::string columns, roles, length, batch, loss_on, first, argument, setting;
   const std::pair<std::string_view, std::string*> flags[] = {
       {"--model", &options.model},
       {"--chat-template", &options.chat_template},
@@ -354,7 +346,11 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
       {"--gpu-type", &options.gpu_type},
       {"--loss", &options.loss},
       {"--template-date", &options.template_date},
-      {"--template-argument", &argument}};
+      {"--template-argument", &argument},
+      {"--alpaca-prompt", &options.alpaca_prompt},
+      {"--text-documents", &options.text_documents},
+      {"--first", &first},
+      {"--set", &setting}};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -375,6 +371,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
       if (++i == args.size()) return InvalidArgument(fmt::format("{} needs a value", arg));
       *flag->second = args[i];
       if (flag->second == &argument) options.template_arguments.push_back(argument);
+      if (flag->second == &setting) options.settings.push_back(setting);
     } else if (arg.starts_with("--") || !options.file.empty()) {
       return InvalidArgument(fmt::format("unknown argument \"{}\"", arg));
     } else {
@@ -404,6 +401,8 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args) {
     SFT_RETURN_IF_ERROR(ParseCount("--sequence-length", length, &options.sequence_length));
   }
   if (!batch.empty()) SFT_RETURN_IF_ERROR(ParseCount("--batch", batch, &options.batch));
+  if (!first.empty()) SFT_RETURN_IF_ERROR(ParseCount("--first", first, &options.first));
+  SFT_ASSIGN_OR_RETURN(options.job, JobOf(options));
   return options;
 }
 
@@ -421,7 +420,10 @@ Found Preview(const Options& options) {
   prepare.sequence_length = kAnyLength;
   prepare.on_bad_rows = spec::BadRows::kSkip;
   prepare.learns = data::LearnsOf(options.loss);
+  prepare.max_examples = options.first > 0 ? options.first : options.job.data.max_examples;
+  prepare.text_documents = options.job.data.text_documents;
   prepare.names = data::NamesOf(options.columns, options.roles);
+  prepare.names.stanford = options.job.data.alpaca_prompt == spec::AlpacaPrompt::kStanford;
   prepare.loss_on = options.loss_on_all ? spec::LossOn::kAll : spec::LossOn::kAssistant;
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, prepare);
   const engine::Dataset& dataset = *prepared.dataset;
@@ -435,9 +437,12 @@ Found Preview(const Options& options) {
   const int64_t refused =
       dataset.stats().skipped_total() -
       dataset.stats().skipped[static_cast<size_t>(engine::RowProblem::kSameAnswers)];
-  return {options.json ? Json(options, dataset.stats(), report, tokenizer, samples)
-                       : Text(options, dataset.stats(), report, tokenizer, samples, prepared.place),
-          refused > 0 || report.longest > options.sequence_length};
+  std::optional<JobRows> job;
+  if (!options.settings.empty()) job = JobRowsOf(options, tokenizer, folder.path());
+  return {options.json
+              ? Json(options, dataset.stats(), report, tokenizer, samples, job)
+              : Text(options, dataset.stats(), report, tokenizer, samples, prepared.place, job),
+          job ? job->refused() : refused > 0 || report.longest > options.sequence_length};
 }
 
 }  // namespace sft::preview

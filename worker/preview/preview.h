@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/spec/job_spec.h"
 
 namespace sft::preview {
 
@@ -26,8 +27,14 @@ struct Options {
   std::string loss = "sft";  // training.loss
   bool prefers() const { return loss != "sft"; }
   bool pairs() const { return prefers() && loss != "kto"; }  // a row is two documents
+  int64_t first = 0;                                         // rows that are read; 0: all
+  std::string alpaca_prompt, text_documents;  // as the keys of data; empty: their defaults
   bool color = false;
   bool json = false;
+  // "KEY=VALUE", of the job file: how its rows are chosen and cut. Where there are some it is also
+  // said what such a job would train on.
+  std::vector<std::string> settings;
+  spec::JobSpec job;  // as all of these options say
 };
 
 std::string HelpText();
@@ -38,7 +45,8 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& args);
 // What a data set is to a model.
 struct Found {
   std::string text;  // words, or a JSON object
-  // A job that leaves data.on_bad_rows and data.on_long_rows at "error" would be refused.
+  // The job would be refused; without settings, one that leaves data.on_bad_rows and
+  // data.on_long_rows at "error".
   bool refused = false;
 };
 

@@ -98,7 +98,7 @@ CheckedModel CheckAnswering(const Launch& launch) {
   const engine::BaseWeights base(launch.file.model_dir, engine::MakeLayout(config), at::kCPU);
   fmt::print("model {}: {} of weights\n", launch.file.model_dir,
              BytesText(static_cast<int64_t>(base.files().TotalBytes())));
-  return {config.learned_positions, config.vocab};
+  return {config.max_positions, config.vocab};
 }
 
 void PrepareAnswers(const Launch& launch, EventLog& events) {
@@ -113,11 +113,7 @@ void PrepareAnswers(const Launch& launch, EventLog& events) {
   for (const data::PromptRow& row : prompts.rows) {
     try {
       const size_t tokens = EncodeRow(tokenizer, row).size();
-      if (positions > 0 && static_cast<int64_t>(tokens) + options.max_new_tokens > positions) {
-        throw engine::UserError(
-            fmt::format("{} tokens and {} new ones are more than the model's {} positions", tokens,
-                        options.max_new_tokens, positions));
-      }
+      CheckPositions(static_cast<int64_t>(tokens), options.max_new_tokens, positions);
       longest = std::max(longest, tokens);
       prepared.tokens += static_cast<int64_t>(tokens);
     } catch (const engine::UserError& error) {

@@ -26,7 +26,8 @@ namespace sft::rank {
 void PrepareAnswers(const Launch& launch, EventLog& events);
 
 // Checks model, adapter and options of a job that answers without computing anything; returns how
-// many positions its model has a table of (0: none) and for how many tokens it has embeddings.
+// many positions its model was made for (0: it does not say) and for how many tokens it has
+// embeddings.
 struct CheckedModel {
   int64_t positions = 0, vocabulary = 0;
 };

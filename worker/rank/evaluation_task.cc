@@ -152,6 +152,21 @@ void EvaluationTask::CheckBudgets() const {
   }
 }
 
+void EvaluationTask::CheckLengths(int64_t positions) const {
+  for (int64_t i = 0; i < lines(); ++i) {
+    const Row& row = questions_[static_cast<size_t>(i)];
+    const auto prompt = static_cast<int64_t>(row.question.prompt.size());
+    const auto reference = static_cast<int64_t>(row.document.tokens.size()) - prompt;
+    try {
+      CheckPositions(prompt, options_.max_new_tokens, positions);
+      CheckPositions(prompt, reference, positions);
+    } catch (const engine::UserError& error) {
+      throw engine::UserError(fmt::format("{}: {}", PlaceOf(i), error.what()), "bad_prompt",
+                              error.advice());
+    }
+  }
+}
+
 std::string EvaluationTask::Identity(int ranks) const {
   io::Sha256 rows;
   for (const Row& row : questions_) {
@@ -321,15 +336,12 @@ bool EvaluationTask::Step(const Take& take) {
 std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>& sides,
                                    const Verdicts& verdicts) const {
   const Row& row = questions_[static_cast<size_t>(number)];
-  std::vector<int32_t> predicted;
-  for (size_t i = 1; i < row.document.tokens.size(); ++i) {
-    if (row.document.loss[i] != 0) predicted.push_back(row.document.tokens[i]);
-  }
+  const engine::LearntText learnt = engine::LearntTextOf(row.document, tokenizer_);
   LineJson line = {{"line", row.question.line},
                    {"prompt", tokenizer_.DecodeAnswer(row.question.prompt)},
                    {"reference", row.question.reference},
-                   {"reference_tokens", predicted.size()},
-                   {"reference_bytes", tokenizer_.DecodeAnswer(predicted).size()}};
+                   {"reference_tokens", learnt.tokens},
+                   {"reference_bytes", learnt.bytes}};
   size_t tokens = 0;
   for (size_t i = 0; i < sides.size(); ++i) {
     LineJson& side = line[kSides[i]];

@@ -40,6 +40,10 @@ class EvaluationTask : public RowTask {
  public:
   explicit EvaluationTask(const Launch& launch);
 
+  // Throws UserError, with file and line, for the first row of which the model has too few
+  // positions for the question with its answer, or for the whole row, which is scored.
+  void CheckLengths(int64_t positions) const;
+
   int64_t lines() const override { return static_cast<int64_t>(questions_.size()); }
   std::string Identity(int ranks) const override;
   std::string PlaceOf(int64_t number) const override;

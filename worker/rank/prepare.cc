@@ -197,12 +197,13 @@ void PrepareEvaluation(const Launch& launch, const MemoryLimit& limit, EventLog&
                        const Clock& clock) {
   RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
   ReportRunaways(scene, clock);
-  const int64_t vocab = CheckAnswering(launch).vocabulary;
+  const auto [positions, vocab] = CheckAnswering(launch);
   const auto tokenizer = OpenTokenizer(OptionsFor(launch));
   TellTemplate(launch.spec, tokenizer, events);
   const channel::PreparedEvent rows =
       PrepareFile(tokenizer, HeldOutRows(launch), scene, "held-out", vocab, events, clock);
   const EvaluationTask task(launch);  // finds the rows again, and that they can be asked
+  task.CheckLengths(positions);
   fmt::print("{} rows are asked and graded\n", task.lines());
   events.Write(rows);
   events.Sync();

@@ -13,6 +13,7 @@
 #include "common/io/sha256.h"
 #include "common/spec/template_settings.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/model/config.h"
 #include "worker/engine/nn/dropout.h"
 #include "worker/rank/prompt_rows.h"
 
@@ -105,6 +106,14 @@ void CheckOptions(const AnswerOptions& options) {
   }
 }
 
+void CheckPositions(int64_t prompt_tokens, int64_t new_tokens, int64_t positions) {
+  if (positions <= 0 || prompt_tokens + new_tokens <= positions) return;
+  throw engine::UserError(
+      fmt::format("{} tokens and {} new ones are more than the model's {} positions", prompt_tokens,
+                  new_tokens, positions),
+      "bad_prompt", "give a shorter prompt, or ask for fewer tokens (generate.max_new_tokens)");
+}
+
 namespace {
 
 // Without what states of gated DeltaNets take, of all that are answered at once.
@@ -168,6 +177,7 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
   const auto row_of = [&](int64_t number) -> const data::PromptRow& {
     return prompts.rows[static_cast<size_t>(number / options.samples)];
   };
+  const int64_t positions = engine::ReadConfig(options.model).max_positions;
   std::vector<engine::GenerationRequest> requests;
   int64_t longest = 0;
   const auto naming = [&](int64_t number, const auto& use) {
@@ -183,7 +193,11 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
   // A search gives all of a prompt's answers, those too that are not of this share.
   const int64_t each = options.beams.beams > 1 ? options.samples : 1;
   for (int64_t i = first / each * each; i < last; i += each) {
-    naming(i, [&] { requests.push_back(RequestFor(options, row_of(i), i)); });
+    naming(i, [&] {
+      requests.push_back(RequestFor(options, row_of(i), i));
+      CheckPositions(static_cast<int64_t>(requests.back().prompt.size()), options.max_new_tokens,
+                     positions);
+    });
     numbers_.push_back(i);
     prompt_tokens_.push_back(requests.back().prompt.size());
     longest = std::max(

@@ -48,6 +48,11 @@ int64_t RowsAtOnce(const AnswerOptions& options, int64_t requests);
 // Throws UserError for a number that is out of its range: before anything is loaded.
 void CheckOptions(const AnswerOptions& options);
 
+// Throws UserError where a prompt and its answer have more tokens than the model was made for.
+// `positions`: max_position_embeddings of its config.json, or what its family calls it; 0: not
+// said.
+void CheckPositions(int64_t prompt_tokens, int64_t new_tokens, int64_t positions);
+
 // What one prompt got.
 struct RowAnswer {
   std::string text;

@@ -22,6 +22,7 @@
 #include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/files.h"
+#include "worker/engine/data/question.h"
 #include "worker/engine/dist/recorded.h"
 #include "worker/engine/generate/paged_decoder.h"
 #include "worker/engine/kernels/ops.h"
@@ -153,6 +154,9 @@ class EventObserver : public engine::TrainObserver {
                              .seconds = report.seconds,
                              .answered_rows = report.answered_rows,
                              .preference = FiguresOf(report.preference)};
+    for (const engine::ValidationMetric& metric : report.of_loss) {
+      event.metrics.push_back({metric.name, metric.value});
+    }
     std::string text;
     for (const engine::ValidationMetric& metric : report.metrics) {
       event.metrics.push_back({metric.name, metric.value});
@@ -455,6 +459,9 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   if (const auto files = ValidationFiles(context_.launch); !files.empty()) {
     options.validation = OpenFiles(tokenizer, context_.launch, files,
                                    engine::PrepareOptions::ForValidation, /*weighs=*/false);
+    if (!spec.prefers()) {
+      options.validation_bytes = engine::LearntBytes(*options.validation, tokenizer);
+    }
   }
   if (spec.training.validation.predict_with_generate && options.validation != nullptr) {
     engine::CheckAnswersOn(engine::ReadConfig(file.model_dir), device_->torch);

@@ -120,6 +120,88 @@ TEST_F(CompareTest, ARunWithoutStepsHasNoLoss) {
   EXPECT_TRUE(json["differences"].empty());
 }
 
+// Two evaluations of four rows, of which the second got one more right.
+class CompareEvaluationsTest : public CompareTest {
+ protected:
+  CompareEvaluationsTest() {
+    Evaluate("job-x", "adapter-x", {"yes", "no", "no", "yes"});
+    Evaluate("job-y", "", {"yes", "yes", "no", "yes"});
+  }
+  void Evaluate(const std::string& id, const std::string& adapter,
+                const std::vector<std::string>& answers) {
+    v1::Job job = MakeRun(id, 8, 16, "graded");
+    job.set_kind(v1::Job::EVALUATE);
+    server_.jobs[id] = job;
+    const char* const side = adapter.empty() ? "base" : "tuned";
+    std::string lines;
+    double right = 0;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      const double score = answers[i] == "yes" ? 100 : 0;
+      right += score / static_cast<double>(answers.size());
+      nlohmann::json row = {{"line", i + 1},
+                            {"prompt", "ask " + std::to_string(i)},
+                            {"reference", "yes"},
+                            {"reference_tokens", 2},
+                            {"reference_bytes", 3}};
+      row["base"] = {{"answer", "?"}, {"nll", 9}, {"scores", {{"exact_match", 0}}}};
+      row[side] = {{"answer", answers[i]},
+                   {"nll", 2.0 + score / 100},
+                   {"scores", {{"exact_match", score}, {"mine", score / 2}}}};
+      lines += DumpJson(row) + "\n";
+    }
+    nlohmann::json metrics = nlohmann::json::array();
+    for (const char* name : {"exact_match", "mine", "bleu", "loss"}) {
+      metrics.push_back({{"name", name}, {side, right}});
+    }
+    server_.artifact_files[id + "/evaluation.json"] =
+        DumpJson(nlohmann::json{{"model", "m"}, {"adapter", adapter}, {"metrics", metrics}});
+    server_.artifact_files[id + "/scores.jsonl"] = lines;
+  }
+};
+
+TEST_F(CompareEvaluationsTest, DifferencesHaveIntervalsAndAnswersStandBesideEachOther) {
+  const Outcome run = Sftctl(server_, {"compare", "job-x", "job-y", "--samples", "2"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, testing::ContainsRegex("exact_match +50\\.00 +75\\.00"));
+  EXPECT_THAT(run.out, testing::HasSubstr("differences to job-x, over the rows of both"));
+  EXPECT_THAT(run.out,
+              testing::ContainsRegex(
+                  "exact_match +job-y +\\+25\\.00 +[-+0-9.]+ to \\+[0-9.]+ +[0-9.]+ +0/1 +4"));
+  EXPECT_THAT(run.out, testing::ContainsRegex("bleu +job-y "));
+  EXPECT_THAT(run.out, testing::HasSubstr("\nline 2\n  prompt     ask 1\n  reference  yes\n"
+                                          "  job-x      no\n"));
+  EXPECT_THAT(run.out, testing::HasSubstr("  job-y      yes\n"));
+  EXPECT_THAT(run.out, testing::Not(testing::HasSubstr("line 3")));
+  const auto json = ParseJson(Sftctl(server_, {"compare", "job-x", "job-y", "--json"}).out);
+  const auto& first = json["differences"][0];
+  EXPECT_EQ(first["metric"], "exact_match");
+  EXPECT_EQ(first["to"], "job-x");
+  EXPECT_DOUBLE_EQ(first["difference"], 25);
+  EXPECT_LE(first["low"], 25);
+  EXPECT_GE(first["high"], 25);
+  EXPECT_EQ(first["only_job"], 1);
+  EXPECT_EQ(json["differences"].size(), 4u);
+  EXPECT_DOUBLE_EQ(json["differences"][1]["difference"], 12.5) << "a grader of the job's own";
+  EXPECT_EQ(json["samples"].size(), 3u);
+  EXPECT_EQ(json["samples"][1]["answers"][0]["answer"], "no");
+  EXPECT_EQ(json["samples"][1]["answers"][1]["answer"], "yes");
+}
+
+TEST_F(CompareEvaluationsTest, RowsThatOnlyOneHasAreNotCompared) {
+  std::string& lines = server_.artifact_files["job-y/scores.jsonl"];
+  lines = lines.substr(lines.find('\n') + 1);
+  const auto json = ParseJson(Sftctl(server_, {"compare", "job-x", "job-y", "--json"}).out);
+  EXPECT_EQ(json["differences"][0]["rows"], 3);
+  EXPECT_EQ(json["samples"][0]["line"], 2);
+  lines.clear();
+  const Outcome none = Sftctl(server_, {"compare", "job-x", "job-y"});
+  EXPECT_EQ(none.code, kSucceeded);
+  EXPECT_THAT(none.out, testing::HasSubstr("no row is in both evaluations"));
+  lines = "[1]\n";
+  EXPECT_THAT(Sftctl(server_, {"compare", "job-x", "job-y"}).err,
+              testing::HasSubstr("scores.jsonl of job-y is not what it should be"));
+}
+
 TEST_F(CompareTest, OneJobAloneOrAnUnknownOneIsRefused) {
   EXPECT_EQ(Sftctl(server_, {"compare", "job-a"}).code, kUsage);
   EXPECT_EQ(Sftctl(server_, {"compare", "job-a", "job-z"}).code, kNotFound);

@@ -231,7 +231,10 @@ class FakeServer::Data : public v1::DataService::Service {
   grpc::Status DownloadArtifactFile(grpc::ServerContext*,
                                     const v1::DownloadArtifactFileRequest* request,
                                     grpc::ServerWriter<v1::DownloadChunk>* writer) override {
-    const std::string& content = fake_.artifact_files.at(request->path());
+    const auto of_job = fake_.artifact_files.find(request->name() + "/" + request->path());
+    const std::string& content = of_job != fake_.artifact_files.end()
+                                     ? of_job->second
+                                     : fake_.artifact_files.at(request->path());
     v1::DownloadChunk chunk;
     chunk.set_offset(request->offset());
     chunk.set_data(content.substr(request->offset()));

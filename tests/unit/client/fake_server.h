@@ -108,7 +108,7 @@ class FakeServer {
   // That many uploads are refused because another one of the blob is under way; then it is there.
   int uploads_of_others = 0;
   v1::Artifact artifact;
-  std::map<std::string, std::string> artifact_files;
+  std::map<std::string, std::string> artifact_files;  // by path, or by "JOB/path"
 
   std::vector<v1::BackupResponse> backup;
   std::vector<v1::BackupRequest> backup_requests;

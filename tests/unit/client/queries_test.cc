@@ -381,6 +381,38 @@ TEST(DataCheckTest, SaysWhatAFileHoldsWithoutAServer) {
   EXPECT_EQ(Sftctl(server, {"data", "check", "/nowhere/rows"}).code, kUsage);
 }
 
+TEST(DataCheckTest, AJobFileNamesTheRowsAndHowTheyAreRead) {
+  FakeServer server;
+  const std::string folder = TestFolder();
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder + "/" + name) << text;
+    return folder + "/" + name;
+  };
+  write("rows.csv", "ask,reply\na,b\nc,d\n");
+  const std::string job = write("check.toml",
+                                "[job]\nmodel = \"m\"\ndata = \"rows.csv\"\n[data]\ncolumns = "
+                                "[\"prompt=ask\", \"completion=reply\"]\n");
+  const Outcome run = Sftctl(server, {"data", "check", "--job", job});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("rows        2: 2 prompt + completion"));
+  EXPECT_THAT(run.err, HasSubstr("and what the job trains on, are shown with --model DIR"));
+  const std::string other = write("other.csv", "ask,reply\na,b\n");
+  EXPECT_THAT(Sftctl(server, {"data", "check", other, "--job", job}).out,
+              HasSubstr("rows        1"));
+  EXPECT_EQ(Sftctl(server, {"data", "check"}).code, kUsage);
+  const std::pair<const char*, const char*> bad[] = {
+      {"[job]\ndata = \"node:/a.jsonl\"\n", "is on the nodes"},
+      {"[job]\nmodel = \"m\"\n", "names no job.data"},
+      {"[data]\ntrain = [\"a.jsonl\", \"b.jsonl\"]\n", "data.train has several files"},
+      {"[job]\ndata = \"a.jsonl\"\n[data]\ndedup = \"near\"\n", "check.toml:4: data.dedup: "}};
+  for (const auto& [text, message] : bad) {
+    write("check.toml", text);
+    const Outcome refused = Sftctl(server, {"data", "check", "--job", job});
+    EXPECT_EQ(refused.code, kUsage) << text;
+    EXPECT_THAT(refused.err, HasSubstr(message));
+  }
+}
+
 TEST(ExplainTest, NeedsNoServerAndSuggests) {
   FakeServer server;
   server.info.set_protocol(kProtocol + 9);

@@ -75,6 +75,7 @@ struct PrepareOptions {
   spec::BadRows on_bad_rows = spec::BadRows::kError;
   spec::LongRows on_long_rows = spec::LongRows::kError;
   int split_overlap = 64;
+  spec::TextDocuments text_documents = spec::TextDocuments::kWhole;
   data::Learns learns = data::Learns::kTexts;
   spec::HoldOut hold_out;      // a part of the rows that is left to the other side
   bool held_out_side = false;  // the rows of that part alone

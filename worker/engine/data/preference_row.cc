@@ -42,13 +42,15 @@ Json MessageOf(const char* role, Json content) {
   return Json{{"role", role}, {"content", std::move(content)}};
 }
 
-// Alpaca's columns and those of question sets, as a conversation; null where the row has neither.
-Json AskedQuestion(const Json& object) {
+// Alpaca's columns and those of question sets, as a conversation, or as Stanford's text; null where
+// the row has neither.
+Json AskedQuestion(const Json& object, const data::RowNames& names) {
   for (const char* key : {"instruction", "question", "query"}) {
     if (!HasValue(object, key)) continue;
     if (!object.at(key).is_string()) RefusePreference(fmt::format("{} is not a text", key));
     auto text = object.at(key).get<std::string>();
     const bool alpaca = key == std::string_view("instruction");
+    if (alpaca && names.stanford) return StanfordPrompt(object);
     const bool more = alpaca && HasValue(object, "input") && object.at("input").is_string() &&
                       object.at("input") != "";
     if (more) text += "\n" + object.at("input").get<std::string>();
@@ -73,7 +75,7 @@ Question QuestionOfRow(const Json& object, const data::RowNames& names) {
     question.prompt = MessageList(source->at(key), names);
     break;
   }
-  if (question.prompt.is_null()) question.prompt = AskedQuestion(object);
+  if (question.prompt.is_null()) question.prompt = AskedQuestion(object, names);
   if (HasValue(object, "system") && object.at("system") != "")
     question.system = object.at("system");
   return question;
@@ -267,7 +269,7 @@ MarkedAnswer MarkedOf(const Json& object, const data::RowNames& names) {
   const bool good = IsGood(object);
   Question question;
   Json answer = AnswerColumn(object, names);
-  const bool asked = HasValue(object, "prompt") || !AskedQuestion(object).is_null();
+  const bool asked = HasValue(object, "prompt") || !AskedQuestion(object, names).is_null();
   if (asked && !answer.is_null()) {
     question = QuestionOfRow(object, names);
     const bool messages = answer.is_array();

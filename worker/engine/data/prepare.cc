@@ -34,7 +34,7 @@ namespace sft::engine {
 namespace {
 
 // Part of the cache's key: raised whenever equal input would give other tokens or another mask.
-constexpr int kEncodingVersion = 3;
+constexpr int kEncodingVersion = 4;
 // The same for rows of preferences alone.
 constexpr int kPreferenceVersion = 2;
 // Rows a thread takes at once.
@@ -328,6 +328,8 @@ std::string NamesText(const PrepareOptions& options, std::string_view bytes) {
     }
     text += " |";
   }
+  if (options.names.stanford) text += " stanford";
+  if (options.text_documents != spec::TextDocuments::kWhole) text += " documents by blank lines";
   if (options.hold_out.on()) {
     text +=
         fmt::format(" held {} {} {} {} {} {}", options.held_out_side, options.hold_out.share,
@@ -374,7 +376,9 @@ PrepareOptions FromSpec(const spec::JobSpec& spec, std::filesystem::path file,
   options.on_long_rows = spec.data.on_long_rows;
   options.split_overlap = spec.data.split_overlap;
   options.learns = data::LearnsOf(spec::EnumName(spec.training.loss), spec.job.kind);
+  options.text_documents = spec.data.text_documents;
   options.names = data::NamesOf(spec.data.columns, spec.data.roles);
+  options.names.stanford = spec.data.alpaca_prompt == spec::AlpacaPrompt::kStanford;
   return options;
 }
 

@@ -21,4 +21,12 @@ struct Question {
 // Nothing where the row has no answer, or nothing stands before it. Reads the document in place.
 std::optional<Question> QuestionOf(const Document& document, const ChatTokenizer& tokenizer);
 
+// The tokens of a row that carry loss, and the bytes of their text; special tokens have none.
+struct LearntText {
+  int64_t tokens = 0, bytes = 0;
+};
+LearntText LearntTextOf(const Document& document, const ChatTokenizer& tokenizer);
+// The bytes of all rows.
+int64_t LearntBytes(const Dataset& dataset, const ChatTokenizer& tokenizer);
+
 }  // namespace sft::engine

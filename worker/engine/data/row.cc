@@ -126,6 +126,16 @@ void RefuseForeignKeys(const Json& message, const std::string& where) {
   }
 }
 
+// An assistant's turn in which there is nothing to say, nothing to think and nothing to call.
+bool IsEmptyAnswer(const Json& message) {
+  return std::ranges::none_of(std::array{"content", "tool_calls", "thinking", "reasoning_content"},
+                              [&message](const char* key) {
+                                const auto found = message.find(key);
+                                return found != message.end() && !found->is_null() &&
+                                       !found->empty() && *found != "";
+                              });
+}
+
 void AddMessages(const Json& list, const char* key, bool trained, const data::RowNames& names,
                  ConversationRow& row) {
   if (!list.is_array()) BadForm(fmt::format("{} is not a list of messages", key));
@@ -149,8 +159,13 @@ void AddMessages(const Json& list, const char* key, bool trained, const data::Ro
     if (message.contains("content")) JoinContentParts(message, where);
     NameThinkingBothWays(message, where);
     ParseToolArguments(message, where);
-    const bool weighted = TakeWeight(message, where);
-    row.trained.push_back(trained && weighted && name == "assistant");
+    const bool learnt = TakeWeight(message, where) && trained && name == "assistant";
+    if (learnt && IsEmptyAnswer(message)) {
+      throw RowError(
+          RowProblem::kNoAnswer,
+          fmt::format("the answer {} is empty; with \"weight\": 0 it is not learnt", where));
+    }
+    row.trained.push_back(learnt);
     row.messages.push_back(std::move(message));
   }
 }
@@ -175,6 +190,13 @@ void AddExtras(const Json& object, ConversationRow& row) {
     throw RowError(RowProblem::kNoAnswer, "the conversation has no messages");
   if (std::ranges::find(row.trained, true) == row.trained.end()) {
     throw RowError(RowProblem::kNoAnswer, "no assistant message to learn from");
+  }
+  const std::string last = row.messages.back().value("role", "");
+  if (last != "assistant" && last != "tool") {
+    throw RowError(RowProblem::kNoAnswer,
+                   fmt::format("the conversation ends with a message of the {}, which nothing "
+                               "answers; take it out, or add its answer",
+                               last));
   }
 }
 
@@ -260,6 +282,7 @@ Row RowOf(data::Form form, const Json& object, const data::RowNames& names) {
     case data::Form::kMixed:
       return Conversation(ShareGptMessages(object, names), "messages", names);
     case data::Form::kAlpaca:
+      if (names.stanford) return StanfordRow(object);
       return Conversation(AlpacaMessages(object), "messages", names);
     case data::Form::kQuestion:
       return Conversation(QuestionMessages(object), "messages", names);

@@ -167,6 +167,31 @@ Json AlpacaMessages(const Json& row) {
   return WithMessages(row, std::move(messages));
 }
 
+std::string StanfordPrompt(const Json& row) {
+  for (const char* key : {"history", "system", "tools"}) {
+    const auto found = row.find(key);
+    if (found == row.end() || found->is_null() || found->empty() || *found == "") continue;
+    BadRow(fmt::format("{} has no place in Stanford's prompt (data.alpaca_prompt)", key));
+  }
+  const std::string instruction = TextAt(row, "instruction");
+  const std::string input = TextAt(row, "input", /*optional=*/true);
+  if (input.empty()) {
+    return fmt::format(
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\n{}\n\n### Response:",
+        instruction);
+  }
+  return fmt::format(
+      "Below is an instruction that describes a task, paired with an input that provides further "
+      "context. Write a response that appropriately completes the request.\n\n### "
+      "Instruction:\n{}\n\n### Input:\n{}\n\n### Response:",
+      instruction, input);
+}
+
+CompletionRow StanfordRow(const Json& row) {
+  return {StanfordPrompt(row), AnswerAt(row, Present(row, "output", "response"))};
+}
+
 Json QuestionMessages(const Json& row) {
   Json messages = Json::array();
   messages.push_back(Message("user", TextAt(row, Present(row, "question", "query"))));

@@ -11,6 +11,10 @@ namespace sft::engine {
 nlohmann::ordered_json ShareGptMessages(const nlohmann::ordered_json& row,
                                         const data::RowNames& names);
 nlohmann::ordered_json AlpacaMessages(const nlohmann::ordered_json& row);
+// The prompt that Stanford's Alpaca makes of instruction and input. Throws RowError for columns
+// that have no place in it.
+std::string StanfordPrompt(const nlohmann::ordered_json& row);
+CompletionRow StanfordRow(const nlohmann::ordered_json& row);
 nlohmann::ordered_json QuestionMessages(const nlohmann::ordered_json& row);
 
 // The turns of Alpaca's "history": empty where there is none. Throws RowError.

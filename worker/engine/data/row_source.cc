@@ -11,6 +11,7 @@
 #include "common/data/row_reader.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/data/text_documents.h"
 
 namespace sft::engine {
 namespace {
@@ -34,6 +35,7 @@ std::vector<Line> SplitLines(std::string_view bytes, int64_t max) {
 
 // A part of the row reader's contract: the container of a file that is mapped as it is.
 bool IsPlainLines(const PrepareOptions& options, std::string_view bytes) {
+  if (options.text_documents != spec::TextDocuments::kWhole) return false;
   const std::string_view head = bytes.substr(0, 1 << 20);
   return data::CompressionOf(head) == data::Compression::kNone &&
          data::ContainerOf(options.Name(), head) == data::Container::kLines;
@@ -80,15 +82,29 @@ void RowSource::Unpack(const MappedFile& file, const PrepareOptions& options) {
     pending.clear();
     return written;
   };
-  const data::TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
+  const data::TakeRow keep = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
     places.push_back({line, size, row.size()});
     pending += row;
     size += row.size();
     if (pending.size() > kFlushBytes) SFT_RETURN_IF_ERROR(flush());
     return options.max_examples == 0 || static_cast<int64_t>(places.size()) < options.max_examples;
   };
-  absl::Status read =
-      data::ReadRows(file.Descriptor(), options.Name(), {.names = &options.names}, take);
+  data::FileKind kind;
+  const data::TakeRow take = [&](int64_t line, std::string_view row) -> absl::StatusOr<bool> {
+    const std::vector<RowPart> parts = options.text_documents == spec::TextDocuments::kBlankLines
+                                           ? PartsOfRow(row, options.names, options.learns)
+                                           : std::vector<RowPart>();
+    if (parts.empty()) return keep(line, row);
+    for (const RowPart& part : parts) {
+      // Lines within a row of JSON are none of the file's.
+      const bool own = kind.container == data::Container::kText;
+      SFT_ASSIGN_OR_RETURN(const bool more, keep(own ? line + part.lines_before : line, part.row));
+      if (!more) return false;
+    }
+    return true;
+  };
+  absl::Status read = data::ReadRows(file.Descriptor(), options.Name(),
+                                     {.names = &options.names, .kind = &kind}, take);
   if (read.ok()) read = flush();
   ThrowIfNodeError(written);
   ThrowIfError(Annotate(read, options.Name()));

@@ -16,7 +16,8 @@ struct Line {
   std::string_view text;
 };
 
-// The rows of a data file, each as JSON text. Those of JSON Lines are read where they are; what
+// The rows of a data file, each as JSON text; of texts a row for each of their documents
+// (data.text_documents). Those of JSON Lines are read where they are; what
 // stands otherwise is unpacked to a file without a name in the cache's folder, since rows need not
 // fit into memory.
 class RowSource {

@@ -91,6 +91,8 @@ struct EvalReport {
   double loss = 0;   // mean over all targets of the validation rows
   int64_t tokens = 0;
   double seconds = 0;
+  // val.perplexity and val.bits_per_byte, where the loss is that of tokens.
+  std::vector<ValidationMetric> of_loss;
   std::vector<ValidationMetric> metrics;  // of answers; empty where none were given
   int64_t answered_rows = 0;
   std::string note;  // what of the answers was cut short, on this rank; empty: nothing

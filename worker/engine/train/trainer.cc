@@ -389,6 +389,7 @@ std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
   EvalReport report{.step = steps_taken,
                     .loss = result.loss,
                     .tokens = result.tokens,
+                    .of_loss = MetricsOfLoss(result, options_.validation_bytes),
                     .preference = result.preference};
   if (AnswersDue(steps_taken)) {
     const AnswerJudge::Verdict verdict = options_.judge->Judge(model_, comm_, [&] {
@@ -403,8 +404,10 @@ std::optional<double> Trainer::Evaluate(int64_t steps_taken) {
   observer_.OnEval(report);
   const std::string& wanted = options_.spec.training.validation.metric_for_best_model;
   if (wanted == "val.loss") return result.loss;
-  for (const ValidationMetric& metric : report.metrics) {
-    if (metric.name == wanted) return metric.value;
+  for (const auto* metrics : {&report.of_loss, &report.metrics}) {
+    for (const ValidationMetric& metric : *metrics) {
+      if (metric.name == wanted) return metric.value;
+    }
   }
   return std::nullopt;
 }

@@ -32,6 +32,7 @@ struct TrainerOptions {
   std::string model_name;  // the base as the job named it, for the adapter's configuration
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> validation;  // null: none
+  int64_t validation_bytes = 0;               // of the text of its tokens with loss; 0: not known
   std::shared_ptr<AnswerJudge> judge;         // of answers to validation rows; null: loss alone
   std::filesystem::path output_dir;           // the artifact is written here
   std::filesystem::path adapter_dir;  // its values are the first ones of the job's; empty: fresh

@@ -69,6 +69,7 @@ TEST(TableTest, RowsAreThoseThatWereWritten) {
       {"packed_lz4.parquet", "packed"},
       {"packed_none.parquet", "packed"},
       {"packed_snappy.parquet", "packed"},
+      {"share_gpt.parquet", "share_gpt"},
       {"types.parquet", "types"},
       {"encodings.parquet", "encodings"},
       {"overflow.parquet", "overflow"},

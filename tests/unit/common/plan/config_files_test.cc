@@ -120,6 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"GptOssFullOnFourA100", "full_gpt_oss_20b_4xa100.toml", GptOss20B, 84.5},
         ConfigFile{"GptOssOffloadedOnFourA100", "full_offload_gpt_oss_20b_4xa100.toml", GptOss20B,
                    84.5},
+        ConfigFile{"Qwen8BOnDocumentsOnAnH100", "dapt_8b.toml", Qwen3Of8B, 84.5},
         ConfigFile{"Gpt2OnAnH100", "lora_gpt2_1xh100.toml", Gpt2, 84.5},
         ConfigFile{"DialoGptOnAnH100", "dialogpt_medium_1xh100.toml", DialoGptMedium, 84.5},
         ConfigFile{"DialoGptOnTwoH100", "dialogpt_medium_2xh100.toml", DialoGptMedium, 84.5},

@@ -421,7 +421,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "train.distributed_backend", "nccl does"},
         WrongFile{"UnknownMetric", "[training.validation]\nmetric_for_best_model = \"train.loss\"",
                   "training.validation.metric_for_best_model",
-                  "must be \"val.loss\", \"val.exact_match\""},
+                  "must be \"val.loss\", \"val.perplexity\""},
         WrongFile{"ValidationWithoutRows", "[training.validation]\nenabled = true",
                   "training.validation.enabled", "name them in data.val"}),
     [](const auto& info) { return std::string(info.param.name); });
@@ -445,6 +445,25 @@ TEST(ValidationTest, AMetricOfAnswersIsGreaterWhereItIsBetter) {
                           "greater_is_better = false\n[training.validation]\n"
                           "generate_metrics = [\"bleu\"]\n"));
   EXPECT_THAT(Describe(wrong.warnings), HasSubstr("takes the least val.bleu, the worst one"));
+}
+
+TEST(ValidationTest, WhatFollowsFromTheLossIsComparedWithoutAnswers) {
+  for (const auto& [word, metric] : {std::pair("perplexity", "val.perplexity"),
+                                     std::pair("val.bits_per_byte", "val.bits_per_byte")}) {
+    const std::string text = std::string("[data]\nval = \"v.jsonl\"\n[train]\n") +
+                             "load_best_model_at_end = true\nmetric_for_best_model = \"" + word +
+                             "\"\n";
+    const Resolution r = ResolveText(Minimal(text));
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_EQ(r.spec.training.validation.metric_for_best_model, metric);
+    EXPECT_FALSE(r.spec.training.validation.greater_is_better);
+    EXPECT_THAT(r.warnings, ::testing::IsEmpty()) << Describe(r.warnings);
+    EXPECT_EQ(NeedOf(r.spec).protocol, 2);
+    EXPECT_THAT(Describe(ResolveText(Minimal(text), {Set("training.loss", "dpo")}).problems),
+                HasSubstr("is none of a token; use val.loss"));
+    EXPECT_THAT(Describe(ResolveText(Minimal(text), {Set("greater_is_better", "true")}).warnings),
+                HasSubstr("takes the greatest"));
+  }
 }
 
 TEST(ValidationTest, WeightsThatAreCutOverTheRanksAnswerNoRows) {

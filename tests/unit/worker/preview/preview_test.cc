@@ -189,5 +189,56 @@ TEST_F(PreviewTest, DataThatNoJobCouldUseIsRefused) {
   EXPECT_THROW(Preview(options), engine::UserError);
 }
 
+TEST_F(PreviewTest, WhatAJobWouldTrainOnIsSaid) {
+  std::string rows;
+  for (int i = 0; i < 10; ++i) {
+    rows += fmt::format(R"({{"prompt":"ask {}","completion":" answer"}})", i) + "\n";
+  }
+  rows += R"({"prompt":"ask 3","completion":" answer"})" + std::string("\n");
+  rows += R"({"prompt":"long","completion":")" + std::string(300, '!') + "\"}\n";
+  const std::string file = folder_.Write("rows.jsonl", rows);
+  const auto of = [&](std::vector<std::string> settings) {
+    std::vector<std::string> args = {
+        file, "--model", folder_.path(), "--sequence-length", "64", "--batch", "4"};
+    for (std::string& setting : settings) {
+      args.emplace_back("--set");
+      args.push_back(std::move(setting));
+    }
+    const auto options = ParseOptions(args);
+    EXPECT_TRUE(options.ok()) << options.status();
+    return options.value_or(Options());
+  };
+  const Found refused = Preview(of({"data.dedup=off"}));
+  EXPECT_TRUE(refused.refused);
+  EXPECT_THAT(refused.text, HasSubstr("This job would be refused: "));
+  EXPECT_THAT(refused.text, HasSubstr("line 12: "));
+  Options options = of({"data.on_long_rows=split", "data.dedup=exact", "data.val_split=2 rows"});
+  const Found cut = Preview(options);
+  EXPECT_FALSE(cut.refused);
+  EXPECT_THAT(cut.text, HasSubstr("This job would train on 9 rows in "));
+  EXPECT_THAT(cut.text, HasSubstr("held out    2 rows for validation (data.val_split = 2 rows)"));
+  EXPECT_THAT(cut.text,
+              HasSubstr("repeats     1 rows left out (data.dedup = exact), first line 11"));
+  EXPECT_THAT(cut.text,
+              HasSubstr("cut         1 rows that are too long (data.on_long_rows = split)"));
+  options.json = true;
+  const nlohmann::json json = ParseJson(Preview(options).text).at("job");
+  EXPECT_TRUE(json.at("refused").is_null());
+  EXPECT_EQ(json.at("rows"), 9);
+  EXPECT_EQ(json.at("held_out"), 2);
+  EXPECT_GT(json.at("documents").get<int>(), 9);
+  EXPECT_FALSE(json.at("packing").get<bool>());
+  Options packed = of({"data.on_long_rows=skip", "data.packing=true"});
+  EXPECT_THAT(Preview(packed).text, HasSubstr("left out    1 rows: 1 too long"));
+  EXPECT_THAT(Preview(packed).text, HasSubstr("steps of 4 packed sequences"));
+  packed.first = 2;
+  EXPECT_THAT(Preview(packed).text, HasSubstr("2 of 2 can be used"));
+  EXPECT_THAT(std::string(Message(
+                  ParseOptions({file, "--model", "m", "--set", "data.dedup=near"}).status())),
+              HasSubstr("data.dedup: "));
+  EXPECT_THAT(std::string(Message(ParseOptions({file, "--model", "m", "--set", "x"}).status())),
+              HasSubstr("must be KEY=VALUE"));
+}
+
 }  // namespace
 }  // namespace sft::preview

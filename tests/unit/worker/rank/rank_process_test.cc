@@ -200,6 +200,56 @@ TEST_F(HostileModelTest, DataSwappedSinceTheNodeAcceptedTheJobAreRefused) {
   ExpectUserError("data_changed", "other.jsonl");
 }
 
+// A model with a rope and 40 positions, which jobs ask.
+class ShortModelTest : public PreparedModelTest {
+ protected:
+  ShortModelTest() {
+    nlohmann::json config = ParseJson(io::ReadFile(dir_ + "/model/config.json").value());
+    config["max_position_embeddings"] = 40;
+    WriteModel(DumpJson(config));
+  }
+  int Ask(const std::string& kind, int new_tokens) {
+    launch_.job_json = DumpJson(
+        nlohmann::json{{"job", {{"kind", kind}}}, {"generate", {{"max_new_tokens", new_tokens}}}});
+    return Prepare();
+  }
+  static std::string Long() {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += std::to_string(i) + " ";
+    return text;
+  }
+};
+
+TEST_F(ShortModelTest, APromptBeyondTheModelsPositionsIsNamed) {
+  Write("train.jsonl", R"({"prompt": "a"})"
+                       "\n");
+  EXPECT_EQ(Ask("generate", 39), channel::kExitOk) << output_;
+  EXPECT_EQ(Ask("generate", 40), channel::kExitUserError) << output_;
+  ExpectUserError("bad_prompt",
+                  "train.jsonl:1: 1 tokens and 40 new ones are more than the model's "
+                  "40 positions");
+  Write("train.jsonl", R"({"prompt": "a"})"
+                       "\n" +
+                           DumpJson(nlohmann::json{{"prompt", Long()}}) + "\n");
+  EXPECT_EQ(Ask("generate", 1), channel::kExitUserError) << output_;
+  ExpectUserError("bad_prompt", "train.jsonl:2: ");
+}
+
+TEST_F(ShortModelTest, ARowToEvaluateBeyondTheModelsPositionsIsNamed) {
+  const auto row = [](const std::string& prompt, const std::string& completion) {
+    return DumpJson(nlohmann::json{{"prompt", prompt}, {"completion", completion}}) + "\n";
+  };
+  Write("train.jsonl", row("ab?", "c"));
+  EXPECT_EQ(Ask("evaluate", 20), channel::kExitOk) << output_;
+  EXPECT_EQ(Ask("evaluate", 40), channel::kExitUserError) << output_;
+  ExpectUserError("bad_prompt", "train.jsonl:1: ");
+  for (const std::string& too_long : {row(Long(), "c"), row("ab?", Long())}) {
+    Write("train.jsonl", row("ab?", "c") + too_long);
+    EXPECT_EQ(Ask("evaluate", 2), channel::kExitUserError) << output_;
+    ExpectUserError("bad_prompt", "train.jsonl:2: ");
+  }
+}
+
 TEST_F(RankProcessTest, AMissingAttemptFolderIsInfrastructure) {
   launch_.attempt_dir = dir_ + "/none";
   EXPECT_EQ(RunLaunch("prepare"), channel::kExitInfrastructure);

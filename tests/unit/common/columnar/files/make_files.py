@@ -108,6 +108,17 @@ def chat_files():
             writer.write_table(table.select(["source"]))
 
 
+def share_gpt_file():
+    """What tests/e2e/data_test.py trains on: 40 conversations, the 10th and the 30th of them long."""
+    said = [f"{'abcdef'[i % 6] * 3}?" for i in range(40)]
+    answers = ["no" if i % 2 else "yes" for i in range(40)]
+    for i in (9, 29):
+        said[i] = f"{i}" + "x" * 120
+    rows = [{"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+            for question, answer in zip(said, answers)]
+    write("share_gpt", pa.Table.from_pylist(rows), rows, row_group_size=16, compression="zstd")
+
+
 class Keys(pe.KmsClient):
     def wrap_key(self, key_bytes, _):
         return key_bytes
@@ -195,6 +206,7 @@ def old_files():
 
 if __name__ == "__main__":
     chat_files()
+    share_gpt_file()
     type_files()
     encoding_files()
     old_files()

@@ -292,11 +292,12 @@ TEST_F(EncodeRowTest, APromptAndCompletionOfMessagesLearnsTheCompletionAlone) {
               ElementsAre("d<|im_end|>"));
 }
 
-TEST_F(EncodeRowTest, AnEmptyAnswerIsLearntAsItsEndTokenOrRefused) {
+// The template's end token alone teaches the model to say nothing.
+TEST_F(EncodeRowTest, AnEmptyAnswerIsRefusedWhereTheTemplateWritesAnEndToken) {
   Use("chatml_tools", "<|im_end|>");
-  EXPECT_THAT(Learnt(R"({"messages": [{"role": "user", "content": "a"},
+  EXPECT_THAT(Refusal(R"({"messages": [{"role": "user", "content": "a"},
                                       {"role": "assistant", "content": ""}]})"),
-              ElementsAre("<|im_end|>"));
+              HasSubstr("no answer: the answer messages[1] is empty"));
 }
 
 // What a model is trained to continue is what it is given to continue.

@@ -1,6 +1,7 @@
 #include "worker/engine/data/preference_row.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -282,6 +283,19 @@ TEST_F(PreferenceRowTest, WhatCannotBeComparedIsRefusedWithTheReason) {
   EXPECT_NE(Refusal(R"({"messages":[{"role":"user","content":"a"}],"label":true})", Learns::kMarked)
                 .find("without a question"),
             std::string::npos);
+}
+
+TEST(StanfordPreferenceTest, ThePromptIsStanfordsText) {
+  data::RowNames names;
+  names.stanford = true;
+  data::Form form = data::Form::kUnknown;
+  const auto answers =
+      ParsePreference(R"({"instruction":"Add","input":"2 2","chosen":" 4","rejected":" 5"})", names,
+                      data::Learns::kPairs, &form);
+  ASSERT_EQ(answers.size(), 2U);
+  const auto& row = std::get<CompletionRow>(answers[0].row);
+  EXPECT_THAT(row.prompt, testing::EndsWith("### Input:\n2 2\n\n### Response:"));
+  EXPECT_EQ(row.completion, " 4");
 }
 
 }  // namespace

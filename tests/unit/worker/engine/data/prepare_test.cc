@@ -408,11 +408,13 @@ TEST_F(PrepareTest, WhateverChangesTheTokensChangesTheFile) {
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
   options.loss_on = spec::LossOn::kAll;
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+  options.names.stanford = true;
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
   const ModelFolder other("thinking", "<s>", "<|im_end|>");
   EXPECT_FALSE(PrepareDataset(ChatTokenizer::Open(other.path()), options).from_cache);
   options.data = model_.Write("rows.jsonl", QuestionRow("a", "c"));
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
-  EXPECT_EQ(FilesInCache(), 5U);
+  EXPECT_EQ(FilesInCache(), 6U);
 }
 
 TEST_F(PrepareTest, ADamagedCacheFileIsMadeAnew) {

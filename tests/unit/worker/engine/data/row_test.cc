@@ -76,6 +76,32 @@ TEST(RowTest, BadRowsSayWhatIsWrongWithThem) {
       {R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
        "only text can be trained"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no answer: no assistant message"},
+      {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+           {"role": "user", "content": "c"}]})",
+       "no answer: the conversation ends with a message of the user"},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"},
+           {"from": "human", "value": "c"}]})",
+       "no answer: the conversation ends with a message of the user"},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "completion": [
+           {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}]})",
+       "no answer: the conversation ends with a message of the system"},
+      {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": []}]})",
+       "no answer: the answer messages[0] is empty"},
+      {R"({"messages": [{"role": "assistant", "content": [], "thinking": ""}]})",
+       "no answer: the answer messages[0] is empty"},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": ""}]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"instruction": "a", "output": "b", "history": [["q", ""]]})",
+       "no answer: the answer messages[1] is empty"},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "completion": [
+           {"role": "assistant", "content": ""}]})",
+       "no answer: the answer completion[0] is empty"},
+      {R"({"text": "a", "score": NaN})", "not JSON: column"},
+      {R"({"text": "a", "score": Infinity})", "not JSON: column"},
+      {R"({"text": "a", "score": -Infinity})", "not JSON: column"},
+      {R"({"text": "a", "score": 1e999})", "not JSON"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 2}]})", "weight is 2"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0}]})", "no answer"},
       {R"({"messages": [{"role": "assistant", "content": "a", "thinking": 1}]})",
@@ -112,6 +138,22 @@ TEST(RowTest, ReasoningAndCallsThatAreNullAreNotThere) {
   EXPECT_EQ(messages[2].at("thinking"), "r");
   EXPECT_FALSE(messages[2].contains("tool_calls"));
   EXPECT_EQ(messages[0].at("role"), "developer");
+}
+
+TEST(RowTest, WhatIsNotLearntMayBeEmptyAndAToolsResultMayBeLast) {
+  for (const char* line :
+       {R"({"messages": [{"role": "assistant", "content": "", "weight": 0},
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})",
+        R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""},
+            {"role": "user", "content": "b"}], "completion": [{"role": "assistant",
+            "content": "c"}]})",
+        R"({"messages": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "thinking": "t"}]})",
+        R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "content": "7"}]})"}) {
+    EXPECT_EQ(Refusal(line), "accepted") << line;
+  }
 }
 
 TEST(RowTest, ToolArgumentsWrittenAsJsonTextBecomeObjects) {
@@ -167,6 +209,37 @@ TEST(RowTest, HistoryInputAndCallsAreTurns) {
             R"([{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":)"
             R"([{"type":"function","function":{"name":"f","arguments":{"z":1}}}]},)"
             R"({"role":"tool","content":"7"},{"role":"assistant","content":"b"}]-+--)");
+}
+
+TEST(RowTest, AlpacaRowsBecomeStanfordsTextWhereTheJobSaysSo) {
+  data::RowNames names;
+  names.stanford = true;
+  const auto read = [&](std::string_view line) {
+    return std::get<CompletionRow>(ParseRow(line, names));
+  };
+  const CompletionRow with = read(R"({"instruction":"Add","input":"2 2","output":"4"})");
+  EXPECT_EQ(with.prompt,
+            "Below is an instruction that describes a task, paired with an input that provides "
+            "further context. Write a response that appropriately completes the request.\n\n"
+            "### Instruction:\nAdd\n\n### Input:\n2 2\n\n### Response:");
+  EXPECT_EQ(with.completion, "4");
+  const CompletionRow without =
+      read(R"({"instruction":"Hi","input":"","system":"","history":[],"response":"Hello"})");
+  EXPECT_EQ(without.prompt,
+            "Below is an instruction that describes a task. Write a response that appropriately "
+            "completes the request.\n\n### Instruction:\nHi\n\n### Response:");
+  EXPECT_EQ(without.completion, "Hello");
+  for (const auto& [line, reason] :
+       {std::pair(R"({"instruction":"a","output":"b","history":[["q","r"]]})",
+                  "history has no place"),
+        std::pair(R"({"instruction":"a","output":"b","system":"s"})", "system has no place"),
+        std::pair(R"({"instruction":"a","output":""})", "the output is empty")}) {
+    EXPECT_THAT([&] { ParseRow(line, names); },
+                ::testing::ThrowsMessage<RowError>(HasSubstr(reason)));
+  }
+  // Other forms are read as ever.
+  EXPECT_TRUE(
+      std::holds_alternative<ConversationRow>(ParseRow(R"({"question":"a","answer":"b"})", names)));
 }
 
 TEST(RowTest, ColumnsAndRolesOfOtherNamesAreTakenAsTheJobSays) {

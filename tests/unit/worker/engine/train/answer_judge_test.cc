@@ -3,6 +3,7 @@
 #include <ATen/ops/log_softmax.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "tests/unit/worker/engine/train/run_trainer.h"
 #include "worker/engine/generate/batch_generator.h"
 #include "worker/engine/train/trainer.h"
+#include "worker/engine/train/validation.h"
 
 namespace sft::engine {
 namespace {
@@ -82,6 +84,36 @@ TEST_F(AnswerJudgeTest, TheBestByAnAnswerMetricIsKeptAndEndsTheTraining) {
   EXPECT_EQ(observer.evals[2].answered_rows, 5);
   EXPECT_TRUE(observer.evals[3].metrics.empty());
   EXPECT_EQ(observer.evals[3].note, "no row could be graded");
+}
+
+TEST_F(AnswerJudgeTest, WhatFollowsFromTheLossIsAMetricToo) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.validation = Rows(5);
+  options.validation_bytes = 7;
+  auto& validation = options.spec.training.validation;
+  validation.enabled = true;
+  validation.eval_steps = 1;
+  validation.metric_for_best_model = "val.perplexity";
+  validation.early_stopping_patience = 1;
+  // No step is so much better than the one before.
+  validation.early_stopping_threshold = 1e5;
+  const RecordingObserver observer = RunOne(options);
+  EXPECT_EQ(result_.steps, 1);
+  int64_t targets = 0;
+  for (int64_t i = 0; i < options.validation->size(); ++i) {
+    targets += options.validation->LossTokens(i);
+  }
+  const EvalReport& eval = observer.evals.at(0);
+  ASSERT_EQ(eval.of_loss.size(), 2u);
+  EXPECT_EQ(eval.of_loss[0].name, "val.perplexity");
+  EXPECT_DOUBLE_EQ(eval.of_loss[0].value, std::exp(eval.loss));
+  EXPECT_EQ(eval.of_loss[1].name, "val.bits_per_byte");
+  EXPECT_NEAR(eval.of_loss[1].value, eval.loss * static_cast<double>(targets) / 7 / std::log(2),
+              1e-9);
+  // Without the bytes there is no share of them; a loss that overflows has no perplexity.
+  EXPECT_EQ(MetricsOfLoss({.loss = 1, .targets = 3}, 0).size(), 1u);
+  EXPECT_TRUE(MetricsOfLoss({.loss = 1e6, .targets = 3}, 0).empty());
+  EXPECT_TRUE(MetricsOfLoss({.loss = 1, .preference = PreferenceReport()}, 5).empty());
 }
 
 TEST_F(AnswerJudgeTest, RowsAreAnsweredInEveryNthValidationAndInTheLast) {

@@ -1,0 +1,225 @@
+#include "client/output/evaluation_pairs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "client/output/evaluation.h"
+#include "client/output/table.h"
+#include "client/output/text.h"
+
+namespace sft::client {
+namespace {
+
+using MetricSums = std::vector<double>;
+
+std::string PairText(const Json& object, const char* key) {
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  return object.is_object() && found != object.end() && found->is_string()
+             ? found->get<std::string>()
+             : "";
+}
+
+std::optional<double> PairNumber(const Json& object, const std::string& key) {
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  if (!object.is_object() || found == object.end() || !found->is_number()) return std::nullopt;
+  return found->get<double>();
+}
+
+const Json& AnsweredSide(const Json& row) {
+  static const Json none = Json::object();
+  for (const char* side : {"tuned", "base"}) {
+    if (row.is_object() && row.contains(side)) return row.at(side);
+  }
+  return none;
+}
+
+// Rows of equal text are the same, wherever they stand; of repeated ones the line tells.
+using RowKey = std::tuple<std::string, std::string, int64_t>;
+RowKey PairKey(const Json& row) {
+  return {PairText(row, "prompt"), PairText(row, "reference"),
+          static_cast<int64_t>(PairNumber(row, "line").value_or(0))};
+}
+
+using RowsByKey = std::map<RowKey, const Json*>;
+RowsByKey PairsByKey(const std::vector<Json>& rows) {
+  RowsByKey found;
+  for (const Json& row : rows) found.emplace(PairKey(row), &row);
+  return found;
+}
+
+// What the row adds to the metric; nothing where it was not graded by it.
+std::optional<MetricSums> PairSums(const grade::Metric& metric, const grade::Grader* grader,
+                                   const Json& row) {
+  const Json& side = AnsweredSide(row);
+  if (metric.kind == grade::MetricKind::kLoss) {
+    const auto nll = PairNumber(side, "nll");
+    const auto by =
+        PairNumber(row, metric.name == "bits_per_byte" ? "reference_bytes" : "reference_tokens");
+    if (!nll || !by) return std::nullopt;
+    return MetricSums{*nll, *by};
+  }
+  // The sums of a corpus do not follow from its rows' scores.
+  if (grader != nullptr) {
+    auto graded = grader->Grade(PairText(side, "answer"), PairText(row, "reference"));
+    if (!graded.front().ok()) return std::nullopt;
+    return *std::move(graded.front());
+  }
+  const auto score = PairNumber(side.value("scores", Json::object()), std::string(metric.name));
+  if (!score) return std::nullopt;
+  return MetricSums{*score / 100, 1};
+}
+
+std::vector<std::string> MetricNames(const Json& report) {
+  std::vector<std::string> names;
+  const auto metrics = report.is_object() ? report.find("metrics") : report.end();
+  if (!report.is_object() || metrics == report.end() || !metrics->is_array()) return names;
+  for (const Json& metric : *metrics) {
+    if (std::string name = PairText(metric, "name"); !name.empty())
+      names.push_back(std::move(name));
+  }
+  return names;
+}
+
+EvaluationDifference DifferenceOf(const std::string& name, const RowsByKey& first,
+                                  const EvaluationRows& other) {
+  // A grader of the job's own gives scores, of which the mean counts.
+  const grade::Metric* const known = grade::FindMetric(name);
+  const grade::Metric metric = known != nullptr ? *known : grade::Metric{.name = name, .doc = ""};
+  std::optional<grade::Grader> grader;
+  if (metric.kind == grade::MetricKind::kCorpus) {
+    if (auto made = grade::Grader::Make({name}, ""); made.ok()) grader.emplace(*std::move(made));
+  }
+  std::vector<grade::PairedSums> pairs;
+  for (const Json& row : other.rows) {
+    const auto same = first.find(PairKey(row));
+    if (same == first.end()) continue;
+    auto a = PairSums(metric, grader ? &*grader : nullptr, *same->second);
+    auto b = PairSums(metric, grader ? &*grader : nullptr, row);
+    if (a && b) pairs.push_back({*std::move(a), *std::move(b)});
+  }
+  return {other.label, name, metric.kind == grade::MetricKind::kPass,
+          grade::Compare(metric, pairs)};
+}
+
+std::string SignedFigure(double value) {
+  if (!std::isfinite(value)) return "-";
+  return fmt::format("{:+.{}f}", value, std::abs(value) < 10 ? 4 : 2);
+}
+
+Json FiniteJson(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+// The rows of the first evaluation that all others have, with those of the others.
+std::vector<std::vector<const Json*>> CommonRows(const std::vector<EvaluationRows>& all,
+                                                 int count) {
+  std::vector<RowsByKey> others;
+  for (size_t i = 1; i < all.size(); ++i) others.push_back(PairsByKey(all[i].rows));
+  std::vector<std::vector<const Json*>> common;
+  for (const Json& row : all.front().rows) {
+    if (static_cast<int>(common.size()) >= count) break;
+    std::vector<const Json*> same = {&row};
+    for (const RowsByKey& other : others) {
+      const auto found = other.find(PairKey(row));
+      if (found != other.end()) same.push_back(found->second);
+    }
+    if (same.size() == all.size()) common.push_back(std::move(same));
+  }
+  return common;
+}
+
+}  // namespace
+
+std::vector<EvaluationDifference> DifferencesToFirst(const std::vector<EvaluationRows>& all) {
+  std::vector<EvaluationDifference> differences;
+  const RowsByKey first = PairsByKey(all.front().rows);
+  const std::vector<std::string> names = MetricNames(all.front().report);
+  for (size_t i = 1; i < all.size(); ++i) {
+    const std::vector<std::string> others = MetricNames(all[i].report);
+    for (const std::string& name : names) {
+      if (std::ranges::find(others, name) == others.end()) continue;
+      EvaluationDifference difference = DifferenceOf(name, first, all[i]);
+      if (difference.found.rows > 0) differences.push_back(std::move(difference));
+    }
+  }
+  return differences;
+}
+
+std::string DifferencesText(const std::string& first,
+                            const std::vector<EvaluationDifference>& differences) {
+  if (differences.empty())
+    return "\nno row is in both evaluations, so no difference has an interval\n";
+  Table table({"METRIC", "JOB", "DIFFERENCE", "95 % INTERVAL", "P", "ONLY FIRST/JOB", "ROWS"});
+  for (const EvaluationDifference& each : differences) {
+    const grade::Comparison& found = each.found;
+    table.Add({each.metric, each.label, SignedFigure(found.difference),
+               fmt::format("{} to {}", SignedFigure(found.low), SignedFigure(found.high)),
+               found.p < 0.0001 ? "<0.0001" : fmt::format("{:.4f}", found.p),
+               each.rows_pass ? fmt::format("{}/{}", found.only_base, found.only_tuned) : "",
+               std::to_string(found.rows)});
+  }
+  return fmt::format("\ndifferences to {}, over the rows of both\n", first) + table.Render();
+}
+
+Json DifferencesJson(const std::string& first,
+                     const std::vector<EvaluationDifference>& differences) {
+  Json list = Json::array();
+  for (const EvaluationDifference& each : differences) {
+    const grade::Comparison& found = each.found;
+    list.push_back({{"metric", each.metric},
+                    {"job", each.label},
+                    {"to", first},
+                    {"rows", found.rows},
+                    {"difference", FiniteJson(found.difference)},
+                    {"low", FiniteJson(found.low)},
+                    {"high", FiniteJson(found.high)},
+                    {"p", FiniteJson(found.p)}});
+    if (!each.rows_pass) continue;
+    list.back()["only_to"] = found.only_base;
+    list.back()["only_job"] = found.only_tuned;
+    if (found.mcnemar_p) list.back()["mcnemar_p"] = *found.mcnemar_p;
+  }
+  return list;
+}
+
+std::string CommonSamplesText(const std::vector<EvaluationRows>& all, int count) {
+  size_t width = 9;
+  for (const EvaluationRows& each : all) width = std::max(width, each.label.size());
+  std::string text;
+  for (const auto& rows : CommonRows(all, count)) {
+    text += fmt::format("\nline {}\n  {:<{}}  {}\n  {:<{}}  {}\n",
+                        static_cast<int64_t>(PairNumber(*rows[0], "line").value_or(0)), "prompt",
+                        width, SampleText(PairText(*rows[0], "prompt")), "reference", width,
+                        SampleText(PairText(*rows[0], "reference")));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Json& side = AnsweredSide(*rows[i]);
+      text += fmt::format("  {:<{}}  {}\n  {:<{}}  [{}]\n", all[i].label, width,
+                          SampleText(PairText(side, "answer")), "", width, ScoresText(side));
+    }
+  }
+  return text;
+}
+
+Json CommonSamplesJson(const std::vector<EvaluationRows>& all, int count) {
+  Json samples = Json::array();
+  for (const auto& rows : CommonRows(all, count)) {
+    Json answers = Json::array();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Json& side = AnsweredSide(*rows[i]);
+      answers.push_back({{"job", all[i].label},
+                         {"answer", PairText(side, "answer")},
+                         {"scores", side.value("scores", Json::object())}});
+    }
+    samples.push_back({{"line", static_cast<int64_t>(PairNumber(*rows[0], "line").value_or(0))},
+                       {"prompt", PairText(*rows[0], "prompt")},
+                       {"reference", PairText(*rows[0], "reference")},
+                       {"answers", std::move(answers)}});
+  }
+  return samples;
+}
+
+}  // namespace sft::client
