@@ -361,6 +361,11 @@ class CostMaker {
     }
     if (s_.layer_input > 0) cost->elementwise += 12 * r_.hidden + 14 * s_.layer_input * e_;
     if (NamesOf(s_).layer_scale != nullptr) cost->elementwise += 2 * 2 * r_.hidden;
+    // The shared expert's output gate reads the layer's input, multiplies what down reads, and adds
+    // to the input's gradient.
+    if (m_.shared_output_gate.rows > 0) {
+      cost->elementwise += (1 + 4) * r_.hidden + 2 * layer_.shared * e_;
+    }
     cost->elementwise += BiasBytes(s_, m_, job_, e_);
   }
 
