@@ -197,7 +197,8 @@ class CostMaker {
                 RowStride(m_.shared_gate_up.rows, m_.shared_gate_up.rank) * e_;
     r.activated =
         top_k_ * layer_.intermediate * e_ + RowStride(layer_.shared, m_.shared_down.rank) * e_;
-    r.gate_up_xa += m_.shared_gate_up.rank * e_;
+    r.gate_up_xa +=
+        (m_.shared_gate_up.rank + m_.shared_output_gate.rows + m_.shared_output_gate.rank) * e_;
     r.mlp_always += m_.shared_down.rank * e_ + top_k_ * kChoiceBytes;
     const bool keeps_all = s_.router.weights != RouterWeights::kSoftmaxOfTopK ||
                            job_.hyperparameters.router_aux_loss_coef > 0;
@@ -253,7 +254,11 @@ class CostMaker {
       // Convolution, rule and norm.
       const int64_t conv = 2 * s_.delta.channels() * e_, norm = 3 * q_ * e_;
       const int64_t rule = (s_.delta.channels() + q_) * e_;
-      return {conv + rule + norm, conv + norm, (6 * s_.delta.channels() + 6 * q_) * e_};
+      // Linears of several parts write them in turn by key head: they are put in order, there when
+      // little else is held.
+      const int64_t order = NamesOf(s_).delta_z == nullptr ? 2 * r_.qkv : 0;
+      return {conv + rule + norm + order, conv + norm,
+              (6 * s_.delta.channels() + 6 * q_) * e_ + order};
     }
     const int64_t rope = 2 * (q_ + kv_) * e_, gate = s_.output_gate ? 3 * q_ * e_ : 0;
     return {rope + gate, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
@@ -261,12 +266,21 @@ class CostMaker {
   }
   // Experts' inputs are gone when their outputs are made; scores are gone before either.
   int64_t mlp_forward() const {
-    return r_.middle_normed + mlp() + std::max(r_.scores, r_.activated + r_.gathered);
+    return r_.middle_normed + mlp() + std::max(r_.scores, r_.activated + r_.gathered) +
+           gate_input();
+  }
+  // The input of the shared expert's output gate, which is a copy where the gate is adapted.
+  int64_t gate_input() const {
+    const BlockMatrices::Matrix& gate = m_.shared_output_gate;
+    return gate.rank == 0 ? 0 : RowStride(gate.columns, gate.rank) * e_;
   }
   // What the feed-forward layer's backward makes beside its input's gradient: the gradient of the
   // activated rows, and, of experts, their inputs again, beside the gradient of their outputs and
   // then of their inputs.
-  int64_t mlp_backward() const { return activated_ + partials_ + 2 * r_.gathered + r_.scores; }
+  int64_t mlp_backward() const {
+    const int64_t of_gate = m_.shared_output_gate.columns * e_;  // the gradient of its input
+    return activated_ + partials_ + 2 * r_.gathered + r_.scores + of_gate;
+  }
   // What a sub-layer writes, kept where a norm stands behind it.
   int64_t output() const { return norms_outputs_ ? r_.hidden + kStatisticBytes : 0; }
   // What reads the layer's own input keeps all: its input, gate beside input, their product, and
@@ -371,6 +385,11 @@ class CostMaker {
     }
     if (s_.layer_input > 0) cost->elementwise += 12 * r_.hidden + 14 * s_.layer_input * e_;
     if (NamesOf(s_).layer_scale != nullptr) cost->elementwise += 2 * 2 * r_.hidden;
+    // The shared expert's output gate reads the layer's input, multiplies what down reads, and adds
+    // to the input's gradient.
+    if (m_.shared_output_gate.rows > 0) {
+      cost->elementwise += (1 + 4) * r_.hidden + 2 * layer_.shared * e_;
+    }
     cost->elementwise += BiasBytes(s_, m_, job_, e_);
   }
 
@@ -415,7 +434,8 @@ class CostMaker {
                                                      &m_.input_gate,
                                                      &m_.input_projection,
                                                      &m_.shared_gate_up,
-                                                     &m_.shared_down};
+                                                     &m_.shared_down,
+                                                     &m_.shared_output_gate};
     int64_t adapter_forward = 0;
     for (const BlockMatrices::Matrix* matrix : matrices) {
       cost->weights += WeightsOf(*matrix);
@@ -430,7 +450,8 @@ class CostMaker {
     if (sparse()) AddStacks(cost);
     const int64_t downs = WeightsOf(m_.down) + m_.shared_down.weights();
     const int64_t linears_again = cost->weights - (output_again() ? 0 : downs);
-    const int64_t gate_ups = WeightsOf(m_.gate_up) + m_.shared_gate_up.weights();
+    const int64_t gate_ups =
+        WeightsOf(m_.gate_up) + m_.shared_gate_up.weights() + m_.shared_output_gate.weights();
     cost->weights_again = {0, 0, gate_ups, linears_again, linears_again};
     // Experts are chosen once.
     cost->weights += layer_.experts * s_.hidden;
@@ -442,7 +463,8 @@ class CostMaker {
     cost->adapters += adapter_forward;
     const int64_t of_downs = AdapterForward(m_.down) + AdapterForward(m_.shared_down);
     const int64_t adapters_again = adapter_forward - (output_again() ? 0 : of_downs);
-    const int64_t of_gate_ups = AdapterForward(m_.gate_up) + AdapterForward(m_.shared_gate_up);
+    const int64_t of_gate_ups = AdapterForward(m_.gate_up) + AdapterForward(m_.shared_gate_up) +
+                                AdapterForward(m_.shared_output_gate);
     cost->adapters_again = {0, 0, of_gate_ups, adapters_again, adapters_again};
   }
 

@@ -58,6 +58,14 @@ class Comparison {
   // What is wrong with a tensor of the model; takes note of it and of what belongs to it.
   std::string Look(const TensorInfo& tensor) {
     if (tensor.parts.empty()) return LookAt(tensor.name, tensor);
+    const bool single =
+        !tensor.single_parts.empty() && !Has(tensor.parts[0]) && Has(tensor.single_parts[0]);
+    if (!single) return LookAtParts(tensor);
+    TensorInfo of_singles = tensor;
+    of_singles.parts = tensor.single_parts;
+    return LookAtParts(of_singles);
+  }
+  std::string LookAtParts(const TensorInfo& tensor) {
     for (const std::string& name : tensor.parts) {
       if (std::string problem = LookAt(name, tensor); !problem.empty()) return problem;
     }

@@ -272,7 +272,8 @@ std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSp
                                              &block.gate_up,
                                              &block.down,
                                              shared ? &block.shared_gate_up : &block.input_gate,
-                                             shared ? &block.shared_down : &block.input_projection};
+                                             shared ? &block.shared_down : &block.input_projection,
+                                             &block.shared_output_gate};
     const TensorUnit unit = BlockTensors(shape, layer);
     for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
       for (const int position : unit.shared_matrices[i]) {

@@ -88,7 +88,8 @@ struct BlockMatrices {
   };
   Matrix qkv, o, gate_up, down;
   Matrix input_gate, input_projection;  // empty where layers have no input of their own
-  Matrix shared_gate_up, shared_down;   // of the expert of all tokens; empty where there is none
+  // Of the expert of all tokens, and the gate of what it writes; empty where there is none.
+  Matrix shared_gate_up, shared_down, shared_output_gate;
 };
 // Those of every block.
 std::vector<BlockMatrices> MatricesOf(const ModelShape& shape, const spec::JobSpec& job);

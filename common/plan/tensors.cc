@@ -81,12 +81,19 @@ void AddDeltaNet(TensorUnit& unit, const ModelShape& s) {
   const std::string prefix = unit.name + ".";
   const DeltaShape& delta = s.delta;
   AddNorm(unit, s.norm, names.attention_norm, s.hidden);
-  AddLinears(unit,
-             {{prefix + names.delta_qkv, delta.channels()},
-              {prefix + names.delta_z, delta.values()},
-              {prefix + names.delta_b, delta.value_heads},
-              {prefix + names.delta_a, delta.value_heads}},
-             s.hidden, false);
+  if (names.delta_z == nullptr) {
+    AddLinears(unit,
+               {{prefix + names.delta_qkv, delta.channels() + delta.values()},
+                {prefix + names.delta_b, 2 * delta.value_heads}},
+               s.hidden, false);
+  } else {
+    AddLinears(unit,
+               {{prefix + names.delta_qkv, delta.channels()},
+                {prefix + names.delta_z, delta.values()},
+                {prefix + names.delta_b, delta.value_heads},
+                {prefix + names.delta_a, delta.value_heads}},
+               s.hidden, false);
+  }
   unit.tensors.push_back({prefix + names.delta_conv + ".weight",
                           {delta.channels(), 1, kDeltaConvolution},
                           TensorRole::kMixer});
@@ -107,14 +114,15 @@ void AddStack(TensorUnit& unit, const TensorNames& names, const char* name, cons
                    .shape = {layer.experts * out, in},
                    .role = TensorRole::kLinear,
                    .experts = layer.experts};
-  if (names.experts == nullptr) {
+  const bool whole = names.experts == nullptr || names.may_be_stacks;
+  if (whole) {
     stack.parts.push_back(unit.name + "." + name);
     stack.transposed = names.transposed_stacks;
   }
   for (int64_t expert = 0; names.experts != nullptr && expert < layer.experts; ++expert) {
     for (const char* linear : linears) {
-      stack.parts.push_back(
-          fmt::format("{}.{}.{}.{}.weight", unit.name, names.experts, expert, linear));
+      (whole ? stack.single_parts : stack.parts)
+          .push_back(fmt::format("{}.{}.{}.{}.weight", unit.name, names.experts, expert, linear));
     }
   }
   unit.shared_matrices.push_back({static_cast<int>(unit.tensors.size())});
@@ -151,6 +159,8 @@ void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) 
              {{prefix + names.shared_gate, layer.shared}, {prefix + names.shared_up, layer.shared}},
              s.hidden, false);
   AddLinears(unit, {{prefix + names.shared_down, s.hidden}}, layer.shared, false);
+  if (names.shared_output_gate == nullptr) return;
+  AddLinears(unit, {{prefix + names.shared_output_gate, 1}}, s.hidden, false);
 }
 
 void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {

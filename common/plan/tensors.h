@@ -38,7 +38,9 @@ struct TensorNames {
   const char* k_norm = nullptr;
   // A layer with a gated DeltaNet has, in place of these: linears of its input for queries, keys
   // and values, for its output's gate, and for two gates of its state, parameters of its own, and
-  // the linear of its output.
+  // the linear of its output. Where delta_z and delta_a are null, delta_qkv makes all four and
+  // delta_b both gates, in turn by key head: queries, keys, values and output gates of the first,
+  // then of the second.
   const char* delta_qkv = nullptr;
   const char* delta_z = nullptr;
   const char* delta_b = nullptr;
@@ -65,6 +67,8 @@ struct TensorNames {
   const char* shared_gate = nullptr;
   const char* shared_up = nullptr;
   const char* shared_down = nullptr;
+  // A linear of one output, whose sigmoid multiplies what that expert writes; null: none.
+  const char* shared_output_gate = nullptr;
   bool has_mtp_layer = false;  // files may hold a layer more than the model has, which is not read
   // A module that files may hold beside the decoder: it is not read, and stays as it is.
   const char* other_part = nullptr;
@@ -73,6 +77,7 @@ struct TensorNames {
   bool transposed_stacks = false;
   // What files hold instead: "<experts>.<expert>.<linear>.weight", by linear. Null: the stacks.
   const char* experts = nullptr;
+  bool may_be_stacks = false;  // or the stacks all the same
   const char* expert_gate = nullptr;
   const char* expert_up = nullptr;
   const char* expert_down = nullptr;
@@ -126,6 +131,8 @@ struct TensorInfo {
   // The tensors of the files that this one is made of, one below the other and of one shape, or one
   // that has the experts as a dimension of its own; empty: it stands there under its name.
   std::vector<std::string> parts;
+  // A stack: what files may hold instead of the one of `parts`, in the same order of rows.
+  std::vector<std::string> single_parts;
 
   int64_t elements() const;
   // The shape of each of `parts`, or of what stands in the files under the name.

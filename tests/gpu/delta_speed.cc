@@ -85,6 +85,39 @@ void Around(const Table& table, const PackedDocuments& packed) {
                [&] { ops::GatedRmsNormBackward(dx, dgate, dy, x, gate, weight, rstd, true); });
 }
 
+// Of a forward of generation: pieces of so many requests. Bytes are those of states alone.
+void Next(const Table& table, int64_t requests, int64_t length) {
+  constexpr int64_t kKeyHeads = 16, kHeads = 32, kChannels = (2 * kKeyHeads + kHeads) * kSize;
+  const int64_t tokens = requests * length;
+  ops::Pieces pieces;
+  std::vector<int64_t> firsts;
+  for (int64_t i = 0; i < requests; ++i) {
+    firsts.push_back(i * length);
+    pieces.lengths.push_back(length);
+    pieces.states.push_back(i);
+  }
+  pieces.table =
+      at::stack({at::tensor(firsts), at::tensor(pieces.lengths), at::tensor(pieces.states)}, 0)
+          .to(at::kCUDA);
+  const auto floats = at::TensorOptions(at::kFloat).device(at::kCUDA);
+  const Tensor rows = Random({tokens, kChannels}), weight = Random({kChannels, 4});
+  Tensor convolved = at::empty_like(rows), before = Random({requests, 3, kChannels});
+  Tensor states = at::zeros({requests, kHeads, kSize, kSize}, floats);
+  const auto part = [&](int64_t first, int64_t heads) {
+    return rows.narrow(1, first * kSize, heads * kSize).unflatten(1, {heads, kSize});
+  };
+  const Tensor g = at::full({tokens, kHeads}, -0.1, floats);
+  const Tensor beta = at::full({tokens, kHeads}, 0.5, floats);
+  Tensor out = Random({tokens, kHeads, kSize});
+  const std::string name = fmt::format(" {}x{}", requests, length);
+  table.Memory("short_conv next" + name, 2 * (Bytes(rows) + Bytes(before)),
+               [&] { ops::ShortConvNext(convolved, before, rows, weight, pieces); });
+  table.Memory("delta next" + name, 2 * Bytes(states), [&] {
+    ops::GatedDeltaNext(out, states, part(0, kKeyHeads), part(kKeyHeads, kKeyHeads),
+                        part(2 * kKeyHeads, kHeads), g, beta, pieces);
+  });
+}
+
 }  // namespace
 
 void DeltaSpeeds(const Table& table) {
@@ -102,6 +135,10 @@ void DeltaSpeeds(const Table& table) {
   for (const int64_t value_heads : {16, 48, 64}) Rule(table, documents(8, 2048), 16, value_heads);
   Around(table, documents(8, 2048));
   Around(table, documents(32, 512));
+  for (const auto& [requests, length] :
+       {std::pair<int64_t, int64_t>{1, 1}, {64, 1}, {1, 512}, {8, 64}}) {
+    Next(table, requests, length);
+  }
 }
 
 }  // namespace sft::engine

@@ -3,7 +3,8 @@ adapters that peft makes of stacks of experts.
 
 transformers keeps the weights of all experts of a layer in two parameters, `mlp.experts.gate_up_proj` and
 `mlp.experts.down_proj`. Files have a tensor for each expert and linear; those of gpt_oss have the two as they are, which
-there are [experts, inputs, outputs], with biases and with gate and up in turn.
+there are [experts, inputs, outputs], with biases and with gate and up in turn. Released files of qwen3_5_moe have the
+two as well, and those that transformers saves have a tensor for each.
 """
 
 import pathlib
@@ -13,17 +14,23 @@ import torch
 from safetensors.torch import load_file
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
+import hybrids
+
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-DENSE = tuple(f"mlp.{of}{linear}_proj.weight" for of in ("", "shared_experts.") for linear in ("gate", "up", "down"))
+DENSE = tuple(f"mlp.{of}{linear}_proj.weight" for of in ("", "shared_experts.", "shared_expert.")
+              for linear in ("gate", "up", "down"))
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
+OF_PARAMETERS = ("gate_proj", "up_proj", "down_proj")  # linears that peft adapts as parameters beside stacks
 # What files call the feed-forward layer, its router aside, and an expert's gate, up and down.
 NAMES_IN_FILES = {"qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
                   "glm4_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+                  "qwen3_next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+                  "qwen3_5_moe_text": ("mlp", ("gate_proj", "up_proj", "down_proj")),
                   "mixtral": ("block_sparse_moe", ("w1", "w3", "w2"))}
 RANKS = {"qwen3_moe_mixed": 3, "gpt_oss": 3}  # neither the number of experts nor a power of two
 # The expert of the first layer with experts that no token goes to: the first, the last, one between.
 UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "glm4_moe": 3, "glm4_moe_groups": 8, "mixtral": 2, "gpt_oss": 1,
-            "gpt_oss_tied": 4}
+            "gpt_oss_tied": 4, **hybrids.UNCHOSEN}
 # Adapters of some linears: of one stack alone, whose tensors have the same names whichever it is, and as peft
 # changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters. An
 # expert that all tokens go to has no adapter by those names.
@@ -33,11 +40,11 @@ SOME = {"qwen3_moe": (["q_proj", "v_proj"], ["mlp.experts.gate_up_proj"]),
         "glm4_moe_groups": (["o_proj"], ["mlp.experts.gate_up_proj", "mlp.shared_experts.down_proj.weight"]),
         "mixtral": ([], ["mlp.experts.down_proj"]),
         "gpt_oss": (["q_proj", "v_proj"], ["mlp.experts.down_proj"]),
-        "gpt_oss_tied": ([], ["mlp.experts.gate_up_proj"])}
+        "gpt_oss_tied": ([], ["mlp.experts.gate_up_proj"]), **hybrids.SOME}
 # Seeds with which every choice of a case is clear: in rows and documents, with adapters, in each step.
 SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "glm4_moe": "glm4_moe 17",
          "glm4_moe_groups": "glm4_moe_groups 227", "mixtral": "mixtral 5", "gpt_oss": "gpt_oss 13",
-         "gpt_oss_tied": "gpt_oss_tied 4"}
+         "gpt_oss_tied": "gpt_oss_tied 4", **hybrids.SEEDS}
 LEAST_LEAD = 1e-3
 # gpt_oss's gates and ups are clamped at this. Biases of theirs are so large that a good share is (weights as large would
 # make gradients of rounding), and weights of down so much smaller. At the limit the gradient jumps: no value may be so near that another order of sums decides.
@@ -257,17 +264,17 @@ def in_files(weights, model):
 
 
 def check_files(name, model, folder):
-    """That transformers writes the same tensors."""
-    if name not in UNCHOSEN:
+    """That transformers writes the same tensors, but for stacks that it splits."""
+    if name not in UNCHOSEN or name in hybrids.IN_STACKS:
         return
     with tempfile.TemporaryDirectory() as saved:
         for parameter in model.parameters():  # constants stay in float32
             parameter.data = parameter.data.to(torch.bfloat16)
         model.save_pretrained(saved)
         theirs = load_file(pathlib.Path(saved) / "model.safetensors")
-    beyond = f"model.layers.{model.config.num_hidden_layers}."
+    beyond = (f"model.layers.{model.config.num_hidden_layers}.", "mtp.")
     ours = {n: t for n, t in load_file(folder / "model.safetensors").items() if not n.startswith(beyond)}
-    if theirs.keys() != ours.keys() or not all(torch.equal(theirs[n], ours[n]) for n in ours):
+    if theirs.keys() != ours.keys() or not all(torch.equal(theirs[n], ours[n].to(theirs[n].dtype)) for n in ours):
         raise AssertionError(f"{name}: transformers saves other tensors: {sorted(theirs.keys() ^ ours.keys())}")
 
 

@@ -264,7 +264,7 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "granite4_tied", "smollm3_sliding_untied", "gemma3_tied",
                 "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
-                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied"}
+                "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
@@ -333,7 +333,7 @@ def auto_class(name):
 
 def build(name):
     """The model of a case, in float32, and its case's generator."""
-    generator = seeded({**experts.SEEDS, **hybrids.SEEDS}.get(name, name))
+    generator = seeded(experts.SEEDS.get(name, name))
     values = copy.deepcopy(CASES[name])  # transformers writes into it
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto_class(name).from_config(config, **EAGER)
@@ -448,7 +448,7 @@ def targets_of(model):
     PEFT cannot adapt, so that a pattern is needed."""
     names = linears_of(model)
     if experts.parameters_of(model):
-        return experts.ATTENTION
+        return [name for name in names if name not in experts.OF_PARAMETERS]
     if model.config.model_type != "gemma4":
         return names
     return r".*language_model\..*\.(" + "|".join(names) + ")"

@@ -168,7 +168,8 @@ TEST_P(ExactParityTest, AModelDeliveredInBf16HasTheTypesOfItsBase) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ExactParityTest,
-                         testing::Values("glm4_moe", "qwen3_5_tied", "qwen3_5_multimodal_tied"),
+                         testing::Values("glm4_moe", "qwen3_5_tied", "qwen3_5_multimodal_tied",
+                                         "qwen3_5_moe_multimodal_tied", "qwen3_next"),
                          [](const auto& info) { return info.param; });
 
 class BiasParityTest : public FamilyParityTest {
@@ -301,7 +302,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "ministral3_untied", "mistral3_multimodal_untied", "qwen3_moe",
                     "qwen3_moe_mixed", "glm4_moe", "glm4_moe_groups", "mixtral", "gpt_oss",
                     "gpt_oss_tied", "qwen3_5_tied", "qwen3_5_biases_untied",
-                    "qwen3_5_multimodal_tied"),
+                    "qwen3_5_multimodal_tied", "qwen3_5_moe", "qwen3_5_moe_multimodal_tied",
+                    "qwen3_next", "qwen3_next_biases_tied"),
     [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(DenseGranite4, FamilyParityTest,
@@ -318,7 +320,8 @@ INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
 
 INSTANTIATE_TEST_SUITE_P(Families, StackParityTest,
                          testing::Values("qwen3_moe", "qwen3_moe_mixed", "glm4_moe",
-                                         "glm4_moe_groups", "mixtral", "gpt_oss", "gpt_oss_tied"),
+                                         "glm4_moe_groups", "mixtral", "gpt_oss", "gpt_oss_tied",
+                                         "qwen3_5_moe", "qwen3_next", "qwen3_next_biases_tied"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
@@ -328,7 +331,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                                          "gemma4_e_tied", "olmo2_untied", "olmo3_untied",
                                          "ministral3_untied", "phi3_longrope_partial_tied",
                                          "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss",
-                                         "qwen3_5_tied"),
+                                         "qwen3_5_tied", "qwen3_5_moe", "qwen3_next"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -7,7 +7,7 @@ import hybrids
 
 def checkpoint_name(name, model):
     """The name in a file, of a parameter's name at run time; the two differ in multimodal models."""
-    if not hasattr(model.config, "text_config") or model.config.model_type in ("gemma4", "qwen3_5"):
+    if not hasattr(model.config, "text_config") or model.config.model_type in ("gemma4", "qwen3_5", "qwen3_5_moe"):
         return name
     for runtime, file in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
                           ("model.", "")):
@@ -21,7 +21,7 @@ def unused_weights(model):
     nothing reads; those of text-only models that transformers has saved do not."""
     if model.config.model_type == "glm4_moe":
         return layer_beyond(model.config)
-    if model.config.model_type == "qwen3_5":
+    if model.config.model_type in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
         return hybrids.predictor(model)
     if model.config.model_type != "gemma4":
         return {}

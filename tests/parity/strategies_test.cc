@@ -233,7 +233,10 @@ TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
 TEST_P(StrategiesTest, HybridsAreTrainedAlikeUnderEveryStrategy) {
   const Split splits[] = {{"zero2", spec::Sharding::kZero2, 3, 2, 2},
                           {"full_shard", spec::Sharding::kFullShard, 4, 3, 1}};
-  ExpectTheSameUnder(splits, GetParam(), "qwen3_5_biases_untied", 5);
+  for (const char* model : {"qwen3_5_biases_untied", "qwen3_next_biases_tied"}) {
+    SCOPED_TRACE(model);
+    ExpectTheSameUnder(splits, GetParam(), model, 5);
+  }
 }
 
 // What is held in fp32 stays so in shards, and a router in fp32 meets gradients in bf16.

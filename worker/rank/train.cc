@@ -24,9 +24,7 @@
 #include "worker/engine/data/files.h"
 #include "worker/engine/data/question.h"
 #include "worker/engine/dist/recorded.h"
-#include "worker/engine/generate/paged_decoder.h"
 #include "worker/engine/kernels/ops.h"
-#include "worker/engine/model/config.h"
 #include "worker/engine/train/memory_stats.h"
 #include "worker/rank/build.h"
 #include "worker/rank/ceiling.h"
@@ -464,7 +462,6 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
     }
   }
   if (spec.training.validation.predict_with_generate && options.validation != nullptr) {
-    engine::CheckAnswersOn(engine::ReadConfig(file.model_dir), device_->torch);
     options.judge = MakeAnswerJudge(spec, tokenizer, options.validation, *device_, context_.clock);
   }
   options.output_dir = file.output_dir;

@@ -45,6 +45,7 @@ void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model);
 template <typename HasExperts>
 void ReadExperts(const ConfigReader& config, const ExpertDefaults& defaults, ModelConfig& model,
                  const HasExperts& has_experts) {
+  if (model.layer_shapes.empty()) model.layer_shapes.assign(model.layers, model.Layer(0));
   LayerShape sparse = model.Layer(0);
   sparse.experts = config.Size(defaults.count_key, defaults.count);
   sparse.chosen = config.Size(defaults.chosen_key, defaults.chosen);
@@ -52,10 +53,24 @@ void ReadExperts(const ConfigReader& config, const ExpertDefaults& defaults, Mod
     sparse.intermediate = config.Size(defaults.size_key, defaults.size);
   }
   CheckExperts(config, defaults, sparse, model);
-  const LayerShape dense = model.Layer(0);
-  for (int64_t layer = 0; layer < model.layers; ++layer) {
-    model.layer_shapes.push_back(has_experts(layer) ? sparse : dense);
+  for (int64_t layer = 0; layer < static_cast<int64_t>(model.layer_shapes.size()); ++layer) {
+    if (!has_experts(layer)) continue;
+    LayerShape& shape = model.layer_shapes[layer];
+    shape.experts = sparse.experts;
+    shape.chosen = sparse.chosen;
+    shape.intermediate = sparse.intermediate;
   }
 }
+
+// What config.json means where it leaves a key of Qwen's mixtures out.
+struct QwenExpertDefaults {
+  int64_t count = 0, chosen = 0, size = 0;
+  bool normalised = false;  // weights of the chosen add up to 1
+};
+
+// As Qwen's models have them: a layer has experts unless mlp_only_layers names it or
+// decoder_sparse_step passes over it.
+void ReadQwenExperts(const ConfigReader& config, const QwenExpertDefaults& defaults,
+                     ModelConfig& model);
 
 }  // namespace sft::plan

@@ -85,6 +85,27 @@ void CheckExperts(const ConfigReader& config, const ExpertDefaults& defaults,
   }
 }
 
+void ReadQwenExperts(const ConfigReader& config, const QwenExpertDefaults& defaults,
+                     ModelConfig& model) {
+  const std::vector<int64_t> dense = config.Get("mlp_only_layers", std::vector<int64_t>());
+  const int64_t step = config.Size("decoder_sparse_step", 1);
+  // transformers 5 writes num_local_experts.
+  const char* count = config.Has("num_local_experts") ? "num_local_experts" : "num_experts";
+  ReadExperts(config,
+              {.count_key = count,
+               .count = defaults.count,
+               .chosen = defaults.chosen,
+               .size_key = "moe_intermediate_size",
+               .size = defaults.size},
+              model, [&](int64_t layer) {
+                return (layer + 1) % step == 0 &&
+                       std::find(dense.begin(), dense.end(), layer) == dense.end();
+              });
+  model.router.weights = config.Flag("norm_topk_prob", defaults.normalised)
+                             ? RouterWeights::kSoftmaxOfTopK
+                             : RouterWeights::kSoftmaxOfAll;
+}
+
 void CheckRouterGroups(const ConfigReader& config, const ModelConfig& model) {
   const RouterOptions& router = model.router;
   if (router.best_groups > router.groups) {

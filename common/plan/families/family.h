@@ -85,8 +85,8 @@ struct Family {
 
 // The descriptions.
 extern const Family kLlama, kMistral, kQwen2, kQwen3, kGranite, kSmolLm3, kGemma3, kGemma4, kOlmo2,
-    kOlmo3, kMinistral3, kPhi3, kGpt2, kQwen3Moe, kMixtral, kGptOss, kGlm4Moe, kQwen35;
-extern const Family kGranite4;
+    kOlmo3, kMinistral3, kPhi3, kGpt2, kQwen3Moe, kMixtral, kGptOss, kGlm4Moe, kQwen35, kQwen35Moe,
+    kQwen3Next, kGranite4;
 
 // A multimodal model whose decoder is of a family above: config.json has it under "text_config".
 struct Wrapper {

@@ -1,87 +1,37 @@
-#include <fmt/format.h>
-
-#include "common/plan/families/family.h"
-#include "common/plan/read_rope.h"
+#include "common/plan/families/delta.h"
+#include "common/plan/families/experts.h"
 
 namespace sft::plan {
 namespace {
 
-// A model of sizes that no memory holds would overflow what counts them.
-void CheckDeltaSize(const ConfigReader& config, const ModelConfig& model) {
-  const DeltaShape& delta = model.delta;
-  const double columns =
-      2.0 * static_cast<double>(delta.key_heads) * static_cast<double>(delta.key_size) +
-      3.0 * static_cast<double>(delta.value_heads) * (static_cast<double>(delta.value_size) + 1.0);
-  const double weights =
-      columns * static_cast<double>(model.hidden) * static_cast<double>(model.layers);
-  if (weights < kMostWeights) return;
-  config.Fail("linear_num_value_heads",
-              fmt::format("{} with the other sizes makes {:.0e} weights, more than any model has",
-                          delta.value_heads, weights));
-}
-
-void ReadDelta(const ConfigReader& config, ModelConfig& model) {
-  DeltaShape& delta = model.delta;
-  delta = {.key_heads = config.Size("linear_num_key_heads", 16),
-           .value_heads = config.Size("linear_num_value_heads", 32),
-           .key_size = config.Size("linear_key_head_dim", 128),
-           .value_size = config.Size("linear_value_head_dim", 128)};
-  CheckDeltaSize(config, model);
-  if (delta.value_heads % delta.key_heads != 0) {
-    config.Fail("linear_num_value_heads", fmt::format("{} is no multiple of {} key heads",
-                                                      delta.value_heads, delta.key_heads));
-  }
-  if (config.Size("linear_conv_kernel_dim", kDeltaConvolution) != kDeltaConvolution) {
-    config.Fail("linear_conv_kernel_dim",
-                fmt::format("other than {} is not supported", kDeltaConvolution));
-  }
-}
-
-// Linear attention but for every fourth layer, or as layer_types says.
-void ReadMixers(const ConfigReader& config, ModelConfig& model) {
-  const int64_t interval = config.Size("full_attention_interval", 4);
-  const auto types = config.Get<std::vector<std::string>>("layer_types", {});
-  const bool named = config.Has("layer_types");
-  if (named && static_cast<int64_t>(types.size()) != model.layers) {
-    config.Fail("layer_types", fmt::format("names {} layers of {}", types.size(), model.layers));
-    return;
-  }
-  for (int64_t layer = 0; layer < model.layers; ++layer) {
-    LayerShape shape{model.kv_heads, model.head_dim, model.intermediate};
-    shape.delta = named ? types[layer] == "linear_attention" : (layer + 1) % interval != 0;
-    if (named && !shape.delta && types[layer] != "full_attention") {
-      config.Fail("layer_types", fmt::format("has \"{}\", which is not supported", types[layer]));
-    }
-    model.layer_shapes.push_back(shape);
-  }
-}
-
-void ReadQwen35(const ConfigReader& config, ModelConfig& model) {
-  // mrope_section splits a token's three positions, which are equal in text: it changes nothing.
-  model.ropes[0] = ReadPartialRope(config, 10'000.0, /*rotated=*/0.25);
-  model.output_gate = true;
-  if (!config.Flag("attn_output_gate", true)) {
-    config.Fail("attn_output_gate", "false is not supported; no released Qwen3.5 has it");
-  }
-  if (model.activation != ActivationKind::kSilu) {
-    config.Fail("hidden_act", "other than silu is not supported: linear attention has it too");
-  }
-  ReadDelta(config, model);
-  ReadMixers(config, model);
+// Every layer has experts, whose weights always add up to 1.
+void ReadQwen35Moe(const ConfigReader& config, ModelConfig& model) {
+  ReadHybrid(config, model);
+  // transformers 5 writes num_local_experts.
+  const char* count = config.Has("num_local_experts") ? "num_local_experts" : "num_experts";
+  ReadExperts(config,
+              {.count_key = count,
+               .count = 256,
+               .chosen = 8,
+               .size_key = "moe_intermediate_size",
+               .size = 512},
+              model, [](int64_t /*layer*/) { return true; });
+  ReadGatedExpert(config, model);
 }
 
 constexpr TensorNames Qwen35Names() {
-  TensorNames names = kLlamaNames;
+  TensorNames names = WithDeltaNets(kLlamaNames);
   names.delta_qkv = "linear_attn.in_proj_qkv";
   names.delta_z = "linear_attn.in_proj_z";
   names.delta_b = "linear_attn.in_proj_b";
   names.delta_a = "linear_attn.in_proj_a";
-  names.delta_conv = "linear_attn.conv1d";
-  names.delta_a_log = "linear_attn.A_log";
-  names.delta_dt_bias = "linear_attn.dt_bias";
-  names.delta_norm = "linear_attn.norm";
-  names.delta_out = "linear_attn.out_proj";
-  names.other_part = "mtp";  // predicts the token after the next
+  return names;
+}
+
+// Published files hold stacks of experts, those that transformers 5 saved single ones.
+constexpr TensorNames Qwen35MoeNames() {
+  TensorNames names = WithGatedExpert(WithExperts(Qwen35Names()));
+  names.may_be_stacks = true;
   return names;
 }
 
@@ -101,6 +51,23 @@ const Family kQwen35 = {.name = "qwen3_5_text",
                         .norm = NormKind::kRmsOnePlus,
                         .names = Qwen35Names(),
                         .reads_rope = true,
-                        .read = ReadQwen35};
+                        .read = ReadHybrid};
+
+// No layer has the size of a dense one.
+const Family kQwen35Moe = {.name = "qwen3_5_moe_text",
+                           .defaults = {.hidden = 2048,
+                                        .intermediate = 512,
+                                        .layers = 40,
+                                        .heads = 16,
+                                        .vocab = 248'320,
+                                        .kv_heads = 2,
+                                        .head_dim = 256,
+                                        .max_positions = 32'768},
+                           .has_attention_bias = true,
+                           .qk_norm = QkNorm::kHeads,
+                           .norm = NormKind::kRmsOnePlus,
+                           .names = Qwen35MoeNames(),
+                           .reads_rope = true,
+                           .read = ReadQwen35Moe};
 
 }  // namespace sft::plan

@@ -10,15 +10,18 @@ namespace sft::plan {
 
 namespace {
 
-constexpr std::array kFamilies = {&kLlama,      &kMistral, &kQwen2,  &kQwen3,    &kGranite,
-                                  &kSmolLm3,    &kGemma3,  &kGemma4, &kOlmo2,    &kOlmo3,
-                                  &kMinistral3, &kPhi3,    &kGpt2,   &kQwen3Moe, &kMixtral,
-                                  &kGptOss,     &kGlm4Moe, &kQwen35, &kGranite4};
+constexpr std::array kFamilies = {
+    &kLlama,   &kMistral, &kQwen2,   &kQwen3,      &kGranite,   &kSmolLm3,   &kGemma3,
+    &kGemma4,  &kOlmo2,   &kOlmo3,   &kMinistral3, &kPhi3,      &kGpt2,      &kQwen3Moe,
+    &kMixtral, &kGptOss,  &kGlm4Moe, &kQwen35,     &kQwen35Moe, &kQwen3Next, &kGranite4};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},
     Wrapper{.name = "gemma4", .text_family = "gemma4_text", .prefix = "model.language_model."},
     Wrapper{.name = "qwen3_5", .text_family = "qwen3_5_text", .prefix = "model.language_model."},
+    Wrapper{.name = "qwen3_5_moe",
+            .text_family = "qwen3_5_moe_text",
+            .prefix = "model.language_model."},
     Wrapper{.name = "mistral3", .text_family = "mistral", .prefix = "language_model."},
 };
 
@@ -54,9 +57,6 @@ constexpr std::array kUnread = {
     Unread{"phi", "llama", kOneNorm},
     Unread{"phimoe", "phi3", kExperts},
     Unread{"qwen2_moe", "qwen3_moe", "an expert that all tokens go to"},
-    Unread{"qwen3_5_moe", "qwen3_5", kExperts},
-    Unread{"qwen3_5_moe_text", "qwen3_5_text", kExperts},
-    Unread{"qwen3_next", "qwen3_5_text", kExperts},
     Unread{"stablelm", "llama", "LayerNorm, and a part of each head is rotated"},
     Unread{"starcoder2", "llama", "LayerNorm, and a feed-forward layer without gate"},
 };

@@ -12,7 +12,6 @@
 namespace sft::engine::cuda {
 
 #define SFT_OPERATION(Result, Name, ...) Result Name(__VA_ARGS__);
-#define SFT_CPU_OPERATION(Result, Name, ...)
 #include "worker/engine/kernels/operations.def"
 
 }  // namespace sft::engine::cuda

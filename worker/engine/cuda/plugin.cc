@@ -100,7 +100,6 @@ const Devices kDevices;
 
 const ops::Implementations kImplementations = {
 #define SFT_OPERATION(Result, Name, ...) .Name = &cuda::Name,
-#define SFT_CPU_OPERATION(Result, Name, ...) .Name = nullptr,
 #include "worker/engine/kernels/operations.def"
 };
 

@@ -34,6 +34,7 @@ class Merger {
         base_(options.model_dir, layout_, at::kCPU),
         adapter_(ReadAdapter(options.adapter_dir, config_.prefix)),
         alone_(MakeLocalCommunicator(at::kCPU)) {
+    NamePartsAsStored(base_.files(), layout_);
     ModelLayout adapted = layout_;
     values_ = AddAdapter(adapted, adapter_);
     for (const LoraPair& pair : adapter_.pairs) {
@@ -117,7 +118,7 @@ class Merger {
 
   const MergeOptions& options_;
   const ModelConfig config_;
-  const ModelLayout layout_;
+  ModelLayout layout_;
   const BaseWeights base_;
   const Adapter adapter_;
   const std::unique_ptr<Communicator> alone_;

@@ -93,7 +93,6 @@ void KeepAsNf4(ModelLayout& layout, const std::map<std::string, Tensor>& values)
 
 Generator::Generator(const GeneratorOptions& options)
     : options_(options), config_(ReadConfig(options.model_dir)), layout_(MakeLayout(config_)) {
-  CheckAnswersOn(config_, options.device);
   const at::NoGradGuard no_grad;
   const BaseWeights base(options_.model_dir, layout_, options_.device);
   std::map<std::string, Tensor> values;

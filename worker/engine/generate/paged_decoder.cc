@@ -8,7 +8,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -32,8 +31,9 @@ int64_t LongFrom(const ModelConfig& config) {
 }
 
 // Columns of what Pack makes: token, position, slot, request and position as a place (two), whether
-// it is of a long document, whether adapters act on it.
-constexpr int64_t kPlaces = 3, kIsLong = 5, kAdapted = 6, kColumns = 7;
+// it is of a long document, whether adapters act on it, and of pieces the first row, the rows and
+// the state (ops::Pieces).
+constexpr int64_t kPlaces = 3, kIsLong = 5, kAdapted = 6, kPieces = 7, kColumns = 10;
 
 }  // namespace
 
@@ -56,14 +56,6 @@ int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute) {
   return bytes;
 }
 
-void CheckAnswersOn(const ModelConfig& config, at::Device device) {
-  if (config.delta.value_heads == 0 || !device.is_cuda()) return;
-  throw UserError(fmt::format("answers of {} models are made on a CPU alone so far, whose gated "
-                              "DeltaNets go from token to token there",
-                              config.family),
-                  {}, "Give the job CPU slots: compute.gpu_type = \"CPU\".");
-}
-
 PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
                            const at::TensorOptions& activations, int64_t most_pages,
                            int64_t requests)
@@ -74,9 +66,7 @@ PagedDecoder::PagedDecoder(const ModelConfig& config, Decoder& decoder,
       layers_(decoder.blocks().size()),
       states_(decoder.blocks().size()),
       positions_(decoder, LongFrom(config), activations.device()) {
-  CheckAnswersOn(config, activations.device());
-  const bool has_states = StateBytesOf(decoder, at::kFloat) > 0;
-  if (on_gpu() && decoder.source().fixed() && !config.HasExperts() && !has_states) {
+  if (on_gpu() && decoder.source().fixed() && !config.HasExperts()) {
     recorder_ = MakeGraphRecorder(activations.device());
   }
   const AcquiredUnit block(decoder.source(), decoder.layout(), 1);
@@ -95,7 +85,7 @@ void PagedDecoder::Reserve(int64_t tokens, int64_t pages, int64_t states) {
     layers_[layer].Reserve(on_gpu() ? most : pages, most, {attention.kv_heads, attention.head_dim},
                            activations_);
   }
-  ReserveStates(on_gpu() ? requests_ + 1 : states);  // one for padding
+  ReserveStates(on_gpu() ? requests_ : states);
 }
 
 void PagedDecoder::ReserveStates(int64_t count) {
@@ -139,18 +129,18 @@ void PagedDecoder::BeginStates(std::span<const PagedRow> rows) {
   }
 }
 
-ops::Pieces PagedDecoder::DocumentsOf(std::span<const PagedRow> rows, int64_t count) const {
+ops::Pieces PagedDecoder::PiecesOf(std::span<const PagedRow> rows, int64_t count, bool single) {
   ops::Pieces pieces;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (i == 0 || rows[i].request != rows[i - 1].request) {
+  const auto used = static_cast<int64_t>(rows.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const auto row = static_cast<size_t>(i);
+    const bool goes_on =
+        i > 0 && !single && i != used && (i > used || rows[row].request == rows[row - 1].request);
+    if (!goes_on) {
       pieces.lengths.push_back(0);
-      pieces.states.push_back(rows[i].state);
+      pieces.states.push_back(i < used ? rows[row].state : -1);
     }
     ++pieces.lengths.back();
-  }
-  if (const int64_t padding = count - static_cast<int64_t>(rows.size()); padding > 0) {
-    pieces.lengths.push_back(padding);
-    pieces.states.push_back(requests_);
   }
   return pieces;
 }
@@ -190,7 +180,8 @@ void PagedDecoder::CopyPages(std::span<const BeamPages::Copy> copies) {
   }
 }
 
-Tensor PagedDecoder::Pack(std::span<const PagedRow> rows, int64_t count) const {
+Tensor PagedDecoder::Pack(std::span<const PagedRow> rows, int64_t count,
+                          const ops::Pieces& pieces) const {
   Tensor packed = at::zeros({kColumns, count}, at::kLong);
   auto* columns = packed.mutable_data_ptr<int64_t>();
   auto* places = columns + kPlaces * count;
@@ -206,11 +197,19 @@ Tensor PagedDecoder::Pack(std::span<const PagedRow> rows, int64_t count) const {
     columns[kIsLong * count + i] = row.is_long ? 1 : 0;
     columns[kAdapted * count + i] = row.adapted ? 1 : 0;
   }
+  int64_t first = 0;
+  for (size_t i = 0; i < pieces.lengths.size(); ++i) {
+    int64_t* piece = columns + kPieces * count + static_cast<int64_t>(i);
+    piece[0] = first;
+    piece[count] = pieces.lengths[i];
+    piece[2 * count] = pieces.states[i];
+    first += pieces.lengths[i];
+  }
   return packed;
 }
 
 PagedDecoder::Inputs PagedDecoder::Unpack(const Tensor& packed, int64_t count,
-                                          bool reads_adapter_rows) const {
+                                          bool reads_adapter_rows, ops::Pieces pieces) const {
   Inputs inputs;
   inputs.tokens = packed.select(0, 0);
   inputs.positions = packed.select(0, 1);
@@ -220,6 +219,9 @@ PagedDecoder::Inputs PagedDecoder::Unpack(const Tensor& packed, int64_t count,
   if (reads_adapter_rows) {
     inputs.adapter_rows = packed.select(0, kAdapted).to(activations_).view({-1, 1});
   }
+  inputs.documents = std::move(pieces);
+  inputs.documents.table = packed.narrow(0, kPieces, 3)
+                               .narrow(1, 0, static_cast<int64_t>(inputs.documents.lengths.size()));
   return inputs;
 }
 
@@ -297,10 +299,10 @@ PagedDecoder::Scores PagedDecoder::Prompts(std::span<const PagedRow> rows,
   const int64_t count = (used + tile - 1) / tile * tile;
   const bool all_adapted =
       std::all_of(rows.begin(), rows.end(), [](const PagedRow& row) { return row.adapted; });
-  Inputs inputs = Unpack(Pack(rows, count).to(activations_.device()), count,
-                         /*reads_adapter_rows=*/!all_adapted);
+  ops::Pieces pieces = PiecesOf(rows, count, /*single=*/false);
+  const Tensor packed = Pack(rows, count, pieces).to(activations_.device());
+  Inputs inputs = Unpack(packed, count, /*reads_adapter_rows=*/!all_adapted, std::move(pieces));
   inputs.tile = tile;
-  inputs.documents = DocumentsOf(rows, count);
   BeginStates(rows);
   const Tensor x = RunBlocks(inputs);
   Scores scores;
@@ -321,14 +323,14 @@ PagedDecoder::Scores PagedDecoder::Tokens(std::span<const PagedRow> rows) {
   if (!recording.packed.defined()) {
     recording.packed = at::empty({kColumns, count}, activations_.dtype(at::kLong));
   }
-  recording.packed.copy_(Pack(rows, count));
+  const ops::Pieces pieces = PiecesOf(rows, count, /*single=*/true);
+  recording.packed.copy_(Pack(rows, count, pieces));
   BeginStates(rows);
-  const auto forward = [this, &recording, rows, count] {
+  const auto forward = [this, &recording, &pieces, count] {
     const bool has_adapters = decoder_.lora().scale != 0.0;
-    Inputs inputs = Unpack(recording.packed, count, /*reads_adapter_rows=*/has_adapters);
+    Inputs inputs = Unpack(recording.packed, count, /*reads_adapter_rows=*/has_adapters, pieces);
     inputs.tile = kTokenTile;
     inputs.pieces = false;
-    inputs.documents = DocumentsOf(rows, count);
     recording.scores = ScoresOf(RunBlocks(inputs));
   };
   if (!recorder_) {

@@ -39,9 +39,6 @@ struct TokenScore {
 int64_t TokenBytesOf(const Decoder& decoder, at::ScalarType compute);
 int64_t StateBytesOf(const Decoder& decoder, at::ScalarType compute);
 
-// Throws UserError where answers of the model are not made on such a device.
-void CheckAnswersOn(const ModelConfig& config, at::Device device);
-
 // Runs a decoder over tokens whose keys and values lie in pages, forward only. Gated DeltaNets have
 // states instead, a set of them for each request.
 //
@@ -99,15 +96,18 @@ class PagedDecoder {
     ops::Pieces documents;
   };
 
-  // The pieces that `rows`, filled up to `count`, are of, rows of one request following each other.
-  ops::Pieces DocumentsOf(std::span<const PagedRow> rows, int64_t count) const;
+  // The pieces that `rows`, filled up to `count`, are of: rows of one request that follow each
+  // other are one, or, `single`, each row is.
+  static ops::Pieces PiecesOf(std::span<const PagedRow> rows, int64_t count, bool single);
   // Zeros the states of those documents that begin in `rows`.
   void BeginStates(std::span<const PagedRow> rows);
   void ReserveStates(int64_t count);
   bool on_gpu() const { return activations_.device().is_cuda(); }
-  // Rows [count], those beyond `rows` padding, as one matrix of int64.
-  at::Tensor Pack(std::span<const PagedRow> rows, int64_t count) const;
-  Inputs Unpack(const at::Tensor& packed, int64_t count, bool reads_adapter_rows) const;
+  // Rows [count], those beyond `rows` padding, as one matrix of int64, and the pieces that they
+  // are.
+  at::Tensor Pack(std::span<const PagedRow> rows, int64_t count, const ops::Pieces& pieces) const;
+  Inputs Unpack(const at::Tensor& packed, int64_t count, bool reads_adapter_rows,
+                ops::Pieces pieces) const;
   at::Tensor RunBlock(size_t layer, const at::Tensor& x, const BlockContext& context,
                       const Inputs& inputs);
   at::Tensor RunBlocks(const Inputs& inputs);

@@ -71,6 +71,23 @@ inline void CheckGatedDelta(const at::Tensor& q, const at::Tensor& k, const at::
   CheckDocuments(documents, tokens, kName);
 }
 
+// Throws unless `states` is dense and of `type`, each state of `shape`, and `pieces` are those of
+// `like`'s rows, with a state each or none.
+inline void CheckPieces(const ops::Pieces& pieces, const at::Tensor& states, at::IntArrayRef shape,
+                        at::ScalarType type, const at::Tensor& like, const char* operation) {
+  TORCH_CHECK(states.is_contiguous() && states.scalar_type() == type && states.dim() > 1 &&
+                  states.sizes().slice(1) == shape && states.device() == like.device(),
+              operation, ": states are ", states.scalar_type(), " ", states.sizes(), ", must be ",
+              type, " [states, ", shape, "], dense, beside the rows");
+  int64_t sum = 0;
+  for (const int64_t length : pieces.lengths) sum += length;
+  TORCH_CHECK(sum == like.size(0) && pieces.lengths.size() == pieces.states.size(), operation, ": ",
+              pieces.states.size(), " pieces of ", sum, " tokens for ", like.size(0));
+  for (const int64_t state : pieces.states) {
+    TORCH_CHECK(state >= -1 && state < states.size(0), operation, ": there is no state ", state);
+  }
+}
+
 // Throws unless `x` has the shape, type and device of `like`.
 inline void CheckHeadsLike(const at::Tensor& x, const at::Tensor& like, const char* name) {
   CheckHeads(x, like.size(0), like.size(2), like, name);

@@ -24,11 +24,16 @@ struct PieceRows {
   int64_t first = 0, count = 0, state = 0;
 };
 
-std::vector<PieceRows> RowsOf(const ops::Pieces& pieces) {
+// Of all but padding, whose rows of `out` become zeros.
+std::vector<PieceRows> RowsOf(const ops::Pieces& pieces, Tensor& out) {
   std::vector<PieceRows> rows;
   int64_t first = 0;
   for (size_t i = 0; i < pieces.lengths.size(); ++i) {
-    rows.push_back({first, pieces.lengths[i], pieces.states[i]});
+    if (pieces.states[i] < 0) {
+      out.narrow(0, first, pieces.lengths[i]).zero_();
+    } else {
+      rows.push_back({first, pieces.lengths[i], pieces.states[i]});
+    }
     first += pieces.lengths[i];
   }
   return rows;
@@ -76,7 +81,7 @@ void NextConvAs(Tensor& out, Tensor& before, const Tensor& x, const Tensor& weig
   const T* rows = x.const_data_ptr<T>();
   T* to = out.mutable_data_ptr<T>();
   T* states = before.mutable_data_ptr<T>();
-  for (const PieceRows& piece : RowsOf(pieces)) {
+  for (const PieceRows& piece : RowsOf(pieces, out)) {
     NextConvArguments<T> a = all;
     a.x = rows + piece.first * a.x_stride;
     a.out = to + piece.first * a.out_stride;
@@ -125,21 +130,6 @@ SFT_SIMD_CLONES void RunRule(const RuleStep& s, float* u) {
   }
 }
 
-void CheckStates(const Tensor& states, at::IntArrayRef shape, at::ScalarType type,
-                 const ops::Pieces& pieces, int64_t tokens, const char* name) {
-  TORCH_CHECK(states.is_contiguous() && states.scalar_type() == type && states.dim() > 1 &&
-                  states.sizes().slice(1) == shape,
-              name, ": states are ", states.scalar_type(), " ", states.sizes(), ", must be ", type,
-              " [states, ", shape, "], dense");
-  int64_t sum = 0;
-  for (const int64_t length : pieces.lengths) sum += length;
-  TORCH_CHECK(sum == tokens && pieces.lengths.size() == pieces.states.size(), name, ": ",
-              pieces.states.size(), " pieces of ", sum, " tokens for ", tokens);
-  for (const int64_t state : pieces.states) {
-    TORCH_CHECK(state >= 0 && state < states.size(0), name, ": there is no state ", state);
-  }
-}
-
 }  // namespace
 
 void ShortConvNext(Tensor& out, Tensor& before, const Tensor& x, const Tensor& weight,
@@ -147,7 +137,7 @@ void ShortConvNext(Tensor& out, Tensor& before, const Tensor& x, const Tensor& w
   const int64_t tokens = x.size(0);
   CheckShortConv(x, weight, {{}, tokens}, "ShortConvNext");
   CheckRows(out, x.size(0), x.size(1), x, "ShortConvNext: out");
-  CheckStates(before, {kShortConvWidth - 1, x.size(1)}, x.scalar_type(), pieces, tokens,
+  CheckPieces(pieces, before, {kShortConvWidth - 1, x.size(1)}, x.scalar_type(), x,
               "ShortConvNext");
   const auto run = x.scalar_type() == at::kFloat ? NextConvAs<float> : NextConvAs<BFloat16>;
   run(out, before, x, weight.to(at::kFloat), pieces);
@@ -159,15 +149,16 @@ void GatedDeltaNext(Tensor& out, Tensor& states, const Tensor& q, const Tensor& 
   CheckGatedDelta(q, k, v, g, beta, {{}, tokens});
   CheckHeadsLike(out, v, "GatedDeltaNext: out");
   const int64_t heads = v.size(1), key_size = q.size(2), value_size = v.size(2);
-  CheckStates(states, {heads, key_size, value_size}, at::kFloat, pieces, tokens, "GatedDeltaNext");
+  CheckPieces(pieces, states, {heads, key_size, value_size}, at::kFloat, q, "GatedDeltaNext");
   const Tensor q_fp32 = q.to(at::kFloat).contiguous(), k_fp32 = k.to(at::kFloat).contiguous();
-  const Tensor v_fp32 = v.to(at::kFloat).contiguous(), result = at::empty_like(v_fp32);
+  const Tensor v_fp32 = v.to(at::kFloat).contiguous();
+  Tensor result = at::empty_like(v_fp32);
   const int64_t repeats = heads / q.size(1);
   const float *queries = q_fp32.const_data_ptr<float>(), *keys = k_fp32.const_data_ptr<float>();
   const float *values = v_fp32.const_data_ptr<float>(), *decays = g.const_data_ptr<float>();
   const float* betas = beta.const_data_ptr<float>();
   float *all = states.mutable_data_ptr<float>(), *to = result.mutable_data_ptr<float>();
-  const std::vector<PieceRows> rows = RowsOf(pieces);
+  const std::vector<PieceRows> rows = RowsOf(pieces, result);
   const auto tasks = static_cast<int64_t>(rows.size()) * heads;
   at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> u(static_cast<size_t>(value_size));

@@ -66,9 +66,13 @@ struct GluFactors {
 };
 
 // Pieces of documents behind each other in rows, for generation: how many rows each has, and the
-// number of its document's state.
+// number of its document's state; -1: its rows are padding, whose results are zeros.
 struct Pieces {
   std::vector<int64_t> lengths, states;
+  // On a GPU the same there, which is what kernels read: int64 [3, pieces], dense in the second
+  // dimension, the first row of each piece, its rows, its state. States may be others in a graph
+  // that is replayed (kernels/graph.h).
+  at::Tensor table;
 };
 
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).

@@ -9,6 +9,8 @@ namespace {
 
 // Masks of adapters' dropout are numbered from 0, those of what sub-layers write from kOfOutputs.
 constexpr uint64_t kModulesPerLayer = 8, kOfOutputs = uint64_t{1} << 40;
+// Those of adapters of shared experts' output gates from here.
+constexpr uint64_t kOfOutputGates = uint64_t{1} << 43;
 
 // The projection of the matrix that the linear layer `name` stands in.
 Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first_module) {
@@ -65,6 +67,7 @@ DeltaNet BindDelta(const ModelConfig& config, const UnitInfo& unit, uint64_t mod
   delta.key_size = config.delta.key_size;
   delta.value_size = config.delta.value_size;
   delta.epsilon = config.norm_epsilon;
+  delta.by_key_head = names.delta_z == nullptr;
   return delta;
 }
 
@@ -94,6 +97,10 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
     if (shape.shared > 0) {
       block.mlp.gate_up = BindProjection(unit, names.shared_gate, module + 4);
       block.mlp.down = BindProjection(unit, names.shared_down, module + 6);
+      if (names.shared_output_gate != nullptr) {
+        block.mlp.output_gate =
+            BindProjection(unit, names.shared_output_gate, kOfOutputGates + module);
+      }
     }
   } else {
     block.mlp.gated = names.gate != nullptr;

@@ -47,7 +47,8 @@ ModelLayout MakeLayout(const ModelConfig& config) {
                              .transposed = tensor.transposed,
                              .experts = tensor.experts,
                              .exact = tensor.exact,
-                             .parts = std::move(tensor.parts)});
+                             .parts = std::move(tensor.parts),
+                             .single_parts = std::move(tensor.single_parts)});
     }
     layout.units.push_back(std::move(unit));
   }

@@ -7,6 +7,7 @@
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/sum.h>
 
+#include <initializer_list>
 #include <utility>
 
 #include "worker/engine/kernels/ops.h"
@@ -54,7 +55,35 @@ void DeltaNet::GatesBackward(const Gates& gates, const Tensor& dg, const Tensor&
 
 void DeltaNet::Project(Activation x, const Pass& pass, Saved& saved) const {
   saved.projected = at::empty({x.rows.size(0), in.outputs()}, x.rows.options());
-  saved.in_xa = in.Forward(saved.projected, std::move(x), pass);
+  if (!by_key_head) {
+    saved.in_xa = in.Forward(saved.projected, std::move(x), pass);
+    return;
+  }
+  Tensor rows = at::empty(saved.projected.sizes(), saved.projected.options());
+  saved.in_xa = in.Forward(rows, std::move(x), pass);
+  CopyByKeyHead(saved.projected, rows, /*to_rows=*/false);
+}
+
+void DeltaNet::CopyByKeyHead(Tensor& projected, Tensor& rows, bool to_rows) const {
+  const int64_t repeats = value_heads / key_heads, of_values = repeats * value_size;
+  int64_t first = 0;  // column of `projected`
+  int64_t begin = 0;  // column of `rows`, of the linear
+  const auto copy_parts = [&](std::initializer_list<int64_t> sizes) {
+    int64_t all = 0, within = 0;  // columns of a key head
+    for (const int64_t size : sizes) all += size;
+    const Tensor heads = rows.narrow(1, begin, key_heads * all).unflatten(1, {key_heads, all});
+    for (const int64_t size : sizes) {
+      const Tensor part =
+          projected.narrow(1, first, key_heads * size).unflatten(1, {key_heads, size});
+      const Tensor of_heads = heads.narrow(2, within, size);
+      (to_rows ? of_heads : part).copy_(to_rows ? part : of_heads);
+      first += key_heads * size;
+      within += size;
+    }
+    begin += key_heads * all;
+  };
+  copy_parts({key_size, key_size, of_values, of_values});
+  copy_parts({repeats, repeats});
 }
 
 void DeltaNet::Convolve(const ops::Documents& documents, const Pass& pass, Saved& saved) const {
@@ -131,7 +160,8 @@ void DeltaNet::Backward(Activation dy, const std::function<Tensor()>& input,
   saved.normed = saved.out_xa = Tensor();
   if (!go_on) return;
   const Parts parts = Split(saved.projected);
-  Tensor dprojected = in.EmptyGradientRows(dheads);
+  Tensor dprojected = by_key_head ? at::empty(saved.projected.sizes(), saved.projected.options())
+                                  : in.EmptyGradientRows(dheads);
   Parts dparts = Split(dprojected);
   const Tensor dnorm =
       ops::GatedRmsNormBackward(dheads, dparts.z, dheads, saved.heads, parts.z, NormWeight(pass),
@@ -152,6 +182,12 @@ void DeltaNet::Backward(Activation dy, const std::function<Tensor()>& input,
   if (gradients.Wants(conv)) gradients.Add(conv, dconv.view(pass.weights[conv].sizes()));
   dheads = dconvolved = Tensor();
   saved = {.in_xa = std::move(saved.in_xa)};
+  if (by_key_head) {
+    Tensor rows = in.EmptyGradientRows(dprojected);
+    CopyByKeyHead(dprojected, rows, /*to_rows=*/true);
+    dprojected = rows;
+    dparts = {};
+  }
   const Tensor x = input();
   if (dx != nullptr) *dx = at::empty(x.sizes(), x.options());
   in.Backward(dprojected, x, std::exchange(saved.in_xa, Tensor()), pass, gradients, dx);

@@ -13,7 +13,7 @@ namespace sft::engine {
 // head instead of keys and values. T tokens, H hidden size, Hk key heads of Dk, Hv value heads of
 // Dv, C = 2 Hk Dk + Hv Dv:
 //
-//       q | k | v, z, b, a = in(x)                                  of C, Hv Dv, Hv and Hv columns
+//       q | k | v | z | b | a = in(x)                               of C, Hv Dv, Hv and Hv columns
 //       q | k | v  = a causal convolution of the same, with SiLU                  (ops::ShortConv)
 //       heads      = the gated delta rule                                        (ops::GatedDelta)
 //                    with g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)
@@ -22,6 +22,10 @@ namespace sft::engine {
 // Gates, and all that follows from the parameters they are made of, are fp32 whatever the type of
 // the activations: exp(A_log) of a rounded A_log is another decay. Positions of parameters are
 // those in the unit. Rows have the spare columns that their projection asks for (projection.h).
+//
+// Where `by_key_head`, in(x) has q | k | v | z of the first key head and its value heads, then of
+// the second, and behind these b | a likewise: its outputs are put in the order above, and their
+// gradients back.
 struct DeltaNet {
   Projection in, out;
   int conv = -1;     // [C, 1, 4]
@@ -31,6 +35,7 @@ struct DeltaNet {
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_size = 0, value_size = 0;
   double epsilon = 0.0;
+  bool by_key_head = false;
 
   explicit operator bool() const { return value_heads > 0; }
 
@@ -96,6 +101,8 @@ struct DeltaNet {
   int64_t keys() const { return key_heads * key_size; }
   int64_t values() const { return value_heads * value_size; }
   Parts Split(const at::Tensor& projected) const;
+  // Copies rows like `projected` to or from `rows`, which are as in(x) has them.
+  void CopyByKeyHead(at::Tensor& projected, at::Tensor& rows, bool to_rows) const;
   Heads SplitHeads(const at::Tensor& convolved) const;
   at::Tensor ByHead(const at::Tensor& heads) const {  // [T, Hv Dv] -> [T, Hv, Dv]
     return heads.view({heads.size(0), value_heads, value_size});

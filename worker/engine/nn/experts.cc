@@ -1,26 +1,24 @@
 #include "worker/engine/nn/experts.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/projection.h"
 #include "worker/engine/nn/router_balance.h"
+#include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
 
@@ -30,19 +28,6 @@ namespace {
 
 // transformers adds it to the sum of sigmoids that it divides by.
 constexpr double kLeastSum = 1e-20;
-
-// Each by itself: ATen's sigmoid on a CPU rounds what fills a vector register otherwise than the
-// rest, so that a token's would depend on the tokens beside it.
-Tensor Sigmoids(const Tensor& scores) {
-  if (!scores.is_cpu()) return at::sigmoid(scores);
-  Tensor sigmoids = at::empty_like(scores);
-  const float* from = scores.const_data_ptr<float>();
-  float* to = sigmoids.mutable_data_ptr<float>();
-  at::parallel_for(0, scores.numel(), 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i] = 1.0F / (1.0F + std::exp(-from[i]));
-  });
-  return sigmoids;
-}
 
 // Sums [T, 1] of columns [T, k], added in their order whatever T is.
 Tensor SumOfColumns(const Tensor& columns) {

@@ -1,6 +1,7 @@
 #include "worker/engine/nn/mlp.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sigmoid_backward.h>
 
 #include <utility>
 
@@ -13,9 +14,9 @@ using at::Tensor;
 
 void Mlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pass& pass,
                   Saved& saved) const {
+  RestoreOutputGate(x.rows, pass, saved);
   RestoreGateUp(std::move(x), pass, saved);
-  Activation activated = down.EmptyInput(saved.gate_up, pass);
-  Activate(activated, saved.gate_up);
+  Activation activated = Activated(pass, saved, /*again=*/false);
   const Tensor rows = activated.rows;
   saved.down_xa = down.Forward(y, std::move(activated), pass, residual);
   if (!MakesProductAgain(saved.gate_up, pass)) {
@@ -26,19 +27,49 @@ void Mlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pass& p
 }
 
 void Mlp::Restore(Activation x, const Pass& pass, Saved& saved) const {
+  RestoreOutputGate(x.rows, pass, saved);
   RestoreGateUp(std::move(x), pass, saved);
   if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
-  Activation activated = down.EmptyInputRows(saved.gate_up);
-  Activate(activated, saved.gate_up);
-  saved.activated = activated.rows;
+  saved.activated = Activated(pass, saved, /*again=*/true).rows;
 }
 
-void Mlp::Activate(Activation& out, const Tensor& rows) const {
+Activation Mlp::Activated(const Pass& pass, const Saved& saved, bool again) const {
+  // Rows that are multiplied afterwards are not in FP8 yet.
+  Activation out = again || HasOutputGate() ? Activation(down.EmptyInputRows(saved.gate_up))
+                                            : down.EmptyInput(saved.gate_up, pass);
   if (gated) {
-    ops::Glu(out.rows, rows, kind, out.fp8);
+    ops::Glu(out.rows, saved.gate_up, kind, out.fp8);
   } else {
-    ops::Activate(out.rows, rows, kind, out.fp8);
+    ops::Activate(out.rows, saved.gate_up, kind, out.fp8);
   }
+  if (HasOutputGate()) out.rows.mul_(Sigmoids(saved.output_gate.to(at::kFloat)));
+  return out;
+}
+
+void Mlp::RestoreOutputGate(const Tensor& x, const Pass& pass, Saved& saved) const {
+  if (!HasOutputGate() || saved.output_gate.defined()) return;
+  Tensor rows = x;
+  if (output_gate.spare() > 0) {
+    // The spare columns of x are for the adapters of `gate_up`.
+    rows = output_gate.EmptyInputRows(x);
+    rows.copy_(x);
+  }
+  saved.output_gate = at::empty({x.size(0), 1}, x.options());
+  const Tensor xa = output_gate.Forward(saved.output_gate, Activation(rows), pass);
+  saved.output_gate_xa = ApartFrom(rows, xa);
+}
+
+Tensor Mlp::OutputGateBackward(const Tensor& dshare, const Tensor& share, const Tensor& x,
+                               const Pass& pass, Saved& saved, UnitGradients& gradients,
+                               bool need_dx) const {
+  Tensor dgate = output_gate.EmptyGradientRows(x);
+  dgate.copy_(at::sigmoid_backward(dshare, share).unsqueeze(1));
+  Tensor dx;
+  if (need_dx) dx = at::empty(x.sizes(), x.options());
+  output_gate.Backward(Activation(dgate), x, std::exchange(saved.output_gate_xa, Tensor()), pass,
+                       gradients, need_dx ? &dx : nullptr);
+  saved.output_gate = Tensor();
+  return dx;
 }
 
 void Mlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
@@ -51,9 +82,9 @@ void Mlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
 bool Mlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
   const int64_t rank = gate_up.common_rank();
   // Gate and up may also be one linear, with one adapter for both.
-  return rank > 0 && gated && !gate_up.has_gains() && !down.has_gains() && gate_up.members() == 2 &&
-         down.members() == 1 && down.common_rank() == rank && !pass.drops() &&
-         ops::HasGluFactors(rows, rank);
+  return rank > 0 && gated && !HasOutputGate() && !gate_up.has_gains() && !down.has_gains() &&
+         gate_up.members() == 2 && down.members() == 1 && down.common_rank() == rank &&
+         !pass.drops() && ops::HasGluFactors(rows, rank);
 }
 
 void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
@@ -62,7 +93,8 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
     BackwardInOnePass(std::move(dy), x, pass, saved, gradients, dx);
     return;
   }
-  const bool go_on = dx != nullptr || gate_up.trained(gradients);
+  const bool go_on = dx != nullptr || gate_up.trained(gradients) ||
+                     (HasOutputGate() && output_gate.trained(gradients));
   Tensor dactivated;
   if (go_on) dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());
   down.Backward(std::move(dy), saved.activated, saved.down_xa, pass, gradients,
@@ -70,7 +102,14 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Activation dgate_up = std::exchange(saved.gate_up, Tensor());
-  if (gated) {
+  Tensor of_output_gate;
+  if (HasOutputGate()) {
+    const Tensor share = Sigmoids(saved.output_gate.to(at::kFloat)).flatten();
+    const Tensor dshare =
+        ops::WeighedGluBackward(dgate_up.rows, dactivated, dgate_up.rows, share, kind);
+    of_output_gate =
+        OutputGateBackward(dshare, share, x, pass, saved, gradients, /*need_dx=*/dx != nullptr);
+  } else if (gated) {
     ops::GluBackward(dgate_up.rows, dactivated, dgate_up.rows, kind);
   } else {
     dgate_up.sums = gate_up.EmptySums(dgate_up.rows);
@@ -79,6 +118,7 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
   dactivated = Tensor();
   gate_up.Backward(std::move(dgate_up), x, std::exchange(saved.gate_up_xa, Tensor()), pass,
                    gradients, dx);
+  if (of_output_gate.defined()) dx->add_(of_output_gate);
 }
 
 // Adapters are trained together, and never beside the weights that they adapt.

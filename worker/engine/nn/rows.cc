@@ -1,10 +1,14 @@
 #include "worker/engine/nn/rows.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sigmoid.h>
 
+#include <cmath>
 #include <string>
 
 #include "common/plan/parameters.h"
@@ -43,6 +47,17 @@ void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
   } else {
     table.index_put_({rows}, values.to(at::kFloat), /*accumulate=*/true);  // sorts: repeatable
   }
+}
+
+Tensor Sigmoids(const Tensor& x) {
+  if (!x.is_cpu()) return at::sigmoid(x);
+  Tensor sigmoids = at::empty_like(x);
+  const float* from = x.const_data_ptr<float>();
+  float* to = sigmoids.mutable_data_ptr<float>();
+  at::parallel_for(0, x.numel(), 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = 1.0F / (1.0F + std::exp(-from[i]));
+  });
+  return sigmoids;
 }
 
 double RoundedTo(double value, at::ScalarType type) {

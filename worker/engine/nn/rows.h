@@ -38,6 +38,10 @@ at::Tensor SpareColumns(const at::Tensor& rows, int64_t spare);
 // table[rows[i]] += values[i], table fp32, in an order that does not depend on the threads.
 void AddRows(at::Tensor& table, const at::Tensor& rows, const at::Tensor& values);
 
+// The sigmoids of x, fp32 and dense, each by itself: ATen's on a CPU rounds what fills a vector
+// register otherwise than the rest, so that a token's would depend on the tokens beside it.
+at::Tensor Sigmoids(const at::Tensor& x);
+
 // `value` as a number of `type`.
 double RoundedTo(double value, at::ScalarType type);
 

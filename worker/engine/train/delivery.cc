@@ -337,6 +337,7 @@ CheckpointDelivery DeliverCheckpoint(const std::filesystem::path& checkpoint,
   spec.data.chat_template = chat_template;
   ModelLayout layout = MakeLayout(ReadConfig(options.model_dir));
   PrepareLayout(layout, spec);
+  NamePartsAsStored(ModelFiles::Open(options.model_dir), layout);
   SavedState saved(checkpoint, manifest, at::kCPU);
   const Trained trained{layout, StampedComputeType(manifest.stamp), [&](int unit, int param) {
                           const ParamInfo& info =

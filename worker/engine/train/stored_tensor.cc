@@ -294,20 +294,38 @@ void FindStack(const ModelFiles& files, const ParamInfo& param, const plan::Stor
   }
 }
 
+// True for a stack of which the files hold single experts' tensors instead of itself.
+bool IsInSingles(const ModelFiles& files, const ParamInfo& param) {
+  return !param.single_parts.empty() && !files.Contains(param.parts[0]) &&
+         files.Contains(param.single_parts[0]);
+}
+
 }  // namespace
+
+void NamePartsAsStored(const ModelFiles& files, ModelLayout& layout) {
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) {
+      if (!IsInSingles(files, param)) continue;
+      param.parts = std::move(param.single_parts);
+      param.single_parts.clear();
+    }
+  }
+}
 
 StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
                        const plan::StoredWeights& stored) {
   StoredTensor tensor;
   tensor.name = param.name;
   tensor.shape = param.shape;
-  if (param.parts.size() == 1) {
+  const bool single = IsInSingles(files, param);
+  if (param.parts.size() == 1 && !single) {
     FindStack(files, param, stored, tensor);
     return tensor;
   }
+  const std::vector<std::string>& names = single ? param.single_parts : param.parts;
   ParamInfo part{.shape = param.shape};
-  part.shape[0] /= static_cast<int64_t>(param.parts.size());
-  for (const std::string& name : param.parts) {
+  part.shape[0] /= static_cast<int64_t>(names.size());
+  for (const std::string& name : names) {
     part.name = name;
     tensor.parts.push_back(FindStored(files, part, name, stored));
     const StoredTensor& found = tensor.parts.back();

@@ -45,10 +45,13 @@ struct StoredTensor {
 // stored in a form that `stored` does not say or that is not read.
 StoredTensor FindStored(const ModelFiles& files, const ParamInfo& param, const std::string& name,
                         const plan::StoredWeights& stored);
-// A stack, of the parts that the files hold (ParamInfo::parts). Throws likewise; UserError too for
-// parts in 4 bits.
+// A stack, of the parts that the files hold (ParamInfo::parts, or single_parts). Throws likewise;
+// UserError too for parts in 4 bits.
 StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
                        const plan::StoredWeights& stored);
+// Has the stacks of `layout` be made of single experts' tensors where the files hold those: what is
+// delivered is then in tensors of the same names.
+void NamePartsAsStored(const ModelFiles& files, ModelLayout& layout);
 
 // Reads elements of a flattened tensor of the files, as stored, onto the device.
 using ReadElements =

@@ -141,6 +141,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   const BaseWeights base(model_dir, layout_, comm_.device());
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
   if (spec_.qlora()) base.KeepMxfp4(layout_);
+  NamePartsAsStored(base.files(), layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),

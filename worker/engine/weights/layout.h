@@ -55,7 +55,8 @@ struct ParamInfo {
   // one linear.
   int64_t experts = 0;
   bool exact = false;              // plan::TensorInfo::exact
-  std::vector<std::string> parts;  // plan::TensorInfo::parts
+  std::vector<std::string> parts;  // plan::TensorInfo::parts, and single_parts
+  std::vector<std::string> single_parts;
 
   // A parameter of the model, not of an adapter.
   bool of_base() const { return role < ParamRole::kLoraA; }

@@ -1,5 +1,6 @@
-// Launchers of what linear attention has: ShortConv, GatedDelta and GatedRmsNorm of
-// worker/engine/kernels/operations.def. See launch.h for what all launchers keep to.
+// Launchers of what linear attention has: ShortConv, GatedDelta, GatedRmsNorm, ShortConvNext and
+// GatedDeltaNext of worker/engine/kernels/operations.def. See launch.h for what all launchers keep
+// to.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -108,5 +109,28 @@ cudaError_t LaunchDeltaPlain(ElementType type, const DeltaShape& shape,
 cudaError_t LaunchDeltaPlainBackward(ElementType type, const DeltaShape& shape,
                                      const DeltaOperands& operands, const DeltaGradients& gradients,
                                      float* workspace, int64_t blocks, cudaStream_t stream);
+
+// ---- ShortConvNext and GatedDeltaNext ----
+
+// ops::Pieces: of each the first row, its rows and its state, -1 where its rows are padding.
+struct PieceList {
+  const int64_t *first = nullptr, *rows = nullptr, *states = nullptr;
+  int32_t pieces = 0;
+};
+
+// weight as LaunchShortConv's; before [states, 3, width] of `type`, dense.
+cudaError_t LaunchShortConvNext(ElementType type, RowsShape shape, PieceList pieces, ConstRows x,
+                                ElementType weight_type, const void* weight, void* before,
+                                MutableRows out, cudaStream_t stream);
+
+struct DeltaNextShape {
+  int32_t key_heads = 0, value_heads = 0;
+  int32_t key_size = 0, value_size = 0;  // at most kMostDeltaSize
+  PieceList pieces;
+};
+// states [states, value_heads, key_size, value_size], dense.
+cudaError_t LaunchDeltaNext(ElementType type, const DeltaNextShape& shape,
+                            const DeltaOperands& operands, float* states, MutableRows out,
+                            cudaStream_t stream);
 
 }  // namespace sft::engine::cuda

@@ -96,6 +96,20 @@ TEST(DeltaStepsTest, AConvolutionGoesOnWhereItWasCut) {
   }
 }
 
+TEST(DeltaStepsTest, PaddingIsZerosAndHasNoState) {
+  const StepData data = RandomSteps(5, 1);
+  Tensor states = RuleStates(), alone = RuleStates();
+  const Tensor out = Next(data, states, {{3, 2}, {1, -1}});
+  EXPECT_TRUE(at::equal(out.narrow(0, 0, 3), Next(data.Rows(0, 3), alone, {{3}, {1}})));
+  EXPECT_TRUE(at::equal(states, alone));
+  EXPECT_EQ(out.narrow(0, 3, 2).abs().sum().item<double>(), 0.0);
+  const Tensor x = Random({5, 8}, 3), weight = Random({8, 4}, 4);
+  Tensor before = at::ones({1, 3, 8}), rows = at::empty({5, 8});
+  ops::ShortConvNext(rows, before, x, weight, {{5}, {-1}});
+  EXPECT_EQ(rows.abs().sum().item<double>(), 0.0);
+  EXPECT_TRUE(before.eq(1.0).all().item<bool>());
+}
+
 TEST(DeltaStepsTest, PiecesThatDoNotFitAreRefused) {
   const StepData data = RandomSteps(4, 1);
   Tensor states = RuleStates();
