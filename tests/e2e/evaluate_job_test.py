@@ -209,7 +209,8 @@ early_stopping_patience = 2
     def assert_curves(self, job):
         lines = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
         validations = [line for line in lines if line["type"] == "validation"]
-        names = [f"val.{name}" for name in ("exact_match", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum")]
+        names = [f"val.{name}" for name in ("exact_match", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum",
+                                          "perplexity", "bits_per_byte")]
         for line in validations:
             self.assertEqual([key for key in line if key.startswith("val.") and key != "val.loss"], names)
         self.assertEqual(validations[0]["val.exact_match"], 0)

@@ -152,13 +152,13 @@ class EventObserver : public engine::TrainObserver {
                              .seconds = report.seconds,
                              .answered_rows = report.answered_rows,
                              .preference = FiguresOf(report.preference)};
-    for (const engine::ValidationMetric& metric : report.of_loss) {
-      event.metrics.push_back({metric.name, metric.value});
-    }
     std::string text;
     for (const engine::ValidationMetric& metric : report.metrics) {
       event.metrics.push_back({metric.name, metric.value});
       text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", metric.name, metric.value);
+    }
+    for (const engine::ValidationMetric& metric : report.of_loss) {
+      event.metrics.push_back({metric.name, metric.value});
     }
     context_.events.Write(event);
     if (!report.note.empty()) {

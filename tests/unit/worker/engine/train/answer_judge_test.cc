@@ -98,7 +98,7 @@ TEST_F(AnswerJudgeTest, WhatFollowsFromTheLossIsAMetricToo) {
   // No step is so much better than the one before.
   validation.early_stopping_threshold = 1e5;
   const RecordingObserver observer = RunOne(options);
-  EXPECT_EQ(result_.steps, 1);
+  EXPECT_EQ(result_.steps, 2);
   int64_t targets = 0;
   for (int64_t i = 0; i < options.validation->size(); ++i) {
     targets += options.validation->LossTokens(i);
