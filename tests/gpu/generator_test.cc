@@ -145,6 +145,7 @@ TEST_P(GeneratorGpuTest, SearchesAreThoseOfTheCpu) {
   std::vector<GenerationRequest> requests = Requests(3);
   for (GenerationRequest& request : requests) {
     request.sampling = {};
+    request.log_probabilities = false;
     request.beams = {.beams = 4, .answers = 1};
   }
   const Answers expected = AnswersOf(cpu, requests), answers = AnswersOf(gpu, requests);
