@@ -14,7 +14,7 @@ void CheckWholeHeadsTurn(const ConfigReader& config) {
   if (factor == 1.0) return;
   config.Fail(kKey, fmt::format("{} is not supported in this family, whose heads are rotated whole "
                                 "(1, or no such key); models that rotate a part of each head are "
-                                "read of phi3, glm4_moe and qwen3_5",
+                                "read of phi3, glm4_moe, qwen3_5 and qwen3_next",
                                 factor));
 }
 

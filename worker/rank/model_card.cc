@@ -128,8 +128,9 @@ std::string TrainingSection(const TrainingFacts& facts, const spec::JobSpec& spe
   }
   if (facts.checks) {
     text += fmt::format(
-        "- largest difference of logits, as a part of the largest: {:.2g} of these files, read "
-        "back, from the trained model; {:.2g} of a packed document from itself alone\n",
+        "- checked by the job: logits of these files, read back, differ from the trained model's "
+        "by at most {:.2g} of the largest; those of a packed document from those it has alone by "
+        "at most {:.2g}\n",
         facts.checks->delivered, facts.checks->packing);
   }
   text += "\n" + SettingsTable(spec);

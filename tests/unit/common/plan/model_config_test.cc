@@ -200,7 +200,7 @@ TEST(ModelConfigTest, WhatFamiliesDoNotHaveIsRefusedWithWhatWouldWork) {
       problem(Config("llama", R"(, "partial_rotary_factor": 0.5)")),
       HasSubstr("\"partial_rotary_factor\" 0.5 is not supported in this family, whose heads "
                 "are rotated whole (1, or no such key); models that rotate a part of each "
-                "head are read of phi3, glm4_moe and qwen3_5"));
+                "head are read of phi3, glm4_moe, qwen3_5 and qwen3_next"));
   EXPECT_THAT(problem(Config("llama", R"(, "rope_parameters": {"partial_rotary_factor": 0.25})")),
               HasSubstr("config.json: rope_parameters: \"partial_rotary_factor\" 0.25 is not"));
   EXPECT_THAT(problem(Config("phi3", R"(, "resid_pdrop": 0.1)")),

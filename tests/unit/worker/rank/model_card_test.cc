@@ -60,12 +60,12 @@ TEST(ModelCardTest, AnAdaptersCardSaysBaseLicenceDataSettingsAndCurve) {
 
 TEST(ModelCardTest, TheDifferencesThatTheJobFoundAreInTheCard) {
   TrainingFacts facts = Facts();
-  EXPECT_THAT(TrainingCard(facts, {}), Not(HasSubstr("difference of logits")));
+  EXPECT_THAT(TrainingCard(facts, {}), Not(HasSubstr("checked by the job")));
   facts.checks = CardChecks{.packing = 2.5e-7, .delivered = 0};
   EXPECT_THAT(TrainingCard(facts, {}),
-              HasSubstr("- largest difference of logits, as a part of the largest: 0 of these "
-                        "files, read back, from the trained model; 2.5e-07 of a packed document "
-                        "from itself alone\n"));
+              HasSubstr("- checked by the job: logits of these files, read back, differ from the "
+                        "trained model's by at most 0 of the largest; those of a packed document "
+                        "from those it has alone by at most 2.5e-07\n"));
 }
 
 TEST(ModelCardTest, ItSaysWhatATrainingStartedFromAndHowOnlyWhatIsServedIsServed) {
