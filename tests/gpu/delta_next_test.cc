@@ -141,7 +141,8 @@ TEST_F(GpuTest, GatedConvNextEqualsTheCpu) {
       const Tensor states = Normal({kStates, 3, channels}, 2).to(type);
       for (const auto weight_type : {type, at::kFloat}) {
         const Tensor weight = Normal({channels, 4}, 3).to(weight_type);
-        Tensor expected = at::empty({pieces.tokens, channels}), before = states.to(at::kFloat);
+        Tensor expected = at::empty({pieces.tokens, channels}),
+               before = states.to(at::kFloat).clone();
         ops::ShortConvNext(expected, before, x.to(at::kFloat), weight.to(at::kFloat), pieces.cpu);
         const Tensor rows = ToGpu(Normal(x.sizes(), 4).to(type));
         Tensor wide = ToGpu(at::zeros({pieces.tokens, channels + 64}, type));

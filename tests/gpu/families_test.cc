@@ -107,8 +107,7 @@ class FamilyOnGpuTest : public GpuTest,
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    dir_ = std::filesystem::path(testing::TempDir()) /
-           (std::string("sft_family_") + std::get<0>(GetParam()).name);
+    dir_ = OwnFolder(std::string("sft_family_") + std::get<0>(GetParam()).name);
     WriteTinyModel(dir_, ConfigOf(std::get<0>(GetParam())));
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }

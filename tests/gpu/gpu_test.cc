@@ -1,6 +1,7 @@
 #include "tests/gpu/gpu_test.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <limits>
@@ -34,6 +35,10 @@ double RelativeError(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor a = actual.cpu().to(at::kDouble), b = expected.cpu().to(at::kDouble);
   if (!a.isfinite().all().item<bool>()) return std::numeric_limits<double>::infinity();
   return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
+}
+
+std::filesystem::path OwnFolder(const std::string& name) {
+  return std::filesystem::path(::testing::TempDir()) / (name + "_" + std::to_string(getpid()));
 }
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {

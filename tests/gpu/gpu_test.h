@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "worker/engine/cuda/loader.h"
@@ -26,6 +27,9 @@ at::Tensor ToGpu(const at::Tensor& tensor);
 // |actual - expected| / |expected| over all elements, in fp64 on the CPU; infinite when an element
 // of `actual` is not finite.
 double RelativeError(const at::Tensor& actual, const at::Tensor& expected);
+
+// A temporary folder of this process alone, not made yet: several may run the same tests.
+std::filesystem::path OwnFolder(const std::string& name);
 
 // Equal as bytes: tells -0 from 0.
 bool SameBits(const at::Tensor& a, const at::Tensor& b);

@@ -63,7 +63,7 @@ class GraphsTest : public GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    root_ = std::filesystem::path(::testing::TempDir()) / "sft_gpu_graphs";
+    root_ = OwnFolder("sft_gpu_graphs");
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
 

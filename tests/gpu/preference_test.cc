@@ -46,8 +46,7 @@ class PreferenceGpuTest : public GpuTest, public ::testing::WithParamInterface<s
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    dir_ = std::filesystem::path(::testing::TempDir()) /
-           ("sft_preference_gpu_" + std::string(spec::EnumName(GetParam())));
+    dir_ = OwnFolder("sft_preference_gpu_" + std::string(spec::EnumName(GetParam())));
     WriteTinyModel(dir_);
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }

@@ -30,8 +30,7 @@ class SmallTrainingTest : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = std::filesystem::path(::testing::TempDir()) /
-           (std::string("sft_small_training_") + info->name());
+    dir_ = OwnFolder(std::string("sft_small_training_") + info->name());
     WriteTinyModel(dir_, Config());
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
