@@ -86,8 +86,8 @@ TEST(EventTest, EveryKindOfEventComesBack) {
   EXPECT_EQ(RoundTrip(ReadyEvent{.rank = 3, .world = 8, .device = "cuda:0 NVIDIA H100"}).device,
             "cuda:0 NVIDIA H100");
   EXPECT_EQ(RoundTrip(EvalEvent{.step = 5, .loss = 1.25}).loss, 1.25);
-  const EvalEvent eval = RoundTrip(EvalEvent{
-      .metrics = {{"val.rouge_l", 12.5}, {"val.exact_match", 0}}, .answered_rows = 200});
+  const EvalEvent eval = RoundTrip(
+      EvalEvent{.metrics = {{"val.rouge_l", 12.5}, {"val.exact_match", 0}}, .answered_rows = 200});
   ASSERT_EQ(eval.metrics.size(), 2u);
   EXPECT_EQ(eval.metrics[0].name, "val.rouge_l");
   EXPECT_EQ(eval.metrics[0].value, 12.5);

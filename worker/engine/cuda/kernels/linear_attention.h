@@ -123,6 +123,7 @@ cudaError_t LaunchShortConvNext(ElementType type, RowsShape shape, PieceList pie
                                 ElementType weight_type, const void* weight, void* before,
                                 MutableRows out, cudaStream_t stream);
 
+// Heads and pieces of GatedDeltaNext.
 struct DeltaNextShape {
   int32_t key_heads = 0, value_heads = 0;
   int32_t key_size = 0, value_size = 0;  // at most kMostDeltaSize

@@ -105,7 +105,8 @@ TEST(SinksTest, OutputAndGradientsAreThoseOfTheWiderSoftmax) {
       ExpectNear(actual.dq, expected.dq, tolerance, "dq");
       ExpectNear(actual.dk, expected.dk, tolerance, "dk");
       ExpectNear(actual.dv, expected.dv, tolerance, "dv");
-      ExpectNear(actual.dsinks, expected.dsinks, tolerance, "dsinks");
+      // A sum over all tokens, whose parts mostly cancel.
+      ExpectNear(actual.dsinks, expected.dsinks, 5 * tolerance, "dsinks");
     }
   }
 }
