@@ -298,7 +298,7 @@ void EvaluationTask::AskGraders(int64_t number, const Pending& pending) {
   std::vector<grading::Sample> samples;
   for (const RowResult& side : pending.sides) {
     samples.push_back({.line = row.question.line,
-                       .prompt = tokenizer_.DecodeAnswer(row.question.prompt),
+                       .prompt = tokenizer_.DecodeText(row.question.prompt),
                        .reference = row.question.reference,
                        .answer = side.answer.text,
                        .finish_reason = side.answer.finish_reason});
@@ -338,7 +338,7 @@ std::string EvaluationTask::LineOf(int64_t number, const std::vector<RowResult>&
   const Row& row = questions_[static_cast<size_t>(number)];
   const engine::LearntText learnt = engine::LearntTextOf(row.document, tokenizer_);
   LineJson line = {{"line", row.question.line},
-                   {"prompt", tokenizer_.DecodeAnswer(row.question.prompt)},
+                   {"prompt", tokenizer_.DecodeText(row.question.prompt)},
                    {"reference", row.question.reference},
                    {"reference_tokens", learnt.tokens},
                    {"reference_bytes", learnt.bytes}};

@@ -36,6 +36,7 @@ void Print(const Arguments& arguments, const data::PromptRow& row, const RowAnsw
                            {"answer", answer.text},
                            {"tokens", answer.tokens},
                            {"ended", answer.finish_reason == "stop"}};
+    if (!answer.thoughts.empty()) line["reasoning"] = answer.thoughts;
     if (!answer.error.empty()) line["error"] = answer.error;
     fmt::print("{}\n", DumpJson(line));
     return;

@@ -219,6 +219,7 @@ RowAnswerer::RowAnswerer(const AnswerOptions& options, const Prompts& prompts, i
 RowAnswer RowAnswerer::AnswerOf(const engine::GenerationAnswer& made) const {
   RowAnswer answer;
   answer.text = tokenizer_.DecodeAnswer(made.tokens);
+  answer.thoughts = tokenizer_.DecodeThoughts(made.tokens);
   if (made.reason == engine::EndReason::kStopString) answer.text.resize(made.text_bytes);
   answer.prompt_tokens = prompt_tokens_[static_cast<size_t>(made.request)];
   answer.tokens = made.tokens.size();
@@ -246,6 +247,7 @@ std::string LineOf(const Prompts& prompts, int samples, int64_t number, const Ro
   AnswerJson line = prompts.rows[static_cast<size_t>(number / samples)].members;
   if (samples > 1) line["sample"] = number % samples;
   line["answer"] = answer.text;
+  if (!answer.thoughts.empty()) line["reasoning"] = answer.thoughts;
   line["finish_reason"] = answer.finish_reason;
   if (!answer.error.empty()) line["error"] = answer.error;
   line["prompt_tokens"] = answer.prompt_tokens;

@@ -56,6 +56,7 @@ void CheckPositions(int64_t prompt_tokens, int64_t new_tokens, int64_t positions
 // What one prompt got.
 struct RowAnswer {
   std::string text;
+  std::string thoughts;  // of a model that names its channels: what is not the answer
   size_t prompt_tokens = 0, tokens = 0;
   std::string finish_reason;  // "stop": ended by the model or a stop text; "length"; "error"
   std::string error;          // with "error"

@@ -126,6 +126,7 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wa
   ChatTokenizer result(Tokenizer::FromJson(text.json, text.origin));
   result.model_dir_ = model_dir;
   result.note_ = text.note;
+  result.channels_ = AnswerChannels::Of(result.tokenizer_);
 
   TemplateVariables variables;
   const Tokenizer& tokenizer = result.tokenizer_;
@@ -250,8 +251,16 @@ std::vector<int32_t> ChatTokenizer::EncodePrompt(std::span<const ChatMessage> me
   return ids;
 }
 
-std::string ChatTokenizer::DecodeAnswer(std::span<const int32_t> ids) const {
+std::string ChatTokenizer::DecodeText(std::span<const int32_t> ids) const {
   return tokenizer_.Decode(ids, /*skip_special=*/true);
+}
+
+std::string ChatTokenizer::DecodeAnswer(std::span<const int32_t> ids) const {
+  return channels_ ? DecodeText(channels_->Split(ids, tokenizer_).answer) : DecodeText(ids);
+}
+
+std::string ChatTokenizer::DecodeThoughts(std::span<const int32_t> ids) const {
+  return channels_ ? DecodeText(channels_->Split(ids, tokenizer_).thoughts) : "";
 }
 
 }  // namespace sft::engine

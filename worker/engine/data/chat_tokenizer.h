@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/spec/job_spec.h"
+#include "worker/engine/data/channels.h"
 #include "worker/engine/data/chat_template.h"
 #include "worker/engine/data/tokenizer.h"
 
@@ -77,8 +78,12 @@ class ChatTokenizer {
   // Throws UserError without a template or when it refuses the conversation.
   std::vector<int32_t> EncodePrompt(std::span<const ChatMessage> messages) const;
 
-  // Text without special tokens, for showing an answer.
+  // Text without special tokens.
+  std::string DecodeText(std::span<const int32_t> ids) const;
+  // The same of tokens that a model answered; of one that names its channels, the answer alone.
   std::string DecodeAnswer(std::span<const int32_t> ids) const;
+  // What such a model wrote in other channels; empty for all others.
+  std::string DecodeThoughts(std::span<const int32_t> ids) const;
 
   // Lower-case hex SHA-256 over all that decides tokens: equal for equal tokenisation.
   const std::string& digest() const { return digest_; }
@@ -102,6 +107,7 @@ class ChatTokenizer {
   std::optional<int32_t> bos_id_;
   std::optional<int32_t> eos_id_;
   std::vector<int32_t> stop_ids_;
+  std::optional<AnswerChannels> channels_;
   std::vector<int32_t> template_controls_;  // ids of added tokens in the template's text, sorted
   bool adds_bos_ = false;
   std::string digest_;

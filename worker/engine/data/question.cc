@@ -25,7 +25,7 @@ LearntText LearntTextOf(const Document& document, const ChatTokenizer& tokenizer
     if (document.loss[i] != 0) learnt.push_back(document.tokens[i]);
   }
   return {static_cast<int64_t>(learnt.size()),
-          static_cast<int64_t>(tokenizer.DecodeAnswer(learnt).size())};
+          static_cast<int64_t>(tokenizer.DecodeText(learnt).size())};
 }
 
 int64_t LearntBytes(const Dataset& dataset, const ChatTokenizer& tokenizer) {
