@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/io/file.h"
+#include "common/io/model_folder.h"
 
 namespace sft::client {
 namespace {
@@ -90,7 +91,9 @@ absl::StatusOr<DataProgramEnd> RunDataProgram(std::vector<std::string> arguments
 }
 
 bool HasTokenizer(const std::string& folder) {
-  return io::Exists(folder + "/tokenizer.json") || io::Exists(folder + "/vocab.json");
+  return io::FindTokenizer([&](std::string_view name) {
+           return io::Exists(fmt::format("{}/{}", folder, name));
+         }) != nullptr;
 }
 
 }  // namespace sft::client

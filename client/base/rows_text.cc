@@ -145,7 +145,12 @@ std::string RowsText(const LocalFile& file, const data::DatasetCheck& found,
   if (!report.is_object()) {
     return text + UnknownText(file, found, resolution, job_file, ": " + OneLine(why));
   }
-  return text + MeasuredText(report, found.rows, ValueOf(resolution, "data.on_long_rows"));
+  try {
+    return text + MeasuredText(report, found.rows, ValueOf(resolution, "data.on_long_rows"));
+  } catch (const nlohmann::json::exception&) {
+    return text + UnknownText(file, found, resolution, job_file,
+                              ": sft-data beside sftctl is of another version");
+  }
 }
 
 }  // namespace sft::client

@@ -100,6 +100,17 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
   return data::RowsProblem(*found, /*skips=*/false, /*taken=*/0).empty() ? kSucceeded : kUsage;
 }
 
+// Takes out what a job gives the template under a name that a flag gives anew.
+void DropArgument(const std::string& name, std::vector<std::string>& arguments) {
+  for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+    if (arguments[i] != "--template-argument" || !arguments[i + 1].starts_with(name + "="))
+      continue;
+    const auto at = arguments.begin() + static_cast<std::ptrdiff_t>(i);
+    arguments.erase(at, at + 2);
+    return;
+  }
+}
+
 // With the model's tokenizer.
 ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bool json) {
   std::vector<std::string> arguments = {options.file, "--model", options.Value(kModelKey)};
@@ -114,6 +125,7 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
   add("--gpu-type", options.gpu_type);
   add("--name", options.name);
   for (const std::string& argument : options.template_arguments) {
+    DropArgument(argument.substr(0, argument.find('=')), arguments);
     add("--template-argument", argument);
   }
   for (const std::string_view key : kRowsOfJob) {

@@ -124,12 +124,11 @@ class Submission {
     }
     const bool trains = ValueOf(resolution_, "job.kind") == spec::kTrainingKind &&
                         ValueOf(resolution_, "training.loss") == "sft";
-    bool packs = trains && ValueOf(resolution_, "data.mixture").empty();
-    for (const v1::NeededFile& needed : resolution_.needed_files()) {
-      packs = packs &&
-              (needed.key() != "job.data" || IsFolderOfDocuments(LocalPath(needed, options_.file)));
-    }
-    return packs && resolution_.needed_files_size() > 0;
+    if (!trains || !ValueOf(resolution_, "data.mixture").empty()) return false;
+    // Rows that lie on the nodes are not among these files.
+    return std::ranges::any_of(resolution_.needed_files(), [this](const v1::NeededFile& needed) {
+      return needed.key() == "job.data" && IsFolderOfDocuments(LocalPath(needed, options_.file));
+    });
   }
 
   // Hashes the files that the job names, and reads the rows of those that the server does not know:

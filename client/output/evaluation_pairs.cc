@@ -39,19 +39,41 @@ const Json& AnsweredSide(const Json& row) {
   return none;
 }
 
-// Rows of equal text are the same, wherever they stand; of repeated ones the line tells.
-using RowKey = std::tuple<std::string, std::string, int64_t>;
-RowKey PairKey(const Json& row) {
-  return {PairText(row, "prompt"), PairText(row, "reference"),
-          static_cast<int64_t>(PairNumber(row, "line").value_or(0))};
+int64_t LineOf(const Json& row) {
+  return static_cast<int64_t>(PairNumber(row, "line").value_or(0));
 }
 
+// By what a row of one evaluation is found in another.
+using RowKey = std::tuple<std::string, std::string, int64_t>;
 using RowsByKey = std::map<RowKey, const Json*>;
-RowsByKey PairsByKey(const std::vector<Json>& rows) {
-  RowsByKey found;
-  for (const Json& row : rows) found.emplace(PairKey(row), &row);
-  return found;
-}
+class RowKeys {
+ public:
+  // Where all rows with the same line have the same reference, the data are the same and a row is
+  // its line: templates of other models or days print its prompt in another way. Else the prompt
+  // has to be the same, too.
+  explicit RowKeys(const std::vector<EvaluationRows>& all) {
+    std::map<int64_t, std::string> references;
+    for (const Json& row : all.front().rows) references[LineOf(row)] = PairText(row, "reference");
+    for (size_t i = 1; i < all.size(); ++i) {
+      for (const Json& row : all[i].rows) {
+        const auto found = references.find(LineOf(row));
+        by_prompt_ |= found != references.end() && found->second != PairText(row, "reference");
+      }
+    }
+  }
+
+  RowKey Of(const Json& row) const {
+    return {by_prompt_ ? PairText(row, "prompt") : "", PairText(row, "reference"), LineOf(row)};
+  }
+  RowsByKey Of(const std::vector<Json>& rows) const {
+    RowsByKey found;
+    for (const Json& row : rows) found.emplace(Of(row), &row);
+    return found;
+  }
+
+ private:
+  bool by_prompt_ = false;
+};
 
 // What the row adds to the metric; nothing where it was not graded by it.
 std::optional<MetricSums> PairSums(const grade::Metric& metric, const grade::Grader* grader,
@@ -86,8 +108,8 @@ std::vector<std::string> MetricNames(const Json& report) {
   return names;
 }
 
-EvaluationDifference DifferenceOf(const std::string& name, const RowsByKey& first,
-                                  const EvaluationRows& other) {
+EvaluationDifference DifferenceOf(const std::string& name, const RowKeys& keys,
+                                  const RowsByKey& first, const EvaluationRows& other) {
   // A grader of the job's own gives scores, of which the mean counts.
   const grade::Metric* const known = grade::FindMetric(name);
   const grade::Metric metric = known != nullptr ? *known : grade::Metric{.name = name, .doc = ""};
@@ -97,7 +119,7 @@ EvaluationDifference DifferenceOf(const std::string& name, const RowsByKey& firs
   }
   std::vector<grade::PairedSums> pairs;
   for (const Json& row : other.rows) {
-    const auto same = first.find(PairKey(row));
+    const auto same = first.find(keys.Of(row));
     if (same == first.end()) continue;
     auto a = PairSums(metric, grader ? &*grader : nullptr, *same->second);
     auto b = PairSums(metric, grader ? &*grader : nullptr, row);
@@ -117,14 +139,15 @@ Json FiniteJson(double value) { return std::isfinite(value) ? Json(value) : Json
 // The rows of the first evaluation that all others have, with those of the others.
 std::vector<std::vector<const Json*>> CommonRows(const std::vector<EvaluationRows>& all,
                                                  int count) {
+  const RowKeys keys(all);
   std::vector<RowsByKey> others;
-  for (size_t i = 1; i < all.size(); ++i) others.push_back(PairsByKey(all[i].rows));
+  for (size_t i = 1; i < all.size(); ++i) others.push_back(keys.Of(all[i].rows));
   std::vector<std::vector<const Json*>> common;
   for (const Json& row : all.front().rows) {
     if (static_cast<int>(common.size()) >= count) break;
     std::vector<const Json*> same = {&row};
     for (const RowsByKey& other : others) {
-      const auto found = other.find(PairKey(row));
+      const auto found = other.find(keys.Of(row));
       if (found != other.end()) same.push_back(found->second);
     }
     if (same.size() == all.size()) common.push_back(std::move(same));
@@ -136,13 +159,14 @@ std::vector<std::vector<const Json*>> CommonRows(const std::vector<EvaluationRow
 
 std::vector<EvaluationDifference> DifferencesToFirst(const std::vector<EvaluationRows>& all) {
   std::vector<EvaluationDifference> differences;
-  const RowsByKey first = PairsByKey(all.front().rows);
+  const RowKeys keys(all);
+  const RowsByKey first = keys.Of(all.front().rows);
   const std::vector<std::string> names = MetricNames(all.front().report);
   for (size_t i = 1; i < all.size(); ++i) {
     const std::vector<std::string> others = MetricNames(all[i].report);
     for (const std::string& name : names) {
       if (std::ranges::find(others, name) == others.end()) continue;
-      EvaluationDifference difference = DifferenceOf(name, first, all[i]);
+      EvaluationDifference difference = DifferenceOf(name, keys, first, all[i]);
       if (difference.found.rows > 0) differences.push_back(std::move(difference));
     }
   }
@@ -152,7 +176,7 @@ std::vector<EvaluationDifference> DifferencesToFirst(const std::vector<Evaluatio
 std::string DifferencesText(const std::string& first,
                             const std::vector<EvaluationDifference>& differences) {
   if (differences.empty())
-    return "\nno row is in both evaluations, so no difference has an interval\n";
+    return "\nno row and metric are in both evaluations, so no difference has an interval\n";
   Table table({"METRIC", "JOB", "DIFFERENCE", "95 % INTERVAL", "P", "ONLY FIRST/JOB", "ROWS"});
   for (const EvaluationDifference& each : differences) {
     const grade::Comparison& found = each.found;
@@ -191,8 +215,7 @@ std::string CommonSamplesText(const std::vector<EvaluationRows>& all, int count)
   for (const EvaluationRows& each : all) width = std::max(width, each.label.size());
   std::string text;
   for (const auto& rows : CommonRows(all, count)) {
-    text += fmt::format("\nline {}\n  {:<{}}  {}\n  {:<{}}  {}\n",
-                        static_cast<int64_t>(PairNumber(*rows[0], "line").value_or(0)), "prompt",
+    text += fmt::format("\nline {}\n  {:<{}}  {}\n  {:<{}}  {}\n", LineOf(*rows[0]), "prompt",
                         width, SampleText(PairText(*rows[0], "prompt")), "reference", width,
                         SampleText(PairText(*rows[0], "reference")));
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -214,7 +237,7 @@ Json CommonSamplesJson(const std::vector<EvaluationRows>& all, int count) {
                          {"answer", PairText(side, "answer")},
                          {"scores", side.value("scores", Json::object())}});
     }
-    samples.push_back({{"line", static_cast<int64_t>(PairNumber(*rows[0], "line").value_or(0))},
+    samples.push_back({{"line", LineOf(*rows[0])},
                        {"prompt", PairText(*rows[0], "prompt")},
                        {"reference", PairText(*rows[0], "reference")},
                        {"answers", std::move(answers)}});

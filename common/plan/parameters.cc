@@ -89,6 +89,14 @@ std::optional<spec::Problem> CheckFp8(const ModelShape& shape, const spec::JobSp
                     "has experts, whose gradients would need them by columns",
                     shape.family));
   }
+  const std::vector<std::string> linears = LinearsOf(shape);
+  const auto gate = std::ranges::find_if(
+      linears, [](const std::string& linear) { return LastName(linear) == "shared_expert_gate"; });
+  if (gate != linears.end()) {
+    return problem(
+        fmt::format("products in FP8 need multiples of 16, and {} of this {} model has one output",
+                    LastName(*gate), shape.family));
+  }
   if (!job.fp8_frozen()) return std::nullopt;
   const spec::Sharding sharding = job.parallelism.sharding;
   if (sharding == spec::Sharding::kFullShard || sharding == spec::Sharding::kHybridShard ||

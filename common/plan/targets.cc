@@ -82,6 +82,12 @@ bool NamesALayer(std::string_view target) {
   return false;
 }
 
+bool NamesExperts(const std::vector<std::string>& targets) {
+  return std::any_of(targets.begin(), targets.end(), [](const std::string& target) {
+    return target.find("experts.") != target.npos;
+  });
+}
+
 // A part that every layer has one of.
 enum class Part { kMixer, kFeedForward };
 
@@ -185,10 +191,12 @@ std::vector<spec::Problem> WarnOfTargets(const ModelShape& shape, const spec::Jo
   if (job.full_finetune()) return remarks;
   const std::vector<std::string> targets =
       EffectiveTargets(LinearsOf(shape), job.lora.target_modules);
-  for (const auto& [part, what] : {std::pair{Part::kMixer, "what mixes tokens"},
-                                   std::pair{Part::kFeedForward, "the feed-forward layer"}}) {
+  for (const auto& [part, what] :
+       {std::pair{Part::kMixer, "attention, or what stands in its place,"},
+        std::pair{Part::kFeedForward, "the feed-forward layer"}}) {
     const LeftOut left = LeftOutOf(shape, targets, part);
     if (!left.others_named || left.layers == 0) continue;
+    if (part == Part::kFeedForward && NamesExperts(job.lora.target_modules)) continue;
     remarks.push_back(
         {kTargetsKey, 0,
          fmt::format(

@@ -26,9 +26,9 @@ bool MatchesAny(const std::string& module, const std::vector<std::string>& targe
 // together; nullopt: there is none.
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job);
 
-// Names that adapt what some layers mix tokens with, or have as feed-forward layer, and that
-// nothing has in the others, so that these stay as they are: a remark for each of the two. An entry
-// with the number of a layer is meant for that layer.
+// A remark where the names adapt the attention of some layers and nothing that stands in its place
+// in the others (linear attention), and another for feed-forward layers. Entries with a layer's
+// number, and of feed-forward layers those that name experts, say what they mean.
 std::vector<spec::Problem> WarnOfTargets(const ModelShape& shape, const spec::JobSpec& job);
 
 }  // namespace sft::plan

@@ -321,7 +321,7 @@ constexpr Field kJobTable[] = {
      .def = "false",
      .doc = "Puts several short rows into one sequence; they do not attend to each other. The "
             "default is true where job.data is raw documents: .txt and .md files, or a folder of "
-            "them.",
+            "them that sftctl sends.",
      .aliases = "packing train.packing sample_packing train.sample_packing"},
     {.key = "data.loss_on",
      .type = Type::kChoice,

@@ -80,6 +80,12 @@ ProtocolNeed NeedOf(const JobSpec& spec) {
     need.protocol = std::max(need.protocol, protocol);
     need.keys.emplace_back(key);
   });
+  // The first workers multiplied frozen weights of 16 bits in bf16 whatever the key said.
+  constexpr std::string_view kMatmul = "training.matmul";
+  if (spec.fp8_frozen() && std::ranges::find(need.keys, kMatmul) == need.keys.end()) {
+    need.protocol = std::max(need.protocol, FindField(kMatmul)->newer_since);
+    need.keys.emplace_back(kMatmul);
+  }
   return need;
 }
 

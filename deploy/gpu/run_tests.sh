@@ -21,13 +21,16 @@ while [ $# -gt 0 ]; do
   esac
 done
 mkdir -p "$logs"
+rm -f "$logs"/tests-*.log
 . "$(dirname "${BASH_SOURCE[0]}")/torch_env.sh"
 export LD_LIBRARY_PATH=$packed/lib:$LD_LIBRARY_PATH GTEST_TOTAL_SHARDS=$shards
+threads=$(($(nproc) / shards))
+export OMP_NUM_THREADS=$((threads > 0 ? threads : 1))
 
 begin=$SECONDS children=()
 for ((shard = 0; shard < shards; ++shard)); do
   # What a killed program has not written is lost, so each line is written at once.
-  GTEST_SHARD_INDEX=$shard OMP_NUM_THREADS=$(($(nproc) / shards)) timeout --kill-after=10 "$limit" \
+  GTEST_SHARD_INDEX=$shard timeout --kill-after=10 "$limit" \
     stdbuf -oL "${checker[@]}" "$packed/tests/sft_gpu_test" --gtest_filter="$filter" > "$logs/tests-$shard.log" 2>&1 &
   children+=($!)
 done
@@ -40,6 +43,7 @@ done
 of() { cat "$logs"/tests-*.log | grep -cE "$1"; }
 echo "run_tests: $(of '^\[       OK \] .* ms\)$') passed, $(of '^\[  SKIPPED \] .* ms\)$') skipped," \
   "$(of '^\[  FAILED  \] .* ms\)$') failed, after $((SECONDS - begin)) s${checker:+, under ${checker[0]}}"
+[ "$(of '^\[       OK \] .* ms\)$')" -gt 0 ] || { failed=1; echo "run_tests: no test of \"$filter\" passed"; }
 [ ${#checker[@]} -eq 0 ] || grep -h 'ERROR SUMMARY' "$logs"/tests-*.log
 if [ $failed -ne 0 ]; then
   # What was under way when a shard was ended is its last line.

@@ -26,9 +26,9 @@ constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
 
-// They may follow from the GPUs, and a checkpoint is of one value alone.
+// They may follow from the GPUs or the files, and a checkpoint is of one value alone.
 constexpr std::string_view kKept[] = {kGlobal, "hyperparameters.optimizer",
-                                      "hyperparameters.master_weights"};
+                                      "hyperparameters.master_weights", "data.packing"};
 
 // Of another value the states of a checkpoint would not fit.
 constexpr std::string_view kFixed[] = {"job.model",         "job.adapter",

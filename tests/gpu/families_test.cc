@@ -193,6 +193,10 @@ TEST_P(FamilyOnGpuTest, ProductsInFp8AreThoseOfTheCpu) {
   if ((method != Method::kLora && method != Method::kQlora) || !family.experts) {
     GTEST_SKIP() << "for adapters of mixtures of experts";
   }
+  if (std::string_view(family.config).find("shared_expert_intermediate_size") !=
+      std::string_view::npos) {
+    GTEST_SKIP() << "a gate of one output has no products in FP8";
+  }
   const CudaDeviceProperties device = Plugin().devices->Properties(0);
   if (device.compute_major != 9) GTEST_SKIP() << device.name << " is no Hopper";
   const at::Device gpu(at::kCUDA, 0);

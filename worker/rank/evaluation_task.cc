@@ -159,7 +159,13 @@ void EvaluationTask::CheckLengths(int64_t positions) const {
     const auto reference = static_cast<int64_t>(row.document.tokens.size()) - prompt;
     try {
       CheckPositions(prompt, options_.max_new_tokens, positions);
-      CheckPositions(prompt, reference, positions);
+      if (positions > 0 && prompt + reference > positions) {
+        throw engine::UserError(
+            fmt::format("the question's {} tokens and its answer's {} are more than the model's {} "
+                        "positions",
+                        prompt, reference, positions),
+            "bad_prompt", "leave this row out, or shorten it");
+      }
     } catch (const engine::UserError& error) {
       throw engine::UserError(fmt::format("{}: {}", PlaceOf(i), error.what()), "bad_prompt",
                               error.advice());

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "client/base/exit_codes.h"
@@ -196,10 +197,23 @@ TEST_F(CompareEvaluationsTest, RowsThatOnlyOneHasAreNotCompared) {
   lines.clear();
   const Outcome none = Sftctl(server_, {"compare", "job-x", "job-y"});
   EXPECT_EQ(none.code, kSucceeded);
-  EXPECT_THAT(none.out, testing::HasSubstr("no row is in both evaluations"));
+  EXPECT_THAT(none.out, testing::HasSubstr("no row and metric are in both evaluations"));
   lines = "[1]\n";
   EXPECT_THAT(Sftctl(server_, {"compare", "job-x", "job-y"}).err,
               testing::HasSubstr("scores.jsonl of job-y is not what it should be"));
+}
+
+// A template that prints the day, or another model's, gives the same row another prompt.
+TEST_F(CompareEvaluationsTest, RowsAreFoundUnderOtherPromptsButNotInOtherData) {
+  const auto differing = [&](const char* from, const char* to) {
+    std::string& lines = server_.artifact_files["job-y/scores.jsonl"];
+    for (size_t at = 0; (at = lines.find(from, at)) != std::string::npos; at += strlen(to)) {
+      lines.replace(at, strlen(from), to);
+    }
+    return ParseJson(Sftctl(server_, {"compare", "job-x", "job-y", "--json"}).out)["differences"];
+  };
+  EXPECT_EQ(differing("\"ask ", "\"It is Friday. ask ")[0]["rows"], 4);
+  EXPECT_TRUE(differing("\"reference\":\"yes\"", "\"reference\":\"maybe\"").empty());
 }
 
 TEST_F(CompareTest, OneJobAloneOrAnUnknownOneIsRefused) {

@@ -85,6 +85,11 @@ TEST_F(SubmitRowsTest, AFolderOfRawDocumentsIsPacked) {
   Write("docs/c.jsonl", "{\"text\":\"a\"}\n");
   ASSERT_EQ(Sftctl(server_, {"submit", Path("job.toml")}).code, kSucceeded);
   EXPECT_EQ(packing(), "");
+  // Training rows on the nodes, of which nothing is known here, beside others that are.
+  std::filesystem::remove(Path("docs/c.jsonl"));
+  server_.resolution.mutable_needed_files(0)->set_key("data.val");
+  ASSERT_EQ(Sftctl(server_, {"submit", Path("job.toml")}).code, kSucceeded);
+  EXPECT_EQ(packing(), "");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "worker/engine/kernels/cpu_ops.h"
@@ -31,7 +32,10 @@ bool IsFastInBf16() {
 }
 
 void GemmInFp32(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
-  Tensor sum = out.to(at::kFloat);  // out itself where it is fp32
+  Tensor sum = out;
+  if (out.scalar_type() != at::kFloat) {
+    sum = beta == 0 ? at::empty(out.sizes(), out.options().dtype(at::kFloat)) : out.to(at::kFloat);
+  }
   at::addmm_out(sum, sum, a.to(at::kFloat), b.to(at::kFloat), beta, alpha);
   if (!sum.is_same(out)) out.copy_(sum);
 }

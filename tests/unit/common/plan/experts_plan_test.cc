@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -130,6 +131,13 @@ TEST(ExpertsJobTest, ProductsInFp8AreOfFrozenExperts) {
   }
   EXPECT_EQ(ProblemOf(qwen, with(Qlora(4, 1, 2048), spec::Matmul::kFp8)), "");
   EXPECT_EQ(ProblemOf(qwen, with(Lora(8, {"all-linear"}), spec::Matmul::kFp8)), "");
+  for (const char* family : {"qwen3_next", "qwen3_5_moe_text"}) {
+    const ModelConfig gated = ParsedModel(fmt::format(R"({{"model_type": "{}"}})", family));
+    for (const spec::JobSpec& job : {Lora(8, {"all-linear"}), Qlora(4, 1, 2048)}) {
+      EXPECT_THAT(ProblemOf(gated, with(job, spec::Matmul::kFp8)),
+                  HasSubstr("shared_expert_gate of this"));
+    }
+  }
 }
 
 TEST(ExpertsJobTest, FrozenWeightsInFp8AreWhole) {

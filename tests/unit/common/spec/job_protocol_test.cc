@@ -45,6 +45,16 @@ TEST(JobProtocolTest, AValueThatAnOlderWorkerDoesNotKnowNamesItsKey) {
               ElementsAre("hyperparameters.warmup_steps"));
 }
 
+TEST(JobProtocolTest, FrozenWeightsOf16BitsInFp8AreNotForOlderWorkers) {
+  JobSpec spec;
+  spec.training.matmul = Matmul::kFp8;
+  EXPECT_EQ(NeedOf(spec).protocol, 2);
+  EXPECT_THAT(NeedOf(spec).keys, ElementsAre("training.matmul"));
+  spec.training.use_qlora = true;
+  spec.quantization.bits = 4;
+  EXPECT_EQ(NeedOf(spec).protocol, 1);
+}
+
 TEST(JobProtocolTest, ServerOnlyKeysAndOldDefaultsNeedNoNewProtocol) {
   EXPECT_EQ(NeedOfText("[checkpoint]\nsave_strategy = \"no\"\n").protocol, 1);
   JobSpec spec;

@@ -114,6 +114,22 @@ TEST_F(IntakeTest, AResumeOfAResumeKeepsWhatTheFirstHasChanged) {
   EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
 }
 
+// Packing follows from the name of the file; a checkpoint is of packed rows.
+TEST_F(IntakeTest, RawDocumentsStayPackedWhenTheirTrainingGoesOn) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  std::string text = kJobFile;
+  text.replace(text.find("rows.jsonl"), 10, "book.txt");
+  const std::string job = EndWithCheckpoint(Request(text), worker);
+  EXPECT_EQ(ValueOf(jobs_->Get(job).value(), "data.packing"), "true");
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  const auto outcome = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  EXPECT_EQ(ValueOf(jobs_->Get(outcome->job.name()).value(), "data.packing"), "true");
+}
+
 TEST_F(IntakeTest, ChangesThatNoCheckpointFitsAreRefusedWithAllOtherProblems) {
   const auto worker = JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kRows).ok());
