@@ -193,7 +193,7 @@ TEST_P(FamilyOnGpuTest, ProductsInFp8AreThoseOfTheCpu) {
   if ((method != Method::kLora && method != Method::kQlora) || !family.experts) {
     GTEST_SKIP() << "for adapters of mixtures of experts";
   }
-  if (std::string_view(family.config).find("shared_expert_intermediate_size") !=
+  if (std::string_view(family.family).find("shared_expert_intermediate_size") !=
       std::string_view::npos) {
     GTEST_SKIP() << "a gate of one output has no products in FP8";
   }
