@@ -174,19 +174,31 @@ struct CompareOptions {
   int samples = 3;
 };
 
-// Jobs of kind "evaluate": what each has found, and the others against the first, row by row.
+// Jobs of kind "evaluate": what each has found, and the others against the first, row by row;
+// without that, and with a note, where the rows of one are too many to read here.
 ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures>& runs,
                             int samples, bool json) {
   std::vector<EvaluationRows> all;
+  bool by_rows = true;
   for (const RunFigures& run : runs) {
     EvaluationRows& each = all.emplace_back();
     each.label = ShortName(run.job.name());
     absl::StatusOr<Json> report = ReadArtifactJson(connection, each.label, "evaluation.json");
     if (!report.ok()) return Fail(connection, report.status());
     each.report = *std::move(report);
+    if (!by_rows) continue;
     auto rows = ReadArtifactLines(connection, each.label, "scores.jsonl");
+    if (absl::IsResourceExhausted(rows.status())) {
+      connection.console().err << fmt::format("sftctl: not compared row by row: {}\n",
+                                              Message(rows.status()));
+      by_rows = false;
+      continue;
+    }
     if (!rows.ok()) return Fail(connection, rows.status());
     each.rows = *std::move(rows);
+  }
+  for (EvaluationRows& each : all) {
+    if (!by_rows) each.rows.clear();
   }
   std::vector<std::string> labels;
   std::vector<Json> reports;
@@ -197,9 +209,11 @@ ExitCode CompareEvaluations(Connection& connection, const std::vector<RunFigures
   const std::vector<EvaluationDifference> differences = DifferencesToFirst(all);
   const std::string& first = all.front().label;
   if (!json) {
-    connection.console().out << EvaluationsTable(labels, reports)
-                             << DifferencesText(first, differences)
-                             << CommonSamplesText(all, samples);
+    connection.console().out << EvaluationsTable(labels, reports);
+    if (by_rows) {
+      connection.console().out << DifferencesText(first, differences)
+                               << CommonSamplesText(all, samples);
+    }
     return kSucceeded;
   }
   Json list = Json::array();
