@@ -18,10 +18,10 @@ bool IsOfModel(const std::string& path) { return path.find("/snapshots/") != pat
 FileSender::FileSender(const NodeSetup& setup, ServerApi& server)
     : setup_(setup),
       server_(server),
-      thread_("file-sender", [this] { return SendNext(waiting_); }) {
+      thread_("file-sender", [this] { return SendNext(/*of_models=*/false); }) {
   for (int i = 0; i < kModelThreads; ++i) {
     model_threads_.push_back(
-        std::make_unique<IoThread>("model-sender", [this] { return SendNext(of_models_); }));
+        std::make_unique<IoThread>("model-sender", [this] { return SendNext(/*of_models=*/true); }));
   }
 }
 
@@ -50,10 +50,11 @@ std::vector<std::string> FileSender::RootsOf(const std::string& path) const {
   return roots;
 }
 
-Nanos FileSender::SendNext(Requests& waiting) {
+Nanos FileSender::SendNext(bool of_models) {
   v1::FetchFile request;
   {
     const MutexLock lock(mutex_);
+    Requests& waiting = of_models ? of_models_ : waiting_;
     if (waiting.empty()) return kIdle;
     request = std::move(waiting.front());
     waiting.pop_front();

@@ -31,7 +31,7 @@ class FileSender {
 
  private:
   using Requests = std::deque<v1::FetchFile>;
-  Nanos SendNext(Requests& waiting);
+  Nanos SendNext(bool of_models);
   std::vector<std::string> RootsOf(const std::string& path) const;
 
   const NodeSetup& setup_;
