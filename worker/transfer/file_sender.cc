@@ -20,8 +20,8 @@ FileSender::FileSender(const NodeSetup& setup, ServerApi& server)
       server_(server),
       thread_("file-sender", [this] { return SendNext(/*of_models=*/false); }) {
   for (int i = 0; i < kModelThreads; ++i) {
-    model_threads_.push_back(
-        std::make_unique<IoThread>("model-sender", [this] { return SendNext(/*of_models=*/true); }));
+    model_threads_.push_back(std::make_unique<IoThread>(
+        "model-sender", [this] { return SendNext(/*of_models=*/true); }));
   }
 }
 

@@ -286,7 +286,8 @@ TEST_F(LogsTest, ValuesOfAValidationAreRecordsThatStayWithIt) {
   ASSERT_TRUE(metrics.Thin("job", 100).ok());
   EXPECT_LT(metrics.Count("job").value(), 150);
   std::map<std::string, int> kept;
-  for (const MetricPoint& point : metrics.Read("job", 0, 1000).value()) {
+  const auto read = metrics.Read("job", 0, 1000);
+  for (const MetricPoint& point : read.value()) {
     if (point.name.empty()) continue;
     ++kept[point.name];
     EXPECT_EQ(point.value, static_cast<double>(point.step) + 0.125 * point.is_eval);
