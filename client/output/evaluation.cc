@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "client/output/members.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
 
@@ -12,26 +13,6 @@ namespace sft::client {
 namespace {
 
 constexpr size_t kLongestText = 600;  // bytes of a sample that are shown
-
-const Json* Member(const Json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return object.is_object() && found != object.end() ? &*found : nullptr;
-}
-
-std::string TextOf(const Json& object, const char* key) {
-  const Json* value = Member(object, key);
-  return value != nullptr && value->is_string() ? value->get<std::string>() : "";
-}
-
-int64_t CountOf(const Json& object, const char* key) {
-  const Json* value = Member(object, key);
-  return value != nullptr && value->is_number() ? value->get<int64_t>() : 0;
-}
-
-bool IsNumber(const Json& object, const char* key) {
-  const Json* value = Member(object, key);
-  return value != nullptr && value->is_number();
-}
 
 std::string Figure(const Json& object, const char* key, bool is_signed = false) {
   if (!IsNumber(object, key)) return "-";

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "client/output/evaluation.h"
+#include "client/output/members.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
 
@@ -18,29 +19,12 @@ namespace {
 
 using MetricSums = std::vector<double>;
 
-std::string PairText(const Json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return object.is_object() && found != object.end() && found->is_string()
-             ? found->get<std::string>()
-             : "";
-}
-
-std::optional<double> PairNumber(const Json& object, const std::string& key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  if (!object.is_object() || found == object.end() || !found->is_number()) return std::nullopt;
-  return found->get<double>();
-}
-
 const Json& AnsweredSide(const Json& row) {
   static const Json none = Json::object();
   for (const char* side : {"tuned", "base"}) {
     if (row.is_object() && row.contains(side)) return row.at(side);
   }
   return none;
-}
-
-int64_t LineOf(const Json& row) {
-  return static_cast<int64_t>(PairNumber(row, "line").value_or(0));
 }
 
 // By what a row of one evaluation is found in another.
@@ -53,17 +37,19 @@ class RowKeys {
   // has to be the same, too.
   explicit RowKeys(const std::vector<EvaluationRows>& all) {
     std::map<int64_t, std::string> references;
-    for (const Json& row : all.front().rows) references[LineOf(row)] = PairText(row, "reference");
+    for (const Json& row : all.front().rows)
+      references[CountOf(row, "line")] = TextOf(row, "reference");
     for (size_t i = 1; i < all.size(); ++i) {
       for (const Json& row : all[i].rows) {
-        const auto found = references.find(LineOf(row));
-        by_prompt_ |= found != references.end() && found->second != PairText(row, "reference");
+        const auto found = references.find(CountOf(row, "line"));
+        by_prompt_ |= found != references.end() && found->second != TextOf(row, "reference");
       }
     }
   }
 
   RowKey Of(const Json& row) const {
-    return {by_prompt_ ? PairText(row, "prompt") : "", PairText(row, "reference"), LineOf(row)};
+    return {by_prompt_ ? TextOf(row, "prompt") : "", TextOf(row, "reference"),
+            CountOf(row, "line")};
   }
   RowsByKey Of(const std::vector<Json>& rows) const {
     RowsByKey found;
@@ -80,19 +66,20 @@ std::optional<MetricSums> PairSums(const grade::Metric& metric, const grade::Gra
                                    const Json& row) {
   const Json& side = AnsweredSide(row);
   if (metric.kind == grade::MetricKind::kLoss) {
-    const auto nll = PairNumber(side, "nll");
+    const auto nll = NumberOf(side, "nll");
     const auto by =
-        PairNumber(row, metric.name == "bits_per_byte" ? "reference_bytes" : "reference_tokens");
+        NumberOf(row, metric.name == "bits_per_byte" ? "reference_bytes" : "reference_tokens");
     if (!nll || !by) return std::nullopt;
     return MetricSums{*nll, *by};
   }
   // The sums of a corpus do not follow from its rows' scores.
   if (grader != nullptr) {
-    auto graded = grader->Grade(PairText(side, "answer"), PairText(row, "reference"));
+    auto graded = grader->Grade(TextOf(side, "answer"), TextOf(row, "reference"));
     if (!graded.front().ok()) return std::nullopt;
     return *std::move(graded.front());
   }
-  const auto score = PairNumber(side.value("scores", Json::object()), std::string(metric.name));
+  const auto score =
+      NumberOf(side.value("scores", Json::object()), std::string(metric.name).c_str());
   if (!score) return std::nullopt;
   return MetricSums{*score / 100, 1};
 }
@@ -102,8 +89,7 @@ std::vector<std::string> MetricNames(const Json& report) {
   const auto metrics = report.is_object() ? report.find("metrics") : report.end();
   if (!report.is_object() || metrics == report.end() || !metrics->is_array()) return names;
   for (const Json& metric : *metrics) {
-    if (std::string name = PairText(metric, "name"); !name.empty())
-      names.push_back(std::move(name));
+    if (std::string name = TextOf(metric, "name"); !name.empty()) names.push_back(std::move(name));
   }
   return names;
 }
@@ -215,13 +201,13 @@ std::string CommonSamplesText(const std::vector<EvaluationRows>& all, int count)
   for (const EvaluationRows& each : all) width = std::max(width, each.label.size());
   std::string text;
   for (const auto& rows : CommonRows(all, count)) {
-    text += fmt::format("\nline {}\n  {:<{}}  {}\n  {:<{}}  {}\n", LineOf(*rows[0]), "prompt",
-                        width, SampleText(PairText(*rows[0], "prompt")), "reference", width,
-                        SampleText(PairText(*rows[0], "reference")));
+    text += fmt::format("\nline {}\n  {:<{}}  {}\n  {:<{}}  {}\n", CountOf(*rows[0], "line"),
+                        "prompt", width, SampleText(TextOf(*rows[0], "prompt")), "reference", width,
+                        SampleText(TextOf(*rows[0], "reference")));
     for (size_t i = 0; i < rows.size(); ++i) {
       const Json& side = AnsweredSide(*rows[i]);
       text += fmt::format("  {:<{}}  {}\n  {:<{}}  [{}]\n", all[i].label, width,
-                          SampleText(PairText(side, "answer")), "", width, ScoresText(side));
+                          SampleText(TextOf(side, "answer")), "", width, ScoresText(side));
     }
   }
   return text;
@@ -234,12 +220,12 @@ Json CommonSamplesJson(const std::vector<EvaluationRows>& all, int count) {
     for (size_t i = 0; i < rows.size(); ++i) {
       const Json& side = AnsweredSide(*rows[i]);
       answers.push_back({{"job", all[i].label},
-                         {"answer", PairText(side, "answer")},
+                         {"answer", TextOf(side, "answer")},
                          {"scores", side.value("scores", Json::object())}});
     }
-    samples.push_back({{"line", LineOf(*rows[0])},
-                       {"prompt", PairText(*rows[0], "prompt")},
-                       {"reference", PairText(*rows[0], "reference")},
+    samples.push_back({{"line", CountOf(*rows[0], "line")},
+                       {"prompt", TextOf(*rows[0], "prompt")},
+                       {"reference", TextOf(*rows[0], "reference")},
                        {"answers", std::move(answers)}});
   }
   return samples;

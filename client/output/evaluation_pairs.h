@@ -25,8 +25,9 @@ struct EvaluationDifference {
   bool rows_pass = false;   // only_base and only_tuned count
   grade::Comparison found;  // `base` is the first one's
 };
-// Of every other evaluation and every metric that both have, over the rows that both graded. The
-// model of an evaluation is the adapter, or the base where it has none.
+// One for every other evaluation and every metric that it has in common with the first, over the
+// rows that both graded. What counts of an evaluation is its adapter, or the base where it has
+// none.
 std::vector<EvaluationDifference> DifferencesToFirst(const std::vector<EvaluationRows>& all);
 
 std::string DifferencesText(const std::string& first,

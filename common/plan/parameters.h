@@ -88,7 +88,7 @@ struct BlockMatrices {
   };
   Matrix qkv, o, gate_up, down;
   Matrix input_gate, input_projection;  // empty where layers have no input of their own
-  // Of the expert of all tokens, and the gate of what it writes; empty where there is none.
+  // The shared expert, and the gate of its output; empty where there is none.
   Matrix shared_gate_up, shared_down, shared_output_gate;
 };
 // Those of every block.

@@ -174,8 +174,8 @@ int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& mo
          kShared * kRows * tokens * p.hidden_row() + kLibraryWorkspace;
 }
 
-// Of the stacks of experts, which have a scale for each row and column of each expert; those of
-// linears are few.
+// Bytes of the scales of stacks of experts: one for each row and column of each expert. Those of
+// other linears are too few to count.
 int64_t Fp8ScaleBytes(const Problem& p) {
   int64_t scales = 0;
   for (const BlockCost& block : p.blocks) scales += block.stack_scales;

@@ -62,7 +62,7 @@ enum class TrainedOn { kOriginal, kNf4, kNf4Single, kInt8 };
 enum class EarlyStopping { kNo, kYes, kNever };
 enum class Dedup { kOff, kExact, kPrompt };
 enum class AlpacaPrompt { kTemplate, kStanford };
-// What of a row of text is one document: all of it, or what stands between blank lines.
+// How a row of text is cut into documents: not at all, or at blank lines.
 enum class TextDocuments { kWhole, kBlankLines };
 enum class LongRows { kError, kSkip, kTruncateRight, kTruncateLeft, kTruncateMiddle, kSplit };
 // What happens to a job when one of its nodes is silent for longer than unreachable_after.

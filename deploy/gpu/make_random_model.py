@@ -204,9 +204,7 @@ def tensor_shapes(shape):
         if shape.family == "gemma3_text":
             yield prefix + "pre_feedforward_layernorm.weight", (shape.hidden,)
             yield prefix + "post_feedforward_layernorm.weight", (shape.hidden,)
-        yield prefix + "mlp.gate_proj.weight", (shape.intermediate, shape.hidden)
-        yield prefix + "mlp.up_proj.weight", (shape.intermediate, shape.hidden)
-        yield prefix + "mlp.down_proj.weight", (shape.hidden, shape.intermediate)
+        yield from random_experts.gated_layer(prefix + "mlp.", shape.hidden, shape.intermediate)
     yield "model.norm.weight", (shape.hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocabulary, shape.hidden)

@@ -2,6 +2,8 @@
 
 import math
 
+import random_experts
+
 CONVOLUTION = 4
 
 
@@ -42,9 +44,7 @@ def shapes(shape):
         else:
             yield from delta_net(shape, prefix + "linear_attn.")
         yield prefix + "post_attention_layernorm.weight", (shape.hidden,)
-        yield prefix + "mlp.gate_proj.weight", (shape.intermediate, shape.hidden)
-        yield prefix + "mlp.up_proj.weight", (shape.intermediate, shape.hidden)
-        yield prefix + "mlp.down_proj.weight", (shape.hidden, shape.intermediate)
+        yield from random_experts.gated_layer(prefix + "mlp.", shape.hidden, shape.intermediate)
     yield "model.norm.weight", (shape.hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocabulary, shape.hidden)

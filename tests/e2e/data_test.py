@@ -7,7 +7,7 @@ import pathlib
 import shutil
 
 import harness
-from families_test import GOLDENS, write_tokenizer
+from families_test import copy_small_model
 
 SUCCEEDED, USAGE = 0, 2
 FILES = pathlib.Path(__file__).resolve().parents[1] / "unit/common/columnar/files"
@@ -17,9 +17,7 @@ class DataTest(harness.ServiceCase):
     def setUp(self):
         super().setUp()
         self.model = self.dir / "models/small"
-        shutil.copytree(GOLDENS / "families/qwen2_sliding_untied", self.model)
-        shutil.rmtree(self.model / "adapter")
-        write_tokenizer(self.model)
+        copy_small_model(self.model)
         config = json.loads((self.model / "tokenizer_config.json").read_text())
         config["chat_template"] = ("{% for message in messages %}{{ message.content }}"
                                    "{{ '</s>' if message.role == 'assistant' }}{% endfor %}")

@@ -4,11 +4,10 @@ beside its base on held-out rows, by the command that a user types."""
 
 import json
 import os
-import shutil
 import signal
 
 import harness
-from families_test import GOLDENS, write_tokenizer
+from families_test import copy_small_model
 
 SUCCEEDED, USAGE, USER_FAILURE = 0, 2, 10
 # Three answers that the tiny model can learn; its tokenizer, of letters, decodes them with spaces between.
@@ -23,9 +22,7 @@ class EvaluateJobTest(harness.ServiceCase):
     def setUp(self):
         super().setUp()
         self.model = self.dir / "models/small"
-        shutil.copytree(GOLDENS / "families/qwen2_sliding_untied", self.model)
-        shutil.rmtree(self.model / "adapter")
-        write_tokenizer(self.model)
+        copy_small_model(self.model)
         self.held_out = self.write("heldout.jsonl", rows_of(12))
         self.write("rows.jsonl", rows_of(30))
 

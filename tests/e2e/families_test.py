@@ -28,6 +28,13 @@ FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rop
 STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks", "mxfp4")
 
 
+def copy_small_model(folder):
+    """The tiny model that jobs train and answer with, without its adapter."""
+    shutil.copytree(GOLDENS / "families/qwen2_sliding_untied", folder)
+    shutil.rmtree(folder / "adapter")
+    write_tokenizer(folder)
+
+
 def write_tokenizer(folder):
     """Each letter a token: fewer than the 128 that the tiny models have embeddings for."""
     letters = [chr(code) for code in range(33, 127)]

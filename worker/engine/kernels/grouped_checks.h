@@ -123,23 +123,7 @@ inline void CheckWeighedGluBackward(const at::Tensor& dgate_up, const at::Tensor
               kName, ": weights must be fp32 [", dy.size(0), "], dense, beside the rows");
 }
 
-// GroupedGemm and GroupedGradient group by group; `gemm` as ops::Gemm, `add_bias` as ops::AddBias.
-template <typename Gemm, typename AddBias>
-void GemmByGroup(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                 const ops::GroupedAddend& addend, double alpha, const ops::RowGroups& groups,
-                 const Gemm& gemm, const AddBias& add_bias) {
-  const std::vector<int32_t>& begins = groups.OnHost();
-  for (int64_t g = 0; g < groups.count(); ++g) {
-    const int64_t begin = begins[g], count = begins[g + 1] - begin;
-    if (count == 0) continue;
-    at::Tensor rows = out.narrow(0, begin, count);
-    gemm(rows, a.narrow(0, begin, count), b.select(0, g), alpha, 0.0);
-    if (addend.bias.defined()) add_bias(rows, addend.bias.view({groups.count(), -1}).select(0, g));
-    if (!addend.a.defined()) continue;
-    gemm(rows, addend.a.narrow(0, begin, count), addend.b.select(0, g), 1.0, 1.0);
-  }
-}
-// Adds addend.a_g addend.b_g to the rows of each group.
+// Adds addend.a_g addend.b_g to the rows of each group; `gemm` as ops::Gemm, here and below.
 template <typename Gemm>
 void AddByGroup(at::Tensor& out, const ops::GroupedAddend& addend, const ops::RowGroups& groups,
                 const Gemm& gemm) {
@@ -151,6 +135,23 @@ void AddByGroup(at::Tensor& out, const ops::GroupedAddend& addend, const ops::Ro
     gemm(rows, addend.a.narrow(0, begin, count), addend.b.select(0, g), 1.0, 1.0);
   }
 }
+
+// GroupedGemm and GroupedGradient group by group; `add_bias` as ops::AddBias.
+template <typename Gemm, typename AddBias>
+void GemmByGroup(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                 const ops::GroupedAddend& addend, double alpha, const ops::RowGroups& groups,
+                 const Gemm& gemm, const AddBias& add_bias) {
+  const std::vector<int32_t>& begins = groups.OnHost();
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t begin = begins[g], count = begins[g + 1] - begin;
+    if (count == 0) continue;
+    at::Tensor rows = out.narrow(0, begin, count);
+    gemm(rows, a.narrow(0, begin, count), b.select(0, g), alpha, 0.0);
+    if (addend.bias.defined()) add_bias(rows, addend.bias.view({groups.count(), -1}).select(0, g));
+  }
+  if (addend.a.defined()) AddByGroup(out, addend, groups, gemm);
+}
+
 template <typename Gemm>
 void GradientByGroup(at::Tensor& sums, const at::Tensor& a, const at::Tensor& b, double alpha,
                      double beta, const ops::RowGroups& groups, const Gemm& gemm) {

@@ -17,7 +17,8 @@ inline bool Includes(WeightUse use, WeightUse part) {
 }
 
 // A shared matrix in FP8, with a scale a row (kernels/ops.h). N outputs, K inputs, R adapter ranks.
-// Of a stack of E experts: each expert's one below the other, forward [E N, K], backward [E K, N].
+// For a stack of E experts their matrices stand one below the other: forward [E N, K], backward
+// [E K, N].
 struct Fp8Matrix {
   at::Tensor forward;            // float8 rows [N, K + R]
   at::Tensor forward_scale;      // fp32 [N]
