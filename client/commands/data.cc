@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/base/data_program.h"
+#include "client/base/fetched_tokenizer.h"
 #include "client/base/packed_folder.h"
 #include "client/base/rows_text.h"
 #include "client/commands/commands.h"
@@ -39,8 +40,9 @@ struct DataCheckOptions {
   std::optional<int> sequence_length, batch;
   // Keys of the job file and their values as one would type them: those of --job, then the flags.
   std::map<std::string, std::string, std::less<>> values;
-  std::string name;     // of a folder
-  bool of_job = false;  // it is asked what a job would train on
+  std::string name;          // of a folder
+  bool of_job = false;       // it is asked what a job would train on
+  bool named_model = false;  // by a flag
   const std::string& shown() const { return name.empty() ? file : name; }
   std::string Value(std::string_view key) const {
     const auto found = values.find(key);
@@ -93,8 +95,8 @@ ExitCode CheckForms(Connection& connection, const DataCheckOptions& options, boo
                                               found->odd_rows, OneLine(found->first_odd));
     }
     connection.console().err << fmt::format(
-        "sftctl: tokens, lengths and what is learnt{} are shown with --model DIR, a folder with "
-        "the model's tokenizer\n",
+        "sftctl: tokens, lengths and what is learnt{} are shown with --model, a folder with the "
+        "model's tokenizer or a model that a node has\n",
         options.of_job ? ", and what the job trains on," : "");
   }
   return data::RowsProblem(*found, /*skips=*/false, /*taken=*/0).empty() ? kSucceeded : kUsage;
@@ -141,9 +143,21 @@ ExitCode CheckTokens(Connection& connection, const DataCheckOptions& options, bo
   return end->code == 0 ? kSucceeded : bad ? kUsage : kInternal;
 }
 
-ExitCode CheckFile(Connection& connection, const DataCheckOptions& options, bool json) {
-  return options.Value(kModelKey).empty() ? CheckForms(connection, options, json)
-                                          : CheckTokens(connection, options, json);
+ExitCode CheckFile(Connection& connection, DataCheckOptions options, bool json) {
+  const std::string model = options.Value(kModelKey);
+  if (model.empty()) return CheckForms(connection, options, json);
+  if (io::IsDirectory(model)) return CheckTokens(connection, options, json);
+  const absl::StatusOr<FetchedTokenizer> fetched = FetchedTokenizer::Fetch(connection, model);
+  if (!fetched.ok()) {
+    const std::string why =
+        fmt::format("the tokenizer of {} is in no folder here, nor from a node: {}", OneLine(model),
+                    Message(fetched.status()));
+    if (options.named_model) return FailHere(connection, kUsage, why);
+    connection.console().err << "sftctl: " << Lines(why) << "\n";
+    return CheckForms(connection, options, json);
+  }
+  options.values[std::string(kModelKey)] = fetched->folder();
+  return CheckTokens(connection, options, json);
 }
 
 // As `submit` sends a folder: its rows as one file.
@@ -200,7 +214,6 @@ absl::Status TakeFromJob(DataCheckOptions& options) {
                         value.key == kLossKey || value.key == kBatchKey || value.key == kModelKey ||
                         IsOfRows(value.key);
     if (!counts || value.text.empty()) continue;
-    if (value.key == kModelKey && !HasTokenizer(value.text)) continue;
     // Not known before the job has its GPUs.
     if (value.key == kBatchKey && value.text.find_first_not_of("0123456789") != std::string::npos) {
       continue;
@@ -218,6 +231,7 @@ ExitCode CheckData(Connection& connection, DataCheckOptions options, bool json) 
     options.values[std::string(kLengthKey)] = std::to_string(*options.sequence_length);
   if (options.batch) options.values[std::string(kBatchKey)] = std::to_string(*options.batch);
   if (options.packing) options.values["data.packing"] = "true";
+  options.named_model = !options.Value(kModelKey).empty();
   options.of_job =
       !options.job.empty() ||
       std::ranges::any_of(options.values, [](const auto& each) { return IsOfRows(each.first); });
@@ -273,8 +287,8 @@ void AddData(Command& app, Session& session) {
   check->AddOption("--job", options->job,
                    "Job file: its rows are read as that job would; flags go before its keys");
   check->AddOption("--model", options->values[std::string(kModelKey)],
-                   "Folder of this machine with the model's tokenizer; by default job.model of "
-                   "--job, where it is one");
+                   "Folder of this machine with the model's tokenizer, or a model that a node has "
+                   "(`sftctl models`); by default job.model of --job");
   check->AddOption("--sequence-length", options->sequence_length,
                    "Tokens of a sequence (default: the job's, else 2048)");
   check->AddOption("--batch", options->batch,

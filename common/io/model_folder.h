@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -19,6 +20,13 @@ inline constexpr std::array<std::string_view, 12> kModelCompanions = {"generatio
                                                                       "merges.txt",
                                                                       "chat_template.jinja",
                                                                       "chat_template.json"};
+
+// Whether a tokenizer or chat template may be read from the file of this name: config.json says
+// which class it is.
+inline bool IsTextFile(std::string_view name) {
+  return name == "config.json" ||
+         std::ranges::find(kModelCompanions, name) != kModelCompanions.end();
+}
 
 // What a model's makers say of it, its licence among that; read for the cards of what is made of
 // it.

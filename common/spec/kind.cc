@@ -190,13 +190,6 @@ void CheckNodesOfKind(Draft* draft) {
   if (kind == kTrainingKind || draft->Faulty({kNodesKey, kKindKey})) return;
   if (kind == kServeKind) return CheckServing(draft);
   if (kind == kExportKind) return CheckOneProcess(kind, draft);
-  if (kind == kGenerateKind) return;
-  if (draft->Has(kNodesKey) && draft->Int(kNodesKey) > 1) {
-    draft->AddProblem(kNodesKey,
-                      fmt::format("{}: a job of kind = \"{}\" runs on one node; not supported "
-                                  "yet: several",
-                                  draft->Quote(kNodesKey), kind));
-  }
 }
 
 }  // namespace sft::spec

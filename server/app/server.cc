@@ -74,7 +74,7 @@ struct Server::Parts {
         job_service(intake, jobs, checkpoints, ingest, serving),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
-        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
+        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, copies, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),

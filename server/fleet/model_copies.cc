@@ -3,7 +3,12 @@
 #include <absl/cleanup/cleanup.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "common/base/plain_text.h"
 #include "common/hub/model_name.h"
+#include "common/io/model_folder.h"
 #include "common/io/paths.h"
 #include "server/store/nodes.h"
 #include "server/store/tenancy.h"
@@ -44,9 +49,35 @@ absl::StatusOr<std::vector<ModelRecord>> ModelCopies::Copies(
   return copies;
 }
 
-absl::Status ModelCopies::SendFrom(const ModelRecord& copy,
-                                   const v1::FetchModelFileRequest& request, const Take& take,
-                                   const FileRelay::Gone& gone) {
+absl::StatusOr<std::vector<ModelRecord>> ModelCopies::CopiesFor(const FolderReader& reader,
+                                                                const std::string& model) {
+  std::vector<ModelRecord> copies;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    const auto name = hub::ParseModelName(model);
+    const bool of_commit = name && hub::IsCommit(name->revision);
+    SFT_ASSIGN_OR_RETURN(
+        const std::vector<ModelRecord> all,
+        of_commit ? store::SnapshotsOf(db, name->id, name->revision) : store::CopiesOf(db, model));
+    for (const ModelRecord& copy : all) {
+      SFT_ASSIGN_OR_RETURN(const bool may, MayRead(db, reader, {copy.id, copy.path}));
+      if (may) copies.push_back(copy);
+    }
+    return absl::OkStatus();
+  }));
+  if (copies.empty()) {
+    return NotFound(fmt::format(
+        "no node has the model {}: `sftctl models` lists those that there are", Plain(model, 200)));
+  }
+  std::erase_if(copies, [&](const ModelRecord& copy) { return !registry_.IsConnected(copy.node); });
+  if (copies.empty()) {
+    return NotFound(
+        fmt::format("no node that has the model {} is connected now", Plain(model, 200)));
+  }
+  return copies;
+}
+
+absl::Status ModelCopies::SendFrom(const ModelRecord& copy, const std::string& file, int64_t offset,
+                                   const TakeBytes& take, const FileRelay::Gone& gone) {
   {
     const MutexLock lock(mutex_);
     int& sending = of_node_[copy.node];
@@ -59,43 +90,52 @@ absl::Status ModelCopies::SendFrom(const ModelRecord& copy,
     const MutexLock lock(mutex_);
     if (--of_node_[copy.node] == 0) of_node_.erase(copy.node);
   };
-  const auto transfer = relay_.Start(copy.node, copy.path + "/" + request.path(), request.offset(),
-                                     /*jobs=*/{});
-  if (absl::IsUnavailable(transfer.status())) return NoCopy(request);
+  const auto transfer =
+      relay_.Start(copy.node, copy.path + "/" + file, offset, JobsInPaths({copy.path}));
+  if (absl::IsUnavailable(transfer.status())) return NotFound(Message(transfer.status()));
   SFT_RETURN_IF_ERROR(transfer.status());
   bool begun = false;
   for (;;) {
     absl::StatusOr<v1::SendFileRequest> chunk = (*transfer)->Next(FileRelay::kPatience, gone);
     if (!chunk.ok() && begun) return Unavailable(Message(chunk.status()));
-    if (!chunk.ok()) return absl::IsCancelled(chunk.status()) ? chunk.status() : NoCopy(request);
-    v1::FetchModelFileResponse part;
-    if (!begun) part.set_from_node(copy.node);
+    if (!chunk.ok()) {
+      return absl::IsCancelled(chunk.status()) ? chunk.status() : NotFound(Message(chunk.status()));
+    }
     const bool last = chunk->data().empty();
-    *part.mutable_data() = std::move(*chunk->mutable_data());
-    if ((!last || !begun) && !take(part)) return absl::CancelledError("the caller has gone");
+    if ((!last || !begun) && !take(std::move(*chunk->mutable_data()))) {
+      return absl::CancelledError("the caller has gone");
+    }
     begun = true;
     if (last) return absl::OkStatus();
   }
+}
+
+absl::StatusOr<std::shared_ptr<void>> ModelCopies::Begin() {
+  const MutexLock lock(mutex_);
+  if (under_way_ >= kMostAtOnce) {
+    return ResourceExhausted(fmt::format("{} files of models are on their way", under_way_));
+  }
+  ++under_way_;
+  return std::shared_ptr<void>(this, [this](void*) {
+    const MutexLock ending(mutex_);
+    --under_way_;
+  });
 }
 
 absl::Status ModelCopies::Send(const v1::FetchModelFileRequest& request, const Take& take,
                                const FileRelay::Gone& gone) {
   SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> copies, Copies(request));
   if (copies.empty()) return NoCopy(request);
-  {
-    const MutexLock lock(mutex_);
-    if (under_way_ >= kMostAtOnce) {
-      return ResourceExhausted(fmt::format("{} files of models are on their way", under_way_));
-    }
-    ++under_way_;
-  }
-  const absl::Cleanup ended = [this] {
-    const MutexLock lock(mutex_);
-    --under_way_;
-  };
+  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> counted, Begin());
   absl::Status busy;
   for (const ModelRecord& copy : copies) {
-    const absl::Status status = SendFrom(copy, request, take, gone);
+    const auto pass_on = [&, begun = false](std::string bytes) mutable {
+      v1::FetchModelFileResponse part;
+      if (!std::exchange(begun, true)) part.set_from_node(copy.node);
+      part.set_data(std::move(bytes));
+      return take(part);
+    };
+    const absl::Status status = SendFrom(copy, request.path(), request.offset(), pass_on, gone);
     // Another node may have it, where nothing came of this one.
     if (absl::IsResourceExhausted(status)) {
       busy = status;
@@ -104,6 +144,38 @@ absl::Status ModelCopies::Send(const v1::FetchModelFileRequest& request, const T
     }
   }
   return busy.ok() ? NoCopy(request) : busy;
+}
+
+absl::Status ModelCopies::SendTokenizer(const std::string& model, const FolderReader& reader,
+                                        const TakeText& take, const FileRelay::Gone& gone) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> copies, CopiesFor(reader, model));
+  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> counted, Begin());
+  absl::Status last;
+  for (const ModelRecord& copy : copies) {
+    // Every model has this one.
+    const auto taken_as = [&](std::string_view file) {
+      return [&take, file](std::string bytes) { return take(file, std::move(bytes)); };
+    };
+    last = SendFrom(copy, "config.json", 0, taken_as("config.json"), gone);
+    if (absl::IsNotFound(last) || absl::IsResourceExhausted(last)) continue;
+    SFT_RETURN_IF_ERROR(last);
+    std::vector<std::string_view> sent;
+    for (const std::string_view file : io::kModelCompanions) {
+      const absl::Status status = SendFrom(copy, std::string(file), 0, taken_as(file), gone);
+      if (absl::IsNotFound(status)) continue;  // most models have some of them
+      SFT_RETURN_IF_ERROR(status);
+      sent.push_back(file);
+    }
+    const auto has = [&](std::string_view file) {
+      return std::ranges::find(sent, file) != sent.end();
+    };
+    if (io::FindTokenizer(has) != nullptr) return absl::OkStatus();
+    return NotFound(
+        fmt::format("node {} sends no tokenizer of {}: it has none, or its worker is older "
+                    "than this server",
+                    copy.node, Plain(model, 200)));
+  }
+  return last;
 }
 
 }  // namespace sft::server

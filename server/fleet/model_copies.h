@@ -2,18 +2,23 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "server/fleet/file_relay.h"
 #include "server/fleet/worker_registry.h"
+#include "server/resume/job_folders.h"
 #include "server/store/store.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {
 
-// Passes files of hub models on from nodes that have them to nodes that need them. Nothing is kept
-// here, and nothing is checked: who receives them has the hub's hashes. Thread-safe.
+// Passes files of models on from nodes that have them: those of hub models to nodes that need them,
+// those of a tokenizer to users. Nothing is kept here, and nothing is checked: a node that receives
+// them has the hub's hashes. Thread-safe.
 class ModelCopies {
  public:
   // Files on their way at once, so that users' downloads keep room among the relay's.
@@ -32,13 +37,24 @@ class ModelCopies {
   absl::Status Send(const v1::FetchModelFileRequest& request, const Take& take,
                     const FileRelay::Gone& gone);
 
+  // As ClusterService.ReadTokenizer, for this reader. The parts of a file come one after the other.
+  using TakeText = std::function<bool(std::string_view file, std::string bytes)>;
+  absl::Status SendTokenizer(const std::string& model, const FolderReader& reader,
+                             const TakeText& take, const FileRelay::Gone& gone);
+
  private:
   // The copies of other nodes that are connected now.
   absl::StatusOr<std::vector<ModelRecord>> Copies(const v1::FetchModelFileRequest& request);
-  // From one node. Before the first byte NOT_FOUND: it could not begin, RESOURCE_EXHAUSTED: it
-  // sends others as many as it may.
-  absl::Status SendFrom(const ModelRecord& copy, const v1::FetchModelFileRequest& request,
-                        const Take& take, const FileRelay::Gone& gone);
+  // Those that are connected, of a model that this reader sees.
+  absl::StatusOr<std::vector<ModelRecord>> CopiesFor(const FolderReader& reader,
+                                                     const std::string& model);
+  // A file of one node's copy; the bytes of an empty one are taken once. Before the first of them
+  // NOT_FOUND: it could not begin, RESOURCE_EXHAUSTED: it sends others as many as it may.
+  using TakeBytes = std::function<bool(std::string bytes)>;
+  absl::Status SendFrom(const ModelRecord& copy, const std::string& file, int64_t offset,
+                        const TakeBytes& take, const FileRelay::Gone& gone);
+  // Counts what is sent, while the object that it returns lives. RESOURCE_EXHAUSTED at kMostAtOnce.
+  absl::StatusOr<std::shared_ptr<void>> Begin();
 
   Store& store_;
   WorkerRegistry& registry_;

@@ -66,6 +66,8 @@ void ClusterService::AddTo(Methods& methods) {
   methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
                 &Self::ListVariants);
   methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);
+  methods.ServerStream({"ClusterService.ReadTokenizer", kUser, Role::kViewer, kAny}, this,
+                       &Self::ReadTokenizer);
   methods.Unary({"ClusterService.PullModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
                 &Self::PullModel);
   methods.Unary({"ClusterService.RemoveModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
@@ -174,6 +176,20 @@ absl::StatusOr<v1::ListModelsResponse> ClusterService::ListModels(
     *added.mutable_download() = std::move(download);
   }
   return response;
+}
+
+absl::Status ClusterService::ReadTokenizer(CallContext& call,
+                                           const v1::ReadTokenizerRequest& request,
+                                           Sink<v1::ReadTokenizerResponse>& sink) {
+  return copies_.SendTokenizer(
+      request.model(), {call.caller().Title(), ""},
+      [&](std::string_view file, std::string bytes) {
+        v1::ReadTokenizerResponse part;
+        part.set_file(file.data(), file.size());
+        part.set_data(std::move(bytes));
+        return sink.Write(part);
+      },
+      [&] { return call.Gone(); });
 }
 
 absl::StatusOr<std::vector<std::string>> ClusterService::Downloaders(

@@ -3,6 +3,7 @@
 #include "server/core/disk_watch.h"
 #include "server/door/methods.h"
 #include "server/fleet/hub_models.h"
+#include "server/fleet/model_copies.h"
 #include "server/fleet/model_facts.h"
 #include "server/fleet/worker_registry.h"
 #include "server/store/store.h"
@@ -15,8 +16,14 @@ class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
   ClusterService(Store& store, WorkerRegistry& registry, bool dev, FleetCatalog& fleet,
-                 HubModels& hub, DiskWatch* disk = nullptr)
-      : store_(store), registry_(registry), dev_(dev), hub_(hub), disk_(disk), models_(fleet) {}
+                 HubModels& hub, ModelCopies& copies, DiskWatch* disk = nullptr)
+      : store_(store),
+        registry_(registry),
+        dev_(dev),
+        hub_(hub),
+        copies_(copies),
+        disk_(disk),
+        models_(fleet) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -29,6 +36,8 @@ class ClusterService final {
                                                         const v1::ListVariantsRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
                                                     const v1::ListModelsRequest& request);
+  absl::Status ReadTokenizer(CallContext& call, const v1::ReadTokenizerRequest& request,
+                             Sink<v1::ReadTokenizerResponse>& sink);
   absl::StatusOr<v1::PullModelResponse> PullModel(CallContext& call,
                                                   const v1::PullModelRequest& request);
   absl::StatusOr<v1::RemoveModelResponse> RemoveModel(CallContext& call,
@@ -45,6 +54,7 @@ class ClusterService final {
   WorkerRegistry& registry_;
   const bool dev_;
   HubModels& hub_;
+  ModelCopies& copies_;
   DiskWatch* const disk_;
   ModelFacts models_;
 };

@@ -278,12 +278,17 @@ absl::StatusOr<std::optional<ModelRecord>> FindSnapshot(Database& db, const std:
   return std::optional<ModelRecord>(std::move(found.front()));
 }
 
-absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model) {
+absl::StatusOr<std::vector<ModelRecord>> CopiesOf(Database& db, const std::string& model,
+                                                  int limit) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
-                 "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 1"));
-  SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> found, ReadModels(list.Bind(model).Bind(model)));
+                 "WHERE (id = ?1 OR path = ?1) ORDER BY problem, node LIMIT ?2"));
+  return ReadModels(list.Bind(model).Bind(limit));
+}
+
+absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model) {
+  SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> found, CopiesOf(db, model, 1));
   if (found.empty()) return std::optional<ModelRecord>();
   return std::optional<ModelRecord>(std::move(found.front()));
 }

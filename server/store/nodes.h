@@ -38,7 +38,10 @@ absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);
-// A model of this id, or at this path; one that can be used before one that cannot.
+// The copies of a model of this id, or at this path, on all nodes; those that can be used first.
+absl::StatusOr<std::vector<ModelRecord>> CopiesOf(Database& db, const std::string& model,
+                                                  int limit = 200);
+// The first of them.
 absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model);
 // The snapshots of that commit in hub caches of all nodes, those that can be used first.
 absl::StatusOr<std::vector<ModelRecord>> SnapshotsOf(Database& db, const std::string& id,

@@ -65,6 +65,11 @@ per_device_batch = 6
         self.start_server()
         self.start_worker(gpus="H100:1", engine=True)
         job = self.write_job("chats.parquet", "")
+        counts = []
+        for model in (self.model, "small"):  # a folder here, and the same model as nodes list it
+            checked = self.sftctl("data", "check", self.dir / "chats.parquet", "--model", model, "--json")
+            counts.append(json.loads(checked.stdout)["tokens"])
+        self.assertEqual(counts[0], counts[1])
         checked = self.sftctl("data", "check", "--job", job)
         self.assertEqual(checked.returncode, USAGE, checked.stderr)
         self.assertIn("40 of 40 can be used: 40 ShareGPT", checked.stdout)

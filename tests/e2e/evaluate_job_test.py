@@ -109,7 +109,7 @@ modules_to_save = {options.get("whole", "[]")}
         self.assertRegex(both.stdout, rf"exact_match +{base['job']} +-100\.00 +-100\.00 to -100\.00 .* 12/0 +12")
         self.assertIn("\nline 1\n", both.stdout)
 
-    def test_scores_do_not_depend_on_ranks_or_kills(self):
+    def test_scores_do_not_depend_on_ranks_nodes_or_kills(self):
         self.start_both()
         job = self.trained(steps=5)
         held_out = self.write("many.jsonl", rows_of(600))
@@ -121,8 +121,10 @@ modules_to_save = {options.get("whole", "[]")}
             return (folder / "scores.jsonl").read_text()
         whole = scores(self.evaluate(job, "--data", held_out)["job"])
         self.assertEqual(len(whole.splitlines()), 600)
-        text = self.dir / "evaluate.toml"
-        text.write_text(f"""
+
+        def killed(nodes):
+            text = self.dir / "evaluate.toml"
+            text.write_text(f"""
 [job]
 kind = "evaluate"
 model = "small"
@@ -131,17 +133,23 @@ data = "many.jsonl"
 [compute]
 gpu_type = "H100"
 gpu_count = 2
+nodes = {nodes}
 [generate]
 max_new_tokens = 4
 batch = 1
 """)
-        result = self.sftctl("submit", text, "--json")
-        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
-        evaluation = json.loads(result.stdout)["job"]
-        self.wait_for_step(evaluation, step=100)
-        os.kill(harness.processes_with("sft-rank generate --launch " + str(self.dir))[0], signal.SIGKILL)
-        self.assert_ends(evaluation, SUCCEEDED)
-        self.assertEqual(scores(evaluation), whole)
+            result = self.sftctl("submit", text, "--json")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            evaluation = json.loads(result.stdout)["job"]
+            self.wait_for_step(evaluation, step=100)
+            os.kill(harness.processes_with("sft-rank generate --launch " + str(self.dir))[0], signal.SIGKILL)
+            self.assert_ends(evaluation, SUCCEEDED)
+            return evaluation
+        self.assertEqual(scores(killed(nodes=1)), whole)
+        self.start_worker("node-b", gpus="H100:2", engine=True)
+        of_nodes = killed(nodes=2)
+        self.assertEqual(scores(of_nodes), whole)
+        self.assertEqual(sorted(self.status(of_nodes)["nodes"]), ["node-a", "node-b"])
 
     def test_an_adapter_that_replaces_tensors_is_graded_after_its_base(self):
         self.start_both()

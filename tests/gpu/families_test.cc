@@ -185,6 +185,9 @@ TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
   EXPECT_LT(rounded, bound);
 }
 
+// e4m3 keeps 4 bits, a sixteenth of what bf16 does, whose losses here are within 1 % of fp32's.
+constexpr double kFp8Loss = 0.03;
+
 // Frozen weights in FP8: the GPU's beside the CPU's, whose scales are of rows in fp32, and
 // the loss near that of bf16.
 TEST_P(FamilyOnGpuTest, ProductsInFp8AreThoseOfTheCpu) {
@@ -203,8 +206,8 @@ TEST_P(FamilyOnGpuTest, ProductsInFp8AreThoseOfTheCpu) {
   const Gradients cpu = Run(at::kCPU, spec::ComputeType::kFp32, spec::Matmul::kFp8);
   const Gradients plain = Run(gpu, spec::ComputeType::kBf16);
   const Gradients fp8 = Run(gpu, spec::ComputeType::kBf16, spec::Matmul::kFp8);
-  EXPECT_NEAR(fp8.loss, cpu.loss, 0.01 * cpu.loss);
-  EXPECT_NEAR(fp8.loss, plain.loss, 0.01 * plain.loss);
+  EXPECT_NEAR(fp8.loss, cpu.loss, kFp8Loss * cpu.loss);
+  EXPECT_NEAR(fp8.loss, plain.loss, kFp8Loss * plain.loss);
   const double error = LargestError(fp8, cpu), of_fp8 = LargestError(fp8, plain);
   printf(
       "[ families ] loss bf16 %.5f, FP8 %.5f; largest relative error of a gradient in FP8: to the "

@@ -27,7 +27,7 @@ EDGES = {
     "server/gangs": ["common", "proto", "server/state", "server/sched", "server/database",
                      "server/store", "server/blob", "server/core", "server/resume"],
     "server/fleet": ["common", "proto", "server/state", "server/sched", "server/database",
-                     "server/store", "server/blob", "server/core", "server/gangs"],
+                     "server/store", "server/blob", "server/core", "server/resume", "server/gangs"],
     "server/stored": ["common", "proto", "server/state", "server/database", "server/store",
                       "server/blob", "server/core", "server/resume", "server/gangs", "server/fleet"],
     "server/scheduling": ["common", "proto", "server/state", "server/sched", "server/database",

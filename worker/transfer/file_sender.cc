@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "common/io/model_folder.h"
 #include "common/io/paths.h"
 #include "worker/base/job_folders.h"
 
@@ -43,7 +44,7 @@ void FileSender::Send(const v1::FetchFile& request) {
 
 std::vector<std::string> FileSender::RootsOf(const std::string& path) const {
   std::vector<std::string> roots = {setup_.shared_dir};
-  if (path.ends_with("/config.json")) {
+  if (io::IsTextFile(std::string_view(path).substr(path.rfind('/') + 1))) {
     roots.insert(roots.end(), setup_.roots.begin(), setup_.roots.end());
   }
   if (IsOfModel(path)) roots.insert(roots.end(), setup_.hub_dirs.begin(), setup_.hub_dirs.end());

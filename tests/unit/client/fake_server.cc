@@ -272,6 +272,17 @@ class FakeServer::Cluster : public v1::ClusterService::Service {
     response->mutable_models()->Assign(fake_.models.begin(), fake_.models.end());
     return grpc::Status::OK;
   }
+  grpc::Status ReadTokenizer(grpc::ServerContext*, const v1::ReadTokenizerRequest* request,
+                             grpc::ServerWriter<v1::ReadTokenizerResponse>* writer) override {
+    for (const auto& [file, text] : fake_.tokenizer) {
+      v1::ReadTokenizerResponse part;
+      part.set_file(file);
+      part.set_data(text);
+      writer->Write(part);
+    }
+    if (!fake_.tokenizer.empty()) return grpc::Status::OK;
+    return {grpc::StatusCode::NOT_FOUND, "no node has the model " + request->model()};
+  }
 
  private:
   FakeServer& fake_;

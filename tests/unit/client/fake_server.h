@@ -98,6 +98,7 @@ class FakeServer {
   std::vector<v1::Node> nodes;
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;
+  std::map<std::string, std::string> tokenizer;  // its files, of whatever model
   v1::ServerInfo info;
   v1::Identity identity;
 

@@ -368,7 +368,7 @@ TEST(DataCheckTest, SaysWhatAFileHoldsWithoutAServer) {
   const Outcome run = Sftctl(server, {"data", "check", good});
   EXPECT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(run.out, HasSubstr("rows        2: 2 question + answer"));
-  EXPECT_THAT(run.err, HasSubstr("--model DIR"));
+  EXPECT_THAT(run.err, HasSubstr("a model that a node has"));
   EXPECT_EQ(ParseJson(Sftctl(server, {"data", "check", good, "--json"}).out).at("rows"), 2);
   const std::string pairs =
       WriteTestFile("pairs.jsonl", "{\"text\":\"a\"}\n{\"chosen\":\"a\",\"rejected\":\"b\"}\n");
@@ -395,7 +395,7 @@ TEST(DataCheckTest, AJobFileNamesTheRowsAndHowTheyAreRead) {
   const Outcome run = Sftctl(server, {"data", "check", "--job", job});
   EXPECT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(run.out, HasSubstr("rows        2: 2 prompt + completion"));
-  EXPECT_THAT(run.err, HasSubstr("and what the job trains on, are shown with --model DIR"));
+  EXPECT_THAT(run.err, HasSubstr("the tokenizer of m is in no folder here, nor from a node: "));
   const std::string other = write("other.csv", "ask,reply\na,b\n");
   EXPECT_THAT(Sftctl(server, {"data", "check", other, "--job", job}).out,
               HasSubstr("rows        1"));
@@ -411,6 +411,20 @@ TEST(DataCheckTest, AJobFileNamesTheRowsAndHowTheyAreRead) {
     EXPECT_EQ(refused.code, kUsage) << text;
     EXPECT_THAT(refused.err, HasSubstr(message));
   }
+}
+
+TEST(DataCheckTest, ATokenizerComesFromANodeAndOfItNothingElse) {
+  FakeServer server;
+  const std::string rows = WriteTestFile("rows.csv", "question,answer\na,b\n");
+  const auto check = [&] { return Sftctl(server, {"data", "check", rows, "--model", "org/m"}); };
+  Outcome run = check();
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("the tokenizer of org/m is in no folder here, nor from a node: "
+                                 "no node has the model org/m"));
+  server.tokenizer = {{"../escape.json", "{}"}};
+  run = check();
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("sends what is no tokenizer: ../escape.json"));
 }
 
 TEST(ExplainTest, NeedsNoServerAndSuggests) {

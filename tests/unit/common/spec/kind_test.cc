@@ -262,6 +262,7 @@ TEST(KindTest, AJobThatEvaluatesReadsRowsOfTrainingAndNamesItsMetrics) {
   EXPECT_EQ(job.spec.data.max_examples, 9);
   EXPECT_EQ(TextOf(job, "generate.num_samples"), "(absent)");
   EXPECT_EQ(TextOf(evaluate(""), "evaluate.metrics"), "exact_match,f1,rouge_l");
+  EXPECT_EQ(evaluate("gpu_count = 4\nnodes = 2\n").spec.compute.nodes, 2);
   const auto problems = [&](const std::string& rest) { return Describe(evaluate(rest).problems); };
   EXPECT_THAT(problems("[evaluate]\nmetrics = [\"loss\"]\n"),
               HasSubstr("evaluate.metrics:9: \"loss\" is no metric of answers"));
@@ -270,8 +271,6 @@ TEST(KindTest, AJobThatEvaluatesReadsRowsOfTrainingAndNamesItsMetrics) {
               HasSubstr("evaluate.pattern:10: invalid perl operator"));
   EXPECT_THAT(problems("[generate]\nnum_samples = 2\n"),
               HasSubstr("generate.num_samples:9: a job of kind = \"evaluate\" grades one answer"));
-  EXPECT_THAT(problems("nodes = 2\ngpus_per_node = 1\n"),
-              HasSubstr("\"evaluate\" runs on one node"));
   EXPECT_THAT(problems("[data]\npacking = true\n"), HasSubstr("data.packing:9: a job of kind"));
   EXPECT_THAT(Describe(ResolveText(Generate("[evaluate]\npattern = \"a\"\n")).problems),
               HasSubstr("evaluate.pattern:8: is for jobs of kind = \"evaluate\""));

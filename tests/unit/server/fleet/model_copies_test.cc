@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "common/io/model_folder.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
@@ -172,6 +173,49 @@ TEST_F(ModelCopiesTest, WhatIsNoFileOfAModelIsRefused) {
   request = Request();
   request.set_model("/models/m");
   EXPECT_TRUE(absl::IsInvalidArgument(Send(request)));
+}
+
+TEST_F(ModelCopiesTest, ATokenizerIsSentFileByFileAndOfAModelThatTheReaderSees) {
+  std::map<std::string, std::string> files;
+  const auto send = [&](const std::string& model) {
+    files.clear();
+    return copies_.SendTokenizer(
+        model, {"local", ""},
+        [&](std::string_view file, const std::string& bytes) {
+          files[std::string(file)] += bytes;
+          return true;
+        },
+        nullptr);
+  };
+  EXPECT_EQ(Message(send("org/m")),
+            "no node has the model org/m: `sftctl models` lists those that there are");
+  const auto a = JoinWithModel("a", {"te", "xt"});
+  for (const std::string& model : {std::string("org/m"), "org/m@" + kCommit}) {
+    const absl::Status sent = send(model);
+    ASSERT_TRUE(sent.ok()) << sent;
+    EXPECT_EQ(files.size(), io::kModelCompanions.size() + 1);
+    EXPECT_EQ(files["tokenizer.json"], "text");
+    EXPECT_EQ(files["config.json"], "text");
+  }
+  EXPECT_EQ(a->fetches.front().path(), "/hub/models--org--m/snapshots/" + kCommit + "/config.json");
+  registry_->Disconnect("a", a.get());
+  EXPECT_EQ(Message(send("org/m")), "no node that has the model org/m is connected now");
+}
+
+TEST_F(ModelCopiesTest, AModelWithoutATokenizerIsSaidToHaveNone) {
+  auto worker = JoinWithModel("a", {"text"});
+  const auto sends = worker->on_fetch;
+  worker->on_fetch = [this, sends](const v1::FetchFile& fetch) {
+    if (fetch.path().ends_with("/config.json")) return sends(fetch);
+    v1::SendFileRequest chunk;
+    chunk.set_request(fetch.request());
+    chunk.set_error("no such file");
+    EXPECT_TRUE(relay_.Push(chunk, "a").ok());
+  };
+  const auto take = [](std::string_view, const std::string&) { return true; };
+  const absl::Status sent = copies_.SendTokenizer("org/m", {"local", ""}, take, nullptr);
+  EXPECT_TRUE(absl::IsNotFound(sent));
+  EXPECT_THAT(std::string(Message(sent)), testing::HasSubstr("node a sends no tokenizer of org/m"));
 }
 
 }  // namespace

@@ -37,11 +37,12 @@ class RecordingServer : public FakeServer {
   bool done_ = false;
 };
 
-TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
+TEST(FileSenderTest, OnlyTheSharedFolderAndTextFilesOfModelsBelowTheRootsAreSent) {
   const std::string dir = *io::MakeTempDir("file-sender");
   for (const char* folder : {"/shared", "/models/m", "/other"}) {
     ASSERT_TRUE(io::MakeDirs(dir + folder).ok());
     ASSERT_TRUE(io::WriteFileAtomic(dir + folder + "/config.json", "{}").ok());
+    ASSERT_TRUE(io::WriteFileAtomic(dir + folder + "/tokenizer.json", "{}").ok());
     ASSERT_TRUE(io::WriteFileAtomic(dir + folder + "/weights", "w").ok());
   }
   NodeSetup setup;
@@ -57,7 +58,9 @@ TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
   };
   EXPECT_EQ(sent("/shared/weights"), dir + "/shared/weights");
   EXPECT_EQ(sent("/models/m/config.json"), dir + "/models/m/config.json");
+  EXPECT_EQ(sent("/models/m/tokenizer.json"), dir + "/models/m/tokenizer.json");
   EXPECT_EQ(sent("/models/m/weights"), "");
+  EXPECT_EQ(sent("/other/tokenizer.json"), "");
   EXPECT_EQ(sent("/other/config.json"), "");
   EXPECT_EQ(sent("/models/m/../../other/config.json"), "");
   EXPECT_TRUE(io::RemoveAll(dir).ok());
