@@ -88,6 +88,7 @@ struct Server::Parts {
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
+    store->WhenFed([this] { hub.Bump(kFeedKey); });
   }
 
   Methods AllMethods() {
@@ -243,6 +244,7 @@ Server::~Server() {
   parts_->http.reset();
   parts_->housekeeping.Stop();
   parts_->loop.Stop();
+  parts_->store->WhenFed(nullptr);
 }
 
 std::string Server::address() const {

@@ -11,6 +11,7 @@
 #include "common/base/version.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
+#include "server/fleet/node_events.h"
 #include "server/fleet/node_records.h"
 #include "server/gangs/node_checks.h"
 #include "server/gangs/observation.h"
@@ -122,6 +123,7 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   const std::vector<ModelRecord> models = ModelRecords(message.models(), node.name);
   return store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const v1::NodeFacts facts, TakeOver(db, message, node.last_seen_us));
+    SFT_RETURN_IF_ERROR(NoteRegistered(db, node, node.last_seen_us));
     SFT_RETURN_IF_ERROR(store::PutNode(db, node));
     SFT_RETURN_IF_ERROR(
         store::PutFacts(db, node.name, facts.SerializeAsString(), node.last_seen_us));
@@ -373,7 +375,9 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
     if (!known) return Aborted(fmt::format("node {} was removed: register again", node));
     const v1::Observed& rest = news.unstored;
     if (rest.slots_size() > 0) {
-      SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(rest.slots(), node)));
+      const std::vector<SlotRecord> slots = SlotRecords(rest.slots(), node);
+      SFT_RETURN_IF_ERROR(NoteSlots(db, node, slots, now_us));
+      SFT_RETURN_IF_ERROR(store::PutSlots(db, node, slots));
     }
     if (rest.models_size() > 0) {
       SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));

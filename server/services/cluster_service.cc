@@ -66,6 +66,10 @@ void ClusterService::AddTo(Methods& methods) {
   methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
                 &Self::ListVariants);
   methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);
+  methods.Unary({"ClusterService.ListClusterEvents", kUser, Role::kViewer, kOwn}, this,
+                &Self::ListClusterEvents);
+  methods.Follow({"ClusterService.WatchClusterEvents", kUser, Role::kViewer, kOwn}, this,
+                 &Self::WatchClusterEvents);
   methods.Unary({"ClusterService.PullModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
                 &Self::PullModel);
   methods.Unary({"ClusterService.RemoveModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,

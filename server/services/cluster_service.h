@@ -1,5 +1,9 @@
 #pragma once
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "server/core/disk_watch.h"
 #include "server/door/methods.h"
 #include "server/fleet/hub_models.h"
@@ -10,7 +14,8 @@
 
 namespace sft::server {
 
-// ClusterService: what the fleet is made of. Rows of the database with what the live streams add.
+// ClusterService: what the fleet is made of, rows of the database with what the live streams add,
+// and what happens to it (event_feed.cc).
 class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
@@ -29,6 +34,10 @@ class ClusterService final {
                                                         const v1::ListVariantsRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
                                                     const v1::ListModelsRequest& request);
+  absl::StatusOr<v1::ListClusterEventsResponse> ListClusterEvents(
+      CallContext& call, const v1::ListClusterEventsRequest& request);
+  absl::StatusOr<std::unique_ptr<Follower>> WatchClusterEvents(
+      CallContext& call, const v1::WatchClusterEventsRequest& request);
   absl::StatusOr<v1::PullModelResponse> PullModel(CallContext& call,
                                                   const v1::PullModelRequest& request);
   absl::StatusOr<v1::RemoveModelResponse> RemoveModel(CallContext& call,

@@ -5,6 +5,7 @@
 
 #include "common/rpc/status.h"
 #include "server/door/page_token.h"
+#include "server/services/job_list.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -87,23 +88,12 @@ absl::StatusOr<v1::Job> JobService::GetJob(CallContext&, const v1::GetJobRequest
 
 absl::StatusOr<v1::ListJobsResponse> JobService::ListJobs(CallContext& call,
                                                           const v1::ListJobsRequest& request) {
-  store::JobFilter filter;
-  SFT_ASSIGN_OR_RETURN(filter.limit, PageSize(request.page_size(), store::kMaxPage));
-  SFT_ASSIGN_OR_RETURN(filter.before_sequence, FromToken(request.page_token()));
-  filter.project = request.project();
-  filter.sweep = request.sweep();
-  filter.group = request.group();
-  filter.visible = call.Visible();
-  for (const int state : request.states()) {
-    if (!v1::Job::State_IsValid(state)) {
-      return InvalidArgument(fmt::format("states: {} is no state of a job", state));
-    }
-    filter.states.push_back(static_cast<JobState>(state));
-  }
-  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(std::move(filter)));
+  SFT_ASSIGN_OR_RETURN(const store::JobFilter filter, FilterOf(request, call.Visible()));
+  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(filter, request.count()));
   v1::ListJobsResponse response;
   for (v1::Job& job : page.jobs) *response.add_jobs() = std::move(job);
-  response.set_next_page_token(ToToken(page.next_sequence));
+  response.set_next_page_token(TokenOf(filter, page.next));
+  response.set_total(page.total);
   return response;
 }
 

@@ -48,6 +48,8 @@ class Housekeeping {
  private:
   void Loop();
   void LookAround();
+  // Puts a change of the disk's level into the feed of events.
+  void NoteDisk(const v1::NodeDisk& disk);
   // Thins the curve of one job, if it is due.
   absl::Status Thin(const std::string& id, int64_t max_points);
 
@@ -59,6 +61,7 @@ class Housekeeping {
   Removal* const removal_;
   DiskWatch* const disk_;
   FailedCalls* const failed_;
+  v1::NodeDisk::Level disk_level_ = v1::NodeDisk::OK;  // of the ticking thread alone
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;

@@ -63,6 +63,7 @@ class FakeServer::Jobs : public v1::JobService::Service {
       fake_.on_list();
       while (!context->IsCancelled()) std::this_thread::yield();
     }
+    fake_.listed.push_back(*request);
     // One job a page.
     size_t skip = request->page_token().empty() ? 0 : std::stoul(request->page_token());
     size_t index = 0;
@@ -73,6 +74,9 @@ class FakeServer::Jobs : public v1::JobService::Service {
       const bool asked =
           states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end();
       if (!grouped || (asked && job.group() == request->group())) jobs.push_back(job);
+    }
+    if (fake_.counts_jobs && request->count()) {
+      response->set_total(static_cast<int>(jobs.size()));
     }
     for (const v1::Job& job : jobs) {
       if (index++ != skip) continue;

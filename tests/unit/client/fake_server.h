@@ -40,6 +40,9 @@ class FakeServer {
 
   // Heeds ListJobsRequest.group and .states.
   bool knows_groups = true;
+  // Heeds ListJobsRequest.count; the other fields of this age are remembered alone.
+  bool counts_jobs = true;
+  std::vector<v1::ListJobsRequest> listed;
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;
 

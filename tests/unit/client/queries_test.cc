@@ -142,6 +142,42 @@ TEST(ListTest, ReadsEveryPage) {
   EXPECT_EQ(Sftctl(server, {"list", "--state", "ASLEEP"}).code, kUsage);
 }
 
+TEST(ListTest, FiltersAndOrderAreTheServersAndWhatIsLeftIsCounted) {
+  FakeServer server;
+  for (const char* id : {"job-a", "job-b", "job-c"}) server.jobs[id] = MakeJob(id, v1::Job::RUNNING);
+  const Outcome run = Sftctl(server, {"list", "--owner", "ann", "--match", "lr=", "--limit", "2"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.err, "2 of 3 jobs; --limit shows more\n");
+  ASSERT_EQ(server.listed.size(), 2u);
+  EXPECT_EQ(server.listed[0].owner(), "ann");
+  EXPECT_EQ(server.listed[0].query(), "lr=");
+  EXPECT_EQ(server.listed[0].order_by(), "submitted desc");
+  EXPECT_TRUE(server.listed[0].count());
+  EXPECT_FALSE(server.listed[1].count()) << "once is enough";
+  const auto order = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"list"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    EXPECT_EQ(Sftctl(server, arguments).code, kSucceeded);
+    return server.listed.back().order_by();
+  };
+  EXPECT_EQ(order({"--sort", "name"}), "name");
+  EXPECT_EQ(order({"--sort", "name", "--reverse"}), "name desc");
+  EXPECT_EQ(order({"--sort", "ended"}), "ended desc");
+  EXPECT_EQ(order({"--sort", "started", "--reverse"}), "started");
+  EXPECT_EQ(Sftctl(server, {"list", "--sort", "age"}).code, kUsage);
+}
+
+TEST(ListTest, AnEarlierServerThatWouldListOthersIsRefused) {
+  FakeServer server;
+  server.counts_jobs = false;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
+  EXPECT_EQ(Sftctl(server, {"list"}).code, kSucceeded);
+  const Outcome run = Sftctl(server, {"list", "--owner", "ann"});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_EQ(run.out, "");
+  EXPECT_THAT(run.err, HasSubstr("the server is older than --owner"));
+}
+
 TEST(ListTest, ASweepThatIsNotThereIsNotFound) {
   FakeServer server;
   const Outcome run = Sftctl(server, {"list", "--sweep", "nope"});
