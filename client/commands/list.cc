@@ -117,9 +117,8 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
   if (!exists.ok()) return Fail(connection, exists);
   connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   if (total > shown) {
-    connection.console().err << fmt::format(
-        "{} of {}{} jobs; --limit shows more\n", shown, total,
-        total < kMaxCounted ? "" : " or more");
+    connection.console().err << fmt::format("{} of {}{} jobs; --limit shows more\n", shown, total,
+                                            total < kMaxCounted ? "" : " or more");
   }
   return kSucceeded;
 }

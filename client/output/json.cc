@@ -205,6 +205,17 @@ Json EventJson(const v1::JobEvent& event) {
           {"message", event.message()}};
 }
 
+Json ClusterEventJson(const v1::ClusterEvent& event) {
+  const bool of_job = event.job_sequence() > 0;
+  return {{"sequence", event.sequence()},
+          {"time", Utc(event.time())},
+          {"subject", event.subject()},
+          {"job", of_job ? Json(ShortName(event.subject())) : Json(nullptr)},
+          {"type", event.type()},
+          {"attempt", event.attempt()},
+          {"message", event.message()}};
+}
+
 Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   return {{"step", checkpoint.step()},
           {"attempt", checkpoint.attempt()},

@@ -11,6 +11,7 @@
 #include "server/http/openai_endpoint.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
+#include "server/jobs/wait_explainer.h"
 #include "server/services/admin_service.h"
 #include "server/services/auth_service.h"
 #include "server/services/cluster_service.h"
@@ -71,7 +72,8 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models, &secrets),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest, serving),
+        waits(*store, registry, intake, clock),
+        job_service(intake, jobs, checkpoints, ingest, serving, waits),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
@@ -79,7 +81,7 @@ struct Server::Parts {
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
-        scheduling_service(sweeps, projects, jobs),
+        scheduling_service(sweeps, projects, jobs, waits),
         serving_service(serving),
         storage_service(*store, survey, removal),
         door(gate),
@@ -141,6 +143,7 @@ struct Server::Parts {
   Sweeps sweeps;
   Projects projects;
   Reconciler reconciler;
+  WaitExplainer waits;
   JobService job_service;
   WorkerService worker_service;
   ClusterService cluster_service;

@@ -41,11 +41,10 @@ absl::Status NoteRegistered(Database& db, const NodeRecord& node, int64_t now_us
     if (before->state != NodeState::kSuspect) return absl::OkStatus();
     return NoteNodeEvent(db, node.name, "up", "its worker has connected again", now_us);
   }
-  return NoteNodeEvent(
-      db, node.name, "registered",
-      fmt::format("{}, sft-worker {} on host {}", SlotsText(node.slots), node.version,
-                  node.hostname),
-      now_us);
+  return NoteNodeEvent(db, node.name, "registered",
+                       fmt::format("{}, sft-worker {} on host {}", SlotsText(node.slots),
+                                   node.version, node.hostname),
+                       now_us);
 }
 
 absl::Status NoteSlots(Database& db, const std::string& node, const std::vector<SlotRecord>& slots,
@@ -58,13 +57,12 @@ absl::Status NoteSlots(Database& db, const std::string& node, const std::vector<
   for (const SlotRecord& slot : slots) {
     const auto known = was_healthy.find(slot.index);
     if (known == was_healthy.end() || known->second == slot.healthy) continue;
-    const std::string what = slot.healthy ? "is healthy again"
-                             : slot.health_reason.empty()
-                                 ? "is not healthy"
-                                 : "is not healthy: " + slot.health_reason;
-    SFT_RETURN_IF_ERROR(NoteNodeEvent(
-        db, node, "slots", fmt::format("slot {} ({}) {}", slot.index, slot.gpu_type, what),
-        now_us));
+    const std::string what = slot.healthy                 ? "is healthy again"
+                             : slot.health_reason.empty() ? "is not healthy"
+                                                          : "is not healthy: " + slot.health_reason;
+    SFT_RETURN_IF_ERROR(
+        NoteNodeEvent(db, node, "slots",
+                      fmt::format("slot {} ({}) {}", slot.index, slot.gpu_type, what), now_us));
   }
   return absl::OkStatus();
 }

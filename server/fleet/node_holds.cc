@@ -44,8 +44,7 @@ std::string DiskText(const v1::NodeDisk& disk) {
 absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
   SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
   SFT_RETURN_IF_ERROR(store::PutHold(db, hold));
-  return NoteNodeEvent(db, hold.node,
-                       hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
+  return NoteNodeEvent(db, hold.node, hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
                        "by " + hold.who + (hold.reason.empty() ? "" : ": " + hold.reason),
                        hold.since_us);
 }

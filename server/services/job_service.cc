@@ -65,11 +65,23 @@ void JobService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::ResolveJobResponse> JobService::ResolveJob(
     CallContext& call, const v1::ResolveJobRequest& request) {
-  if (!request.for_submit()) return intake_.Resolve(request, call.caller().Title());
-  SFT_RETURN_IF_ERROR(call.AdmitProject(request.project()));
   v1::ResolveJobRequest asked = request;
-  asked.set_project(call.project());
-  return intake_.Resolve(asked, call.caller().Title());
+  // What it would wait for depends on its project.
+  if (request.for_submit() || request.explain_wait()) {
+    SFT_RETURN_IF_ERROR(call.AdmitProject(request.project()));
+    asked.set_project(call.project());
+  }
+  const std::string who = call.caller().Title();
+  SFT_ASSIGN_OR_RETURN(v1::ResolveJobResponse response, intake_.Resolve(asked, who));
+  if (!request.explain_wait() || !response.problems().empty()) return response;
+  v1::SubmitJobRequest submit;
+  submit.set_source_text(request.source_text());
+  submit.set_file_name(request.file_name());
+  *submit.mutable_overrides() = request.overrides();
+  submit.set_project(asked.project());
+  SFT_ASSIGN_OR_RETURN(v1::WaitExplanation wait, waits_.ExplainNew(submit, who));
+  if (!wait.reason().empty()) *response.mutable_plan()->mutable_wait() = std::move(wait);
+  return response;
 }
 
 absl::StatusOr<v1::Job> JobService::SubmitJob(CallContext& call,

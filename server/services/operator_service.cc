@@ -87,7 +87,8 @@ absl::StatusOr<v1::Node> OperatorService::ReleaseNode(CallContext& call,
   absl::StatusOr<v1::Node> response = Internal("not run");
   const absl::Status stored = store_.Write(
       [&](Database& db) -> absl::Status {
-        SFT_RETURN_IF_ERROR(server::ReleaseNode(db, node, call.caller().Title(), UnixMicros(clock_.Wall())));
+        SFT_RETURN_IF_ERROR(
+            server::ReleaseNode(db, node, call.caller().Title(), UnixMicros(clock_.Wall())));
         response = Show(db, node);
         return response.status();
       },

@@ -20,6 +20,8 @@ void SchedulingService::AddTo(Methods& methods) {
                 &Self::HoldJob);
   methods.Unary({"SchedulingService.ReleaseJob", kUser, kSubmitter, kNamed, kChange}, this,
                 &Self::ReleaseJob);
+  methods.Unary({"SchedulingService.ExplainWait", kUser, kViewer, kNamed}, this,
+                &Self::ExplainWait);
   // What a sweep names is in its job.
   methods.Unary({"SchedulingService.SubmitSweep", kUser, kSubmitter, kProject, kChange}, this,
                 &Self::SubmitSweep, &v1::SubmitSweepRequest::job);
@@ -39,6 +41,11 @@ absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
 absl::StatusOr<v1::Job> SchedulingService::ReleaseJob(CallContext& call,
                                                       const v1::ReleaseJobRequest& request) {
   return jobs_.Hold(request.name(), false, "", call.actor());
+}
+
+absl::StatusOr<v1::WaitExplanation> SchedulingService::ExplainWait(
+    CallContext&, const v1::ExplainWaitRequest& request) {
+  return waits_.Explain(request.name());
 }
 
 absl::StatusOr<v1::SubmitSweepResponse> SchedulingService::SubmitSweep(

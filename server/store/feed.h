@@ -44,6 +44,7 @@ struct FeedFilter {
   std::optional<std::vector<std::string>> visible;
   int limit = 50;
 };
+// What was read.
 struct FeedPage {
   std::vector<FeedEvent> events;
   int64_t last = 0;   // read up to here, whether there was something to see or not

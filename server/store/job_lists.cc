@@ -16,7 +16,8 @@ std::string Conditions(const JobFilter& filter) {
   return fmt::format(
       "{}{}(? = '' OR project IN (SELECT value FROM json_each(?))) AND ((1 << state) & ?) != 0 AND "
       "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE sweep = ? AND sweep != '')) AND "
-      "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE run_group = ? AND run_group != '')) "
+      "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE run_group = ? AND run_group != "
+      "'')) "
       "AND (? = '' OR id LIKE ? ESCAPE '\\' OR display_name LIKE ? ESCAPE '\\')",
       filter.owner.empty() ? "" : "owner = ? AND ",
       filter.project.empty() ? "" : "project = ? AND ");

@@ -401,9 +401,10 @@ absl::Status SetRestart(Database& db, const JobRecord& job) {
 absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,
-      db.Prepare("INSERT INTO events (job_id, sequence, time_us, type, message, attempt) SELECT ?, "
-                 "coalesce(max(sequence), 0) + 1, ?, ?, ?, ? FROM events WHERE job_id = ? RETURNING "
-                 "sequence"));
+      db.Prepare(
+          "INSERT INTO events (job_id, sequence, time_us, type, message, attempt) SELECT ?, "
+          "coalesce(max(sequence), 0) + 1, ?, ?, ?, ? FROM events WHERE job_id = ? RETURNING "
+          "sequence"));
   insert.Bind(job_id).Bind(event.time_us).Bind(event.type).Bind(event.message).Bind(event.attempt);
   SFT_RETURN_IF_ERROR(insert.Bind(job_id).Step().status());
   const int64_t sequence = insert.Int(0);

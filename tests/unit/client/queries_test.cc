@@ -144,7 +144,8 @@ TEST(ListTest, ReadsEveryPage) {
 
 TEST(ListTest, FiltersAndOrderAreTheServersAndWhatIsLeftIsCounted) {
   FakeServer server;
-  for (const char* id : {"job-a", "job-b", "job-c"}) server.jobs[id] = MakeJob(id, v1::Job::RUNNING);
+  for (const char* id : {"job-a", "job-b", "job-c"})
+    server.jobs[id] = MakeJob(id, v1::Job::RUNNING);
   const Outcome run = Sftctl(server, {"list", "--owner", "ann", "--match", "lr=", "--limit", "2"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_EQ(run.err, "2 of 3 jobs; --limit shows more\n");

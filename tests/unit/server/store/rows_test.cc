@@ -270,9 +270,7 @@ TEST_F(RowsTest, EachOrderOfAListIsWholeHoweverManyJobsArriveMeanwhile) {
     if (i < 3) ASSERT_TRUE(TakeEdge(*db_, job, JobState::kCancelled, "", ended[i]).ok());
   }
   int others = 0;
-  const auto arrive = [&] {
-    AddJob("other-" + std::to_string(++others), "", "H100", "aa", "ben");
-  };
+  const auto arrive = [&] { AddJob("other-" + std::to_string(++others), "", "H100", "aa", "ben"); };
   JobFilter filter;
   filter.owner = "ann";
   EXPECT_EQ(Ids(*db_, filter, arrive), "job-4 job-3 job-2 job-1 ");
