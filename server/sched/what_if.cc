@@ -71,10 +71,7 @@ class Search {
   Search(const Snapshot& snapshot, const Question& question)
       : snapshot_(snapshot), question_(question), job_(question.job) {
     std::erase_if(snapshot_.pending, [&](const PendingJob& each) { return each.id == job_.id; });
-    // The start that a change has to beat; kForever: none is known.
-    const Outlook& expected = question.expected;
-    to_beat_ = expected.start_us > 0 ? expected.start_us : kForever;
-    if (expected.promised_us > 0) to_beat_ = std::min(to_beat_, expected.promised_us);
+    to_beat_ = StartOf(question.expected);
   }
 
   std::vector<WhatIf> Run() {
@@ -89,16 +86,22 @@ class Search {
       LimitTime();
       Raise();
     }
-    const auto start = [](const WhatIf& each) {
-      return each.outlook.start_us > 0 ? each.outlook.start_us : kForever;
-    };
-    std::stable_sort(found_.begin(), found_.end(),
-                     [&](const WhatIf& a, const WhatIf& b) { return start(a) < start(b); });
+    std::stable_sort(found_.begin(), found_.end(), [&](const WhatIf& a, const WhatIf& b) {
+      return StartOf(a.outlook) < StartOf(b.outlook);
+    });
     if (found_.size() > kMaxWhatIfs) found_.resize(kMaxWhatIfs);
     return std::move(found_);
   }
 
  private:
+  // kForever: not known. A job that waits although it is expected to start now is kept by the upper
+  // bounds of others, or has none itself: then its promise alone counts.
+  int64_t StartOf(const Outlook& outlook) const {
+    if (outlook.now) return snapshot_.now_us;
+    const int64_t promised = outlook.promised_us > 0 ? outlook.promised_us : kForever;
+    return outlook.start_us > snapshot_.now_us ? std::min(outlook.start_us, promised) : promised;
+  }
+
   // The last of the queue, beside all others.
   Outlook At(const PendingJob& job) {
     snapshot_.pending.push_back(job);
@@ -116,10 +119,10 @@ class Search {
 
   // Notes a change that is worth it, and gives the start that is then to beat.
   int64_t Note(const Change& change, const Outlook& outlook, int64_t to_beat) {
-    const bool sooner = outlook.start_us > 0 && outlook.start_us <= to_beat - kMinuteUs;
-    if (!sooner) return to_beat;
+    const int64_t start = StartOf(outlook);
+    if (start > to_beat - kMinuteUs) return to_beat;
     found_.push_back({change, outlook});
-    return outlook.start_us;
+    return start;
   }
 
   void Release() {
@@ -130,8 +133,7 @@ class Search {
     const auto place = snapshot_.pending.insert(behind, *question_.released);
     const Outlook outlook = OutlookOf(snapshot_, Decide(snapshot_), *question_.released);
     snapshot_.pending.erase(place);
-    const bool helps = outlook.now || outlook.start_us > 0 || outlook.place > 0;
-    if (helps) found_.push_back({Change(), outlook});
+    if (outlook.now || outlook.place > 0) found_.push_back({Change(), outlook});
   }
 
   int64_t Reshape(const Change& change, int64_t to_beat) {
@@ -166,15 +168,17 @@ class Search {
   // The lowest class with the earliest start.
   void Raise() {
     Change best;
+    best.kind = Change::Kind::kPriority;
     Outlook outlook;
+    int64_t start = kForever;
     for (int priority = job_.priority + 1; priority <= question_.max_priority; ++priority) {
       PendingJob raised = Anew(job_);
       raised.priority = priority;
       const Outlook at = At(raised);
-      if (at.start_us == 0 || (outlook.start_us > 0 && at.start_us >= outlook.start_us)) continue;
-      best.kind = Change::Kind::kPriority;
+      if (StartOf(at) >= start) continue;
       best.priority = priority;
       outlook = at;
+      start = StartOf(at);
     }
     Note(best, outlook, to_beat_);
   }

@@ -276,9 +276,28 @@ class FakeServer::Cluster : public v1::ClusterService::Service {
     response->mutable_models()->Assign(fake_.models.begin(), fake_.models.end());
     return grpc::Status::OK;
   }
+  grpc::Status ListClusterEvents(grpc::ServerContext*, const v1::ListClusterEventsRequest* request,
+                                 v1::ListClusterEventsResponse* response) override {
+    fake_.feed_after.push_back(request->after());
+    *response = fake_.feed.at(feed_index_++);
+    response->set_more(feed_index_ < fake_.feed.size());
+    return grpc::Status::OK;
+  }
+  grpc::Status WatchClusterEvents(
+      grpc::ServerContext*, const v1::WatchClusterEventsRequest* request,
+      grpc::ServerWriter<v1::ListClusterEventsResponse>* writer) override {
+    fake_.feed_after.push_back(request->has_after() ? request->after() : -1);
+    if (feed_index_ < fake_.feed.size()) {
+      // The connection breaks behind each.
+      writer->Write(fake_.feed[feed_index_++]);
+      return {grpc::StatusCode::UNAVAILABLE, "cut"};
+    }
+    return fake_.feed_status;
+  }
 
  private:
   FakeServer& fake_;
+  size_t feed_index_ = 0;
 };
 
 class FakeServer::Admin : public v1::AdminService::Service {
@@ -320,6 +339,12 @@ class FakeServer::Scheduling : public v1::SchedulingService::Service {
     fake_.sweeps.push_back(*request);
     response->set_sweep("sweep-new");
     return fake_.submit_status;
+  }
+  grpc::Status ExplainWait(grpc::ServerContext*, const v1::ExplainWaitRequest*,
+                           v1::WaitExplanation* response) override {
+    if (!fake_.wait.has_value()) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+    *response = *fake_.wait;
+    return grpc::Status::OK;
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,14 @@ class FakeServer {
   std::vector<MetricRead> metric_reads;
   std::vector<int64_t> metric_indexes;  // asked for
   std::vector<v1::JobEvent> events;     // listed two a page
+  // Each ListClusterEvents or WatchClusterEvents takes the next of these; without any left it is
+  // over.
+  std::vector<v1::ListClusterEventsResponse> feed;
+  std::vector<int64_t> feed_after;  // asked for; -1: from now on
+  // Ends a WatchClusterEvents, once the above are written; UNIMPLEMENTED: is too old for events.
+  grpc::Status feed_status;
+  // ExplainWait; without one the server is too old for it.
+  std::optional<v1::WaitExplanation> wait;
   std::vector<v1::Node> nodes;
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;
