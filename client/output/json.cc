@@ -268,6 +268,8 @@ Json NodeJson(const v1::Node& node) {
                      {"memory_bytes", slot.memory_bytes()},
                      {"memory_used_bytes", slot.memory_used_bytes()},
                      {"utilization_percent", slot.utilization_percent()},
+                     {"power_watts", slot.power_watts()},
+                     {"temperature_celsius", slot.temperature_celsius()},
                      {"job", ShortName(slot.job())},
                      {"healthy", slot.healthy()},
                      {"health_reason", slot.health_reason()}});

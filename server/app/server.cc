@@ -45,6 +45,7 @@ struct Server::Parts {
         logs(settings.data_dir + "/logs", settings.log_limits),
         metrics(settings.data_dir + "/metrics"),
         tensorboard(settings.data_dir + "/tensorboard"),
+        gpus(settings.data_dir + "/gpu-use"),
         disk(settings.data_dir, settings.disk_marks, clock),
         limits(*store, clock, disk),
         survey(*store, clock, settings.data_dir, disk, limits),
@@ -53,8 +54,9 @@ struct Server::Parts {
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
             hub, [this] { loop.Wake(); }, settings.ages),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
-                     &disk, &gate.failed()),
-        registry(settings.workers, *store, clock, hub, [this] { loop.Wake(); }),
+                     &disk, &gate.failed(), &gpus),
+        registry(
+            settings.workers, *store, clock, hub, [this] { loop.Wake(); }, &gpus),
         relay(registry),
         jobs(
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
@@ -76,7 +78,8 @@ struct Server::Parts {
         job_service(intake, jobs, checkpoints, ingest, serving, waits),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
-        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
+        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, gpus, clock,
+                        &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
@@ -117,6 +120,7 @@ struct Server::Parts {
   LogStore logs;
   MetricLog metrics;
   TensorBoard tensorboard;
+  GpuHistory gpus;
   ChangeHub hub;
   ReconcileLoop loop;
   DiskWatch disk;
@@ -180,8 +184,8 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
-  std::vector<std::string> names = {"tls",  "server.lock", "blobs",       "checkpoints",
-                                    "logs", "metrics",     "tensorboard", "backups"};
+  std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
+                                    "metrics", "tensorboard", "backups", "gpu-use"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }

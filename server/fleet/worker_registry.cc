@@ -55,12 +55,13 @@ Models BelievableModels(const Models& models, const Doubt& doubt) {
 }  // namespace
 
 WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
-                               std::function<void()> wake)
+                               std::function<void()> wake, GpuHistory* gpus)
     : options_(options),
       store_(store),
       clock_(clock),
       hub_(hub),
       wake_(std::move(wake)),
+      gpus_(gpus),
       refusals_(clock),
       started_(clock.Mono()),
       last_beat_(started_) {}
@@ -349,6 +350,7 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
                                                           const WorkerLink* link,
                                                           const v1::Observed& observed) {
   News news;
+  std::vector<GpuReading> readings;
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(node);
@@ -356,7 +358,9 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
       return Aborted(fmt::format("node {} has another stream", node));
     }
     news = TakeIn(found->second, observed);
+    if (gpus_ != nullptr) readings = GpuReadings(found->second.observed.slots());
   }
+  if (gpus_ != nullptr) gpus_->Add(node, UnixMicros(clock_.Wall()), std::move(readings));
   for (const absl::Status& why : news.refused) refusals_.Count(node, why);
   if (news.idle && news.wakes) wake_();
   return news;

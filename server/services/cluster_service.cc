@@ -63,6 +63,8 @@ void ClusterService::AddTo(Methods& methods) {
   methods.Unary({"ClusterService.GetServerInfo", kEither, Role::kNone, kAny}, this,
                 &Self::GetServerInfo);
   methods.Unary({"ClusterService.ListNodes", kUser, Role::kViewer, kAny}, this, &Self::ListNodes);
+  methods.Unary({"ClusterService.GetNodeHistory", kUser, Role::kViewer, kAny}, this,
+                &Self::GetNodeHistory);
   methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
                 &Self::ListVariants);
   methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "server/blob/gpu_history.h"
 #include "server/core/disk_watch.h"
 #include "server/door/methods.h"
 #include "server/fleet/hub_models.h"
@@ -20,8 +21,15 @@ class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
   ClusterService(Store& store, WorkerRegistry& registry, bool dev, FleetCatalog& fleet,
-                 HubModels& hub, DiskWatch* disk = nullptr)
-      : store_(store), registry_(registry), dev_(dev), hub_(hub), disk_(disk), models_(fleet) {}
+                 HubModels& hub, GpuHistory& gpus, Clock& clock, DiskWatch* disk = nullptr)
+      : store_(store),
+        registry_(registry),
+        dev_(dev),
+        hub_(hub),
+        gpus_(gpus),
+        clock_(clock),
+        disk_(disk),
+        models_(fleet) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -30,6 +38,8 @@ class ClusterService final {
                                                const v1::GetServerInfoRequest& request);
   absl::StatusOr<v1::ListNodesResponse> ListNodes(CallContext& call,
                                                   const v1::ListNodesRequest& request);
+  absl::StatusOr<v1::NodeHistory> GetNodeHistory(CallContext& call,
+                                                 const v1::GetNodeHistoryRequest& request);
   absl::StatusOr<v1::ListVariantsResponse> ListVariants(CallContext& call,
                                                         const v1::ListVariantsRequest& request);
   absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
@@ -54,6 +64,8 @@ class ClusterService final {
   WorkerRegistry& registry_;
   const bool dev_;
   HubModels& hub_;
+  GpuHistory& gpus_;
+  Clock& clock_;
   DiskWatch* const disk_;
   ModelFacts models_;
 };

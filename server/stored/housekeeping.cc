@@ -70,6 +70,10 @@ void Housekeeping::NoteDisk(const v1::NodeDisk& disk) {
 
 void Housekeeping::LookAround() {
   if (disk_ != nullptr) NoteDisk(disk_->Look());
+  if (gpus_ != nullptr) {
+    const absl::Status flushed = gpus_->Flush(UnixMicros(clock_.Wall()));
+    if (!flushed.ok()) spdlog::warn("use of GPUs: {}", Message(flushed));
+  }
   if (failed_ == nullptr) return;
   const absl::Status kept = failed_->Flush();
   if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));

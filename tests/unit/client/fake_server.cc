@@ -276,6 +276,12 @@ class FakeServer::Cluster : public v1::ClusterService::Service {
     response->mutable_models()->Assign(fake_.models.begin(), fake_.models.end());
     return grpc::Status::OK;
   }
+  grpc::Status GetNodeHistory(grpc::ServerContext*, const v1::GetNodeHistoryRequest* request,
+                              v1::NodeHistory* response) override {
+    fake_.histories.push_back(*request);
+    *response = fake_.history;
+    return grpc::Status::OK;
+  }
   grpc::Status ListClusterEvents(grpc::ServerContext*, const v1::ListClusterEventsRequest* request,
                                  v1::ListClusterEventsResponse* response) override {
     fake_.feed_after.push_back(request->after());

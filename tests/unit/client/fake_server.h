@@ -107,6 +107,8 @@ class FakeServer {
   grpc::Status feed_status;
   // ExplainWait; without one the server is too old for it.
   std::optional<v1::WaitExplanation> wait;
+  v1::NodeHistory history;
+  std::vector<v1::GetNodeHistoryRequest> histories;  // asked for
   std::vector<v1::Node> nodes;
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;

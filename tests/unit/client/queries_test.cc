@@ -269,6 +269,29 @@ TEST(EventsTest, AFollowedFeedGoesOnBehindABreakAndTellsOfGaps) {
   EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 3);
 }
 
+TEST(NodesTest, TheUseOfGpusOverTimeIsATableOrLines) {
+  FakeServer server;
+  EXPECT_THAT(Sftctl(server, {"nodes", "n1", "--history", "2h"}).err,
+              HasSubstr("n1 has reported no use of GPUs in that time\n"));
+  EXPECT_EQ(server.histories.back().node(), "n1");
+  EXPECT_EQ(server.histories.back().since_seconds(), 7200);
+  EXPECT_EQ(Sftctl(server, {"nodes", "--history", "2h"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server, {"nodes", "n1", "--history", "long"}).code, kUsage);
+  v1::GpuHistory& gpu = *server.history.add_gpus();
+  gpu.set_slot(3);
+  v1::GpuUse& use = *gpu.add_points();
+  use.mutable_time()->set_seconds(60);
+  use.set_memory_used_bytes(70'000'000'000);
+  use.set_utilization_percent(98.4F);
+  use.set_power_watts(650);
+  const Outcome run = Sftctl(server, {"nodes", "n1", "--history", "2h"});
+  EXPECT_THAT(run.out, HasSubstr("3    1970-01-01T00:01:00Z  70.00 GB  98 %  650 W  -"));
+  const auto json = ParseJson(Sftctl(server, {"nodes", "n1", "--history", "2h", "--json"}).out);
+  EXPECT_EQ(json["slot"], 3);
+  EXPECT_EQ(json["power_watts"], 650);
+  EXPECT_EQ(json["temperature_celsius"], 0);
+}
+
 TEST(EventsTest, NeedAJobOrAll) {
   FakeServer server;
   EXPECT_EQ(Sftctl(server, {"events"}).code, kUsage);
