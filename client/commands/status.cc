@@ -97,6 +97,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   if (progress.step() > 0) {
     const int width = 100 + static_cast<int>(ValuesText(progress.values()).size());
     line("progress", ProgressLine(progress, job.kind(), width));
+    line("memory", RanksText(progress));
   } else {
     line("progress", progress.phase());
   }

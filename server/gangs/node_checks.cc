@@ -236,6 +236,12 @@ absl::Status CheckProgress(const v1::Progress& progress) {
       Number("progress.trainable_parameters", progress.trainable_parameters(), 0, kMaxBytes));
   SFT_RETURN_IF_ERROR(
       Number("progress.total_parameters", progress.total_parameters(), 0, kMaxBytes));
+  SFT_RETURN_IF_ERROR(Number("progress.ranks", progress.ranks_size(), 0, kMaxSlots));
+  for (const v1::RankProgress& rank : progress.ranks()) {
+    SFT_RETURN_IF_ERROR(Number("progress.ranks.step", rank.step(), 0, kMaxSteps));
+    SFT_RETURN_IF_ERROR(
+        Number("progress.ranks.gpu_memory_bytes", rank.gpu_memory_bytes(), 0, kMaxBytes));
+  }
   return Text("progress.phase", progress.phase(), kMaxLine);
 }
 

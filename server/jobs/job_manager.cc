@@ -322,6 +322,7 @@ absl::StatusOr<JobManager::Page> JobManager::List(const store::JobFilter& filter
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> jobs, store::ListJobs(db, filter));
     for (const JobRecord& job : jobs) {
       SFT_ASSIGN_OR_RETURN(v1::Job view, View(db, job));
+      if (view.has_progress()) view.mutable_progress()->clear_ranks();
       page.jobs.push_back(std::move(view));
     }
     if (static_cast<int>(jobs.size()) == std::clamp(filter.limit, 1, store::kMaxPage)) {
