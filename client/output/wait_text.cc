@@ -41,7 +41,7 @@ std::string StartText(const v1::WhatIf& what_if) {
   return text;
 }
 
-Json TimeJson(bool has, const google::protobuf::Timestamp& time) {
+Json KnownTimeJson(bool has, const google::protobuf::Timestamp& time) {
   return has ? Json(Utc(time)) : Json(nullptr);
 }
 
@@ -71,10 +71,10 @@ Json WaitJson(const v1::WaitExplanation& wait) {
   for (const v1::WhatIf& each : wait.what_ifs()) {
     what_ifs.push_back({{"change", each.change()},
                         {"now", each.now()},
-                        {"start_time", TimeJson(each.has_start_time(), each.start_time())},
+                        {"start_time", KnownTimeJson(each.has_start_time(), each.start_time())},
                         {"promised_start_time",
-                         TimeJson(each.has_promised_start_time(), each.promised_start_time())},
-                        {"end_time", TimeJson(each.has_end_time(), each.end_time())},
+                         KnownTimeJson(each.has_promised_start_time(), each.promised_start_time())},
+                        {"end_time", KnownTimeJson(each.has_end_time(), each.end_time())},
                         {"command", each.command()}});
   }
   return {{"reason", wait.reason()},

@@ -66,9 +66,9 @@ std::vector<Change> FewerGpus(const PendingJob& job) {
   return changes;
 }
 
-class Search {
+class WhatIfSearch {
  public:
-  Search(const Snapshot& snapshot, const Question& question)
+  WhatIfSearch(const Snapshot& snapshot, const Question& question)
       : snapshot_(snapshot), question_(question), job_(question.job) {
     std::erase_if(snapshot_.pending, [&](const PendingJob& each) { return each.id == job_.id; });
     to_beat_ = StartOf(question.expected);
@@ -216,7 +216,7 @@ Ahead AheadOf(const Snapshot& snapshot, const Decision& decision, const PendingJ
 
 std::vector<WhatIf> FindWhatIfs(const Snapshot& snapshot, const Question& question) {
   if (question.expected.now) return {};
-  return Search(snapshot, question).Run();
+  return WhatIfSearch(snapshot, question).Run();
 }
 
 }  // namespace sft::server::sched

@@ -6,7 +6,7 @@
 namespace sft::server {
 namespace {
 
-constexpr size_t kMaxReason = 500;
+constexpr size_t kMaxJobHoldReason = 500;
 
 }  // namespace
 
@@ -35,7 +35,8 @@ void SchedulingService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
                                                    const v1::HoldJobRequest& request) {
-  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxReason), call.actor());
+  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxJobHoldReason),
+                    call.actor());
 }
 
 absl::StatusOr<v1::Job> SchedulingService::ReleaseJob(CallContext& call,

@@ -267,7 +267,8 @@ TEST_F(RowsTest, EachOrderOfAListIsWholeHoweverManyJobsArriveMeanwhile) {
   const int ended[] = {20, 10, 30};
   for (int i = 0; i < 4; ++i) {
     JobRecord job = AddJob("job-" + std::to_string(i + 1), "", "H100", names[i], "ann");
-    if (i < 3) ASSERT_TRUE(TakeEdge(*db_, job, JobState::kCancelled, "", ended[i]).ok());
+    if (i == 3) continue;
+    ASSERT_TRUE(TakeEdge(*db_, job, JobState::kCancelled, "", ended[i]).ok());
   }
   int others = 0;
   const auto arrive = [&] { AddJob("other-" + std::to_string(++others), "", "H100", "aa", "ben"); };
