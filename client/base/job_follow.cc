@@ -13,7 +13,7 @@
 namespace sft::client {
 namespace {
 
-constexpr char kLostServer[] = "lost the server; waiting for it to come back (the job goes on)\n";
+constexpr char kLostServer[] = "lost the server; waiting for it to come back (what runs goes on)\n";
 
 // True when the stream is to be reopened: a server that shuts down cancels its calls.
 bool IsOutage(const grpc::Status& status) {

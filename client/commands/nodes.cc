@@ -9,6 +9,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "common/base/duration.h"
 #include "common/base/json.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 
@@ -194,16 +195,76 @@ ExitCode Variants(Connection& connection, bool json) {
 
 }  // namespace
 
+namespace {
+
+struct NodeOptions {
+  std::string name;
+  std::string history;  // a span of time
+};
+
+Json GpuUseJson(const v1::GpuUse& use, int slot) {
+  return {{"slot", slot},
+          {"time", Utc(use.time())},
+          {"memory_used_bytes", use.memory_used_bytes()},
+          {"utilization_percent", use.utilization_percent()},
+          {"power_watts", use.power_watts()},
+          {"temperature_celsius", use.temperature_celsius()}};
+}
+
+// "-" for 0: the node does not report it.
+std::string Figure(double value, const char* unit) {
+  return value > 0 ? fmt::format("{:.0f}{}", value, unit) : "-";
+}
+
+ExitCode History(Connection& connection, const NodeOptions& options, bool json) {
+  const auto span = ParseDuration(options.history);
+  if (options.name.empty() || !span.ok()) {
+    return Fail(connection, InvalidArgument("--history: name a NODE and a duration, as in `sftctl "
+                                            "nodes gpu-07 --history 2h`"));
+  }
+  v1::GetNodeHistoryRequest request;
+  request.set_node(options.name);
+  request.set_since_seconds(span->count());
+  request.set_max_points(json ? 2000 : 30);
+  const auto history = connection.Call(&v1::ClusterService::Stub::GetNodeHistory, request);
+  if (!history.ok()) return Fail(connection, history.status());
+  Table table({"GPU", "TIME", "MEMORY", "USE", "POWER", "TEMPERATURE"});
+  for (const v1::GpuHistory& gpu : history->gpus()) {
+    for (const v1::GpuUse& use : gpu.points()) {
+      if (json) {
+        connection.console().out << DumpJson(GpuUseJson(use, gpu.slot())) << "\n";
+        continue;
+      }
+      table.Add({std::to_string(gpu.slot()), Utc(use.time()), Bytes(use.memory_used_bytes()),
+                 fmt::format("{:.0f} %", use.utilization_percent()),
+                 Figure(use.power_watts(), " W"), Figure(use.temperature_celsius(), " C")});
+    }
+  }
+  if (history->gpus().empty()) {
+    connection.console().err << fmt::format("{} has reported no use of GPUs in that time\n",
+                                            options.name);
+  } else if (!json) {
+    connection.console().out << table.Render();
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
 void AddNodes(Command& app, Session& session) {
   Command* nodes = app.AddCommand("nodes",
                                   "List nodes with their state, slots, disk, jobs and why they get "
                                   "no new ones; or show one node",
                                   "sftctl nodes gpu-07");
-  auto name = std::make_shared<std::string>();
-  nodes->AddOption("NODE", *name, "Only this node, with its slots");
+  auto options = std::make_shared<NodeOptions>();
+  nodes->AddOption("NODE", options->name, "Only this node, with its slots");
+  nodes->AddOption("--history", options->history,
+                   "The use of NODE's GPUs in the last time, for example 2h; up to 7d");
   AddJsonFlag(nodes, session);
-  nodes->Run(
-      [&session, name](Connection& connection) { return Nodes(connection, *name, session.json); });
+  nodes->Run([&session, options](Connection& connection) {
+    if (!options->history.empty()) return History(connection, *options, session.json);
+    return Nodes(connection, options->name, session.json);
+  });
   AddNodeHolds(app, *nodes, session);
   Command* variants = app.AddCommand("variants", "List what a job can ask for in compute.variant",
                                      "sftctl variants");

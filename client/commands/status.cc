@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,10 @@
 #include "client/output/json.h"
 #include "client/output/progress.h"
 #include "client/output/text.h"
+#include "client/output/wait_text.h"
 #include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -37,6 +40,20 @@ std::string AttemptLine(const v1::Attempt& attempt, v1::Job::Kind kind) {
   return verdict.action().empty() ? text : text + "; " + verdict.action();
 }
 
+// Why a job waits; absent for one that does not, and from servers that do not say it.
+std::optional<v1::WaitExplanation> WaitOf(Connection& connection, const v1::Job& job) {
+  if (job.state() != v1::Job::PENDING) return std::nullopt;
+  v1::ExplainWaitRequest request;
+  request.set_name(job.name());
+  const auto wait = connection.Call(&v1::SchedulingService::Stub::ExplainWait, request);
+  if (wait.ok()) return *wait;
+  // It may have started meanwhile.
+  if (!absl::IsUnimplemented(wait.status()) && !absl::IsFailedPrecondition(wait.status())) {
+    connection.console().err << "why it waits: " << Message(wait.status()) << "\n";
+  }
+  return std::nullopt;
+}
+
 void PrintJob(Connection& connection, const v1::Job& job) {
   std::ostream& out = connection.console().out;
   const auto line = [&](const char* label, const std::string& value) {
@@ -49,6 +66,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   line("sweep", job.sweep());
   line("group", job.group());
   line("expected", OutlookText(job.outlook()));
+  if (const auto wait = WaitOf(connection, job)) PrintWait(*wait, line);
   if (job.has_deadline()) {
     const bool late =
         job.outlook().has_end_time() && Seconds(job.outlook().end_time()) > Seconds(job.deadline());
@@ -79,6 +97,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   if (progress.step() > 0) {
     const int width = 100 + static_cast<int>(ValuesText(progress.values()).size());
     line("progress", ProgressLine(progress, job.kind(), width));
+    line("memory", RanksText(progress));
   } else {
     line("progress", progress.phase());
   }
@@ -114,7 +133,10 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
   const auto job = connection.Call(&v1::JobService::Stub::GetJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
-    connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
+    Json shown = JobJson(*job);
+    const auto wait = WaitOf(connection, *job);
+    shown["wait"] = wait.has_value() ? WaitJson(*wait) : Json(nullptr);
+    connection.console().out << DumpJson(shown, 2) << "\n";
   } else {
     PrintJob(connection, *job);
   }

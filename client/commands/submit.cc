@@ -18,6 +18,7 @@
 #include "client/output/text.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
+#include "common/base/plain_text.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
 #include "common/data/prompt_row.h"
@@ -90,6 +91,7 @@ class Submission {
       request.set_for_submit(true);
       request.set_project(options_.project);
       request.set_request_id(request_id_);
+      request.set_explain_wait(options_.dry_run);
     }
     for (const v1::SweepAxis& axis : options_.axes) {
       v1::Override* first = request.add_overrides();
@@ -309,6 +311,7 @@ class Submission {
   ExitCode ShowDryRun() {
     std::ostream& out = connection_.console().out;
     if (!options_.axes.empty()) return ShowSweepPlan();
+    NameFile();
     if (json_) {
       out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
     } else {
@@ -316,6 +319,18 @@ class Submission {
       connection_.console().err << "dry run: nothing was submitted\n";
     }
     return kSucceeded;
+  }
+
+  // The server knows the job file without its folder.
+  void NameFile() {
+    if (!resolution_.plan().has_wait()) return;
+    const std::filesystem::path path = options_.file;
+    const std::string begin = fmt::format("sftctl submit {} ", ShellWord(path.filename().string()));
+    for (v1::WhatIf& what_if : *resolution_.mutable_plan()->mutable_wait()->mutable_what_ifs()) {
+      if (!what_if.command().starts_with(begin)) continue;
+      what_if.set_command(fmt::format("sftctl submit {} {}", ShellWord(options_.file),
+                                      what_if.command().substr(begin.size())));
+    }
   }
 
   ExitCode ShowSweepPlan() {

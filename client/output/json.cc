@@ -35,6 +35,16 @@ void AddValues(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values,
   for (const v1::NamedValue& value : values) json[value.name()] = Number(value.value());
 }
 
+Json RanksJson(const v1::Progress& progress) {
+  Json ranks = Json::array();
+  for (const v1::RankProgress& each : progress.ranks()) {
+    ranks.push_back({{"rank", each.rank()},
+                     {"step", each.step()},
+                     {"gpu_memory_bytes", each.gpu_memory_bytes()}});
+  }
+  return ranks;
+}
+
 Json ProgressJson(const v1::Progress& progress) {
   Json json = {{"step", progress.step()},
                {"total_steps", progress.total_steps()},
@@ -48,6 +58,7 @@ Json ProgressJson(const v1::Progress& progress) {
   if (progress.of_limit() > 0) json["of_limit"] = progress.of_limit();
   if (progress.has_preference()) json.update(PreferenceJson(progress.preference()));
   AddValues(progress.values(), json);
+  if (!progress.ranks().empty()) json["ranks"] = RanksJson(progress);
   json["trainable_parameters"] = progress.trainable_parameters();
   json["total_parameters"] = progress.total_parameters();
   return json;
@@ -205,6 +216,17 @@ Json EventJson(const v1::JobEvent& event) {
           {"message", event.message()}};
 }
 
+Json ClusterEventJson(const v1::ClusterEvent& event) {
+  const bool of_job = event.job_sequence() > 0;
+  return {{"sequence", event.sequence()},
+          {"time", Utc(event.time())},
+          {"subject", event.subject()},
+          {"job", of_job ? Json(ShortName(event.subject())) : Json(nullptr)},
+          {"type", event.type()},
+          {"attempt", event.attempt()},
+          {"message", event.message()}};
+}
+
 Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   return {{"step", checkpoint.step()},
           {"attempt", checkpoint.attempt()},
@@ -257,6 +279,8 @@ Json NodeJson(const v1::Node& node) {
                      {"memory_bytes", slot.memory_bytes()},
                      {"memory_used_bytes", slot.memory_used_bytes()},
                      {"utilization_percent", slot.utilization_percent()},
+                     {"power_watts", slot.power_watts()},
+                     {"temperature_celsius", slot.temperature_celsius()},
                      {"job", ShortName(slot.job())},
                      {"healthy", slot.healthy()},
                      {"health_reason", slot.health_reason()}});

@@ -18,6 +18,7 @@ Json JobJson(const v1::Job& job);
 Json OutlookJson(const v1::Outlook& outlook);
 Json MetricJson(const v1::Metric& metric);
 Json EventJson(const v1::JobEvent& event);
+Json ClusterEventJson(const v1::ClusterEvent& event);
 Json CheckpointJson(const v1::Checkpoint& checkpoint);
 Json NodeJson(const v1::Node& node);
 // UP, SUSPECT, CORDONED, DRAINING (it still has jobs), DRAINED.

@@ -111,6 +111,16 @@ void ProgressView::Finish() {
   drawn_ = false;
 }
 
+std::string RanksText(const v1::Progress& progress) {
+  if (progress.ranks_size() < 2) return "";
+  const auto [least, most] = std::minmax_element(
+      progress.ranks().begin(), progress.ranks().end(),
+      [](const auto& a, const auto& b) { return a.gpu_memory_bytes() < b.gpu_memory_bytes(); });
+  return fmt::format("{} (rank {}) to {} (rank {}) of each of {} ranks",
+                     Bytes(least->gpu_memory_bytes()), least->rank(),
+                     Bytes(most->gpu_memory_bytes()), most->rank(), progress.ranks_size());
+}
+
 std::string OutlookText(const v1::Outlook& outlook) {
   std::string text;
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };

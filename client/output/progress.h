@@ -28,6 +28,8 @@ class ProgressView {
   v1::Job::Kind kind_ = v1::Job::SFT;
 };
 
+// "60.10 GB (rank 2) to 62.30 GB (rank 5) of each of 8 ranks"; empty for less than two.
+std::string RanksText(const v1::Progress& progress);
 // "place 3 in line, start 2026-..., end 2026-..."; empty if nothing is known.
 std::string OutlookText(const v1::Outlook& outlook);
 

@@ -5,6 +5,8 @@
 #include "client/output/format.h"
 #include "client/output/progress.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
+#include "client/output/wait_text.h"
 #include "common/base/json.h"
 
 namespace sft::client {
@@ -42,6 +44,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"tokens_per_second", plan.tokens_per_second()},
                   {"speed_from_peaks", plan.speed_from_peaks()},
                   {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
+                  {"wait", plan.has_wait() ? WaitJson(plan.wait()) : Json(nullptr)},
                   {"note", plan.note()}};
   return json;
 }
@@ -89,6 +92,9 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
     out << fmt::format("expected     {}\n", outlook);
   }
+  PrintWait(plan.wait(), [&](const char* label, const std::string& text) {
+    out << fmt::format("{:<12} {}\n", label, OneLine(text));
+  });
   if (!plan.batch().empty()) out << fmt::format("batch        {}\n", plan.batch());
   if (plan.total_parameters() > 0 && plan.trainable_parameters() == 0) {
     out << fmt::format("parameters   {}{}\n", Count(plan.total_parameters()), ActiveText(plan));

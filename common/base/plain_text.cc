@@ -48,6 +48,15 @@ std::string Shortened(std::string_view text, size_t most) {
   return fmt::format("{}... ({} bytes)", text.substr(0, end), text.size());
 }
 
+std::string ShellWord(std::string_view text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return std::string(text);
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
 std::string Plain(std::string_view text, size_t most) {
   return Escaped(Shortened(text, most), /*keep_breaks=*/false);
 }

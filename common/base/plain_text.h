@@ -22,4 +22,7 @@ std::string Plain(std::string_view text, size_t most);
 // The text, or its beginning followed by its length; never cut within a character.
 std::string Shortened(std::string_view text, size_t most);
 
+// As one word of a shell's command line: in quotes where it has to be.
+std::string ShellWord(std::string_view text);
+
 }  // namespace sft

@@ -11,6 +11,7 @@
 #include "server/http/openai_endpoint.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
+#include "server/jobs/wait_explainer.h"
 #include "server/services/admin_service.h"
 #include "server/services/auth_service.h"
 #include "server/services/cluster_service.h"
@@ -44,6 +45,7 @@ struct Server::Parts {
         logs(settings.data_dir + "/logs", settings.log_limits),
         metrics(settings.data_dir + "/metrics"),
         tensorboard(settings.data_dir + "/tensorboard"),
+        gpus(settings.data_dir + "/gpu-use"),
         disk(settings.data_dir, settings.disk_marks, clock),
         limits(*store, clock, disk),
         survey(*store, clock, settings.data_dir, disk, limits),
@@ -52,8 +54,9 @@ struct Server::Parts {
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
             hub, [this] { loop.Wake(); }, settings.ages),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
-                     &disk, &gate.failed()),
-        registry(settings.workers, *store, clock, hub, [this] { loop.Wake(); }),
+                     &disk, &gate.failed(), &gpus),
+        registry(
+            settings.workers, *store, clock, hub, [this] { loop.Wake(); }, &gpus),
         relay(registry),
         jobs(
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
@@ -71,15 +74,17 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models, &secrets),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest, serving),
+        waits(*store, registry, intake, clock),
+        job_service(intake, jobs, checkpoints, ingest, serving, waits),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
-        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, copies, &disk),
+        cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, copies, gpus,
+                        clock, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
-        scheduling_service(sweeps, projects, jobs),
+        scheduling_service(sweeps, projects, jobs, waits),
         serving_service(serving),
         storage_service(*store, survey, removal),
         door(gate),
@@ -88,6 +93,7 @@ struct Server::Parts {
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
+    store->WhenFed([this] { hub.Bump(kFeedKey); });
   }
 
   Methods AllMethods() {
@@ -114,6 +120,7 @@ struct Server::Parts {
   LogStore logs;
   MetricLog metrics;
   TensorBoard tensorboard;
+  GpuHistory gpus;
   ChangeHub hub;
   ReconcileLoop loop;
   DiskWatch disk;
@@ -140,6 +147,7 @@ struct Server::Parts {
   Sweeps sweeps;
   Projects projects;
   Reconciler reconciler;
+  WaitExplainer waits;
   JobService job_service;
   WorkerService worker_service;
   ClusterService cluster_service;
@@ -176,8 +184,8 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
-  std::vector<std::string> names = {"tls",  "server.lock", "blobs",       "checkpoints",
-                                    "logs", "metrics",     "tensorboard", "backups"};
+  std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
+                                    "metrics", "tensorboard", "backups", "gpu-use"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -243,6 +251,7 @@ Server::~Server() {
   parts_->http.reset();
   parts_->housekeeping.Stop();
   parts_->loop.Stop();
+  parts_->store->WhenFed(nullptr);
 }
 
 std::string Server::address() const {

@@ -23,7 +23,7 @@ namespace sft::server {
 
 // The whole server of one data folder: the only place that knows and connects every part.
 //
-//   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/
+//   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/ gpu-use/
 //   tls/ (of `sft-server init`)  worker/ (of --dev)
 class Server {
  public:

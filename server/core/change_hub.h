@@ -12,6 +12,9 @@
 
 namespace sft::server {
 
+// The key of the feed of events (server/store/feed.h).
+inline constexpr char kFeedKey[] = "feed";
+
 // Wakes those who follow a key (a job, a log) when something about it has changed. It carries no
 // data: who is woken reads the truth again. Thread-safe; must outlive its subscriptions.
 class ChangeHub {

@@ -537,6 +537,28 @@ CREATE TABLE judge_calls (
   calls INTEGER NOT NULL,
   PRIMARY KEY (job_id, grader)
 ) STRICT, WITHOUT ROWID;
+)sql"},
+                                     {15, R"sql(
+-- The orders of lists, and the jobs of one owner.
+CREATE INDEX jobs_by_owner ON jobs (owner);
+CREATE INDEX jobs_by_name ON jobs (display_name COLLATE NOCASE);
+CREATE INDEX jobs_by_start ON jobs (started_us);
+DROP INDEX jobs_by_end;
+CREATE INDEX jobs_by_end ON jobs (ended_us);
+
+-- What happened to jobs, nodes and the server, in one sequence: the newest events. An event of a
+-- job is in events; others have their own text here. project: whose members alone see it; empty:
+-- everybody.
+CREATE TABLE feed (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  time_us INTEGER NOT NULL,
+  project TEXT NOT NULL DEFAULT '',
+  job_id TEXT NOT NULL DEFAULT '',
+  job_sequence INTEGER NOT NULL DEFAULT 0,
+  subject TEXT NOT NULL DEFAULT '',
+  type TEXT NOT NULL DEFAULT '',
+  message TEXT NOT NULL DEFAULT ''
+) STRICT;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

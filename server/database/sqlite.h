@@ -88,6 +88,9 @@ class Database {
   // Says that nodes, their GPUs or models change: Store::fleet_version counts it with the commit.
   void NoteFleetChange() { ++fleet_changes_; }
   int64_t fleet_changes() const { return fleet_changes_; }
+  // Says that the feed of events changes: Store::WhenFed.
+  void NoteFeedChange() { ++feed_changes_; }
+  int64_t feed_changes() const { return feed_changes_; }
 
   absl::StatusOr<int64_t> UserVersion();
   // For OnlineCopy.
@@ -100,6 +103,7 @@ class Database {
 
   sqlite3* db_;
   int64_t fleet_changes_ = 0;
+  int64_t feed_changes_ = 0;
   // Found by a hash: most texts begin alike, and are long.
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;

@@ -76,6 +76,13 @@ absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,
     slot.set_memory_used_bytes(use->second.first);
     slot.set_utilization_percent(use->second.second);
   }
+  for (const v1::Slot& reported : live.observed.slots()) {
+    for (v1::Slot& slot : *view.mutable_slots()) {
+      if (slot.index() != reported.index()) continue;
+      slot.set_power_watts(reported.power_watts());
+      slot.set_temperature_celsius(reported.temperature_celsius());
+    }
+  }
   return view;
 }
 

@@ -5,6 +5,7 @@
 
 #include "common/base/bytes.h"
 #include "server/core/convert.h"
+#include "server/fleet/node_events.h"
 #include "server/store/nodes.h"
 
 namespace sft::server {
@@ -42,16 +43,23 @@ std::string DiskText(const v1::NodeDisk& disk) {
 
 absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
   SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
-  return store::PutHold(db, hold);
+  SFT_RETURN_IF_ERROR(store::PutHold(db, hold));
+  return NoteNodeEvent(db, hold.node, hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
+                       "by " + hold.who + (hold.reason.empty() ? "" : ": " + hold.reason),
+                       hold.since_us);
 }
 
-absl::Status ReleaseNode(Database& db, const std::string& node) {
+absl::Status ReleaseNode(Database& db, const std::string& node, const std::string& who,
+                         int64_t now_us) {
   SFT_RETURN_IF_ERROR(CheckNode(db, node));
-  return store::DeleteHold(db, node);
+  SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+  if (!holds.contains(node)) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(store::DeleteHold(db, node));
+  return NoteNodeEvent(db, node, "released", "by " + who, now_us);
 }
 
 absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live,
-                        bool force) {
+                        bool force, const std::string& who, int64_t now_us) {
   const absl::Status known = CheckNode(db, node);
   if (absl::IsNotFound(known) && store::GetNode(db, node).ok()) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(known);
@@ -67,7 +75,8 @@ absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegis
                     "or say that the machine is off (--force): then what ran there is placed again",
                     fmt::join(jobs, ", "), node));
   }
-  return store::RemoveNode(db, node);
+  SFT_RETURN_IF_ERROR(store::RemoveNode(db, node));
+  return NoteNodeEvent(db, node, "removed", "by " + who, now_us);
 }
 
 absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us,

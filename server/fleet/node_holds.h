@@ -17,15 +17,16 @@ namespace sft::server {
 
 // Stores the hold; NOT_FOUND lists the existing nodes. Jobs are moved off from the next tick on.
 absl::Status HoldNode(Database& db, const store::NodeHold& hold);
-// Removes a hold; NOT_FOUND as HoldNode.
-absl::Status ReleaseNode(Database& db, const std::string& node);
+// Removes a hold, in the name of `who`; NOT_FOUND as HoldNode.
+absl::Status ReleaseNode(Database& db, const std::string& node, const std::string& who,
+                         int64_t now_us);
 
 // Removes a node from the fleet that is gone for good; OK if it is removed already. Its slots stay
 // held by what ran there until the node comes back. With `force` the next tick gives up what may
 // still run there. NOT_FOUND as HoldNode; FAILED_PRECONDITION when the node is connected or,
 // without `force`, when jobs may still run there, which it names.
 absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live,
-                        bool force);
+                        bool force, const std::string& who, int64_t now_us);
 
 // Asks the jobs on drained nodes to move once their time has come. True when some still have time
 // left.

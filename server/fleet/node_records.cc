@@ -21,6 +21,8 @@ std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) 
     *copy = slot;
     copy->clear_memory_used_bytes();
     copy->clear_utilization_percent();
+    copy->clear_power_watts();
+    copy->clear_temperature_celsius();
     copy->clear_job();
   }
   return key.SerializeAsString();
@@ -40,6 +42,19 @@ std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& model
   v1::Observed key;
   *key.mutable_models() = models;
   return key.SerializeAsString();
+}
+
+std::vector<GpuReading> GpuReadings(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
+  std::vector<GpuReading> readings;
+  for (const v1::Slot& slot : slots) {
+    const bool reports = slot.memory_used_bytes() > 0 || slot.utilization_percent() > 0 ||
+                         slot.power_watts() > 0 || slot.temperature_celsius() > 0;
+    if (!reports) continue;
+    readings.push_back({slot.index(), slot.memory_used_bytes(),
+                        static_cast<float>(slot.utilization_percent()), slot.power_watts(),
+                        slot.temperature_celsius()});
+  }
+  return readings;
 }
 
 std::vector<SlotRecord> SlotRecords(const google::protobuf::RepeatedPtrField<v1::Slot>& slots,

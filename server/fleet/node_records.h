@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "server/blob/gpu_history.h"
 #include "server/state/records.h"
 #include "sft/v1/worker_service.pb.h"
 
@@ -19,6 +20,8 @@ std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots);
 std::string AttemptsKey(const google::protobuf::RepeatedPtrField<v1::AttemptStatus>& attempts);
 std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& models);
 // Database rows of a node's slots and models.
+// Of slots that report a use: neither CPU slots nor simulated GPUs do.
+std::vector<GpuReading> GpuReadings(const google::protobuf::RepeatedPtrField<v1::Slot>& slots);
 std::vector<SlotRecord> SlotRecords(const google::protobuf::RepeatedPtrField<v1::Slot>& slots,
                                     const std::string& node);
 std::vector<ModelRecord> ModelRecords(const google::protobuf::RepeatedPtrField<v1::Model>& models,

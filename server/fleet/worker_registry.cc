@@ -11,6 +11,7 @@
 #include "common/base/version.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
+#include "server/fleet/node_events.h"
 #include "server/fleet/node_records.h"
 #include "server/gangs/node_checks.h"
 #include "server/gangs/observation.h"
@@ -54,12 +55,13 @@ Models BelievableModels(const Models& models, const Doubt& doubt) {
 }  // namespace
 
 WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
-                               std::function<void()> wake)
+                               std::function<void()> wake, GpuHistory* gpus)
     : options_(options),
       store_(store),
       clock_(clock),
       hub_(hub),
       wake_(std::move(wake)),
+      gpus_(gpus),
       refusals_(clock),
       started_(clock.Mono()),
       last_beat_(started_) {}
@@ -122,6 +124,7 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   const std::vector<ModelRecord> models = ModelRecords(message.models(), node.name);
   return store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const v1::NodeFacts facts, TakeOver(db, message, node.last_seen_us));
+    SFT_RETURN_IF_ERROR(NoteRegistered(db, node, node.last_seen_us));
     SFT_RETURN_IF_ERROR(store::PutNode(db, node));
     SFT_RETURN_IF_ERROR(
         store::PutFacts(db, node.name, facts.SerializeAsString(), node.last_seen_us));
@@ -347,6 +350,7 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
                                                           const WorkerLink* link,
                                                           const v1::Observed& observed) {
   News news;
+  std::vector<GpuReading> readings;
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(node);
@@ -354,7 +358,9 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
       return Aborted(fmt::format("node {} has another stream", node));
     }
     news = TakeIn(found->second, observed);
+    if (gpus_ != nullptr) readings = GpuReadings(found->second.observed.slots());
   }
+  if (gpus_ != nullptr) gpus_->Add(node, UnixMicros(clock_.Wall()), std::move(readings));
   for (const absl::Status& why : news.refused) refusals_.Count(node, why);
   if (news.idle && news.wakes) wake_();
   return news;
@@ -373,7 +379,9 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
     if (!known) return Aborted(fmt::format("node {} was removed: register again", node));
     const v1::Observed& rest = news.unstored;
     if (rest.slots_size() > 0) {
-      SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(rest.slots(), node)));
+      const std::vector<SlotRecord> slots = SlotRecords(rest.slots(), node);
+      SFT_RETURN_IF_ERROR(NoteSlots(db, node, slots, now_us));
+      SFT_RETURN_IF_ERROR(store::PutSlots(db, node, slots));
     }
     if (rest.models_size() > 0) {
       SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));

@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "server/blob/gpu_history.h"
 #include "server/core/change_hub.h"
 #include "server/fleet/node_claim.h"
 #include "server/gangs/node_refusals.h"
@@ -41,9 +42,10 @@ class WorkerRegistry {
     RestartPace pace;
     sched::ScoreRules score;
   };
-  // `wake` requests a reconcile tick; called from any thread.
+  // `wake` requests a reconcile tick; called from any thread. `gpus`, if given, takes what nodes
+  // say of the use of their GPUs.
   WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
-                 std::function<void()> wake);
+                 std::function<void()> wake, GpuHistory* gpus = nullptr);
 
   // Handles a Register: stores the node, its slots, models and variants. A second stream of the
   // same node replaces the first if it comes from the same worker (possibly restarted) or the first
@@ -167,6 +169,7 @@ class WorkerRegistry {
   Clock& clock_;
   ChangeHub& hub_;
   const std::function<void()> wake_;
+  GpuHistory* const gpus_;
   NodeRefusals refusals_;
   const MonoTime started_;
 

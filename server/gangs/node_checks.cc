@@ -26,7 +26,7 @@ constexpr int64_t kMaxSteps = int64_t{1} << 40, kMaxTokens = int64_t{1} << 58;
 constexpr int64_t kMaxEventBytes = 16 << 20;      // that one request stands for
 constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
 constexpr int kMaxFiles = 4096, kMaxSlots = 4096, kMaxLinks = 1024, kMaxNetworks = 256;
-constexpr int kMaxCpus = 1 << 16, kMaxValues = 64;
+constexpr int kMaxCpus = 1 << 16, kMaxValues = 64, kMaxWatts = 1 << 16, kMaxCelsius = 1000;
 constexpr size_t kMaxWord = 128, kMaxLine = 512, kMaxPath = 4096, kMaxConfig = 1 << 20;
 constexpr size_t kMaxText = 16'000, kMaxEvidence = 64;
 
@@ -236,6 +236,12 @@ absl::Status CheckProgress(const v1::Progress& progress) {
       Number("progress.trainable_parameters", progress.trainable_parameters(), 0, kMaxBytes));
   SFT_RETURN_IF_ERROR(
       Number("progress.total_parameters", progress.total_parameters(), 0, kMaxBytes));
+  SFT_RETURN_IF_ERROR(Number("progress.ranks", progress.ranks_size(), 0, kMaxSlots));
+  for (const v1::RankProgress& rank : progress.ranks()) {
+    SFT_RETURN_IF_ERROR(Number("progress.ranks.step", rank.step(), 0, kMaxSteps));
+    SFT_RETURN_IF_ERROR(
+        Number("progress.ranks.gpu_memory_bytes", rank.gpu_memory_bytes(), 0, kMaxBytes));
+  }
   return Text("progress.phase", progress.phase(), kMaxLine);
 }
 
@@ -299,6 +305,11 @@ absl::Status CheckSlots(const google::protobuf::RepeatedPtrField<v1::Slot>& slot
     SFT_RETURN_IF_ERROR(Number("slots.memory_bytes", slot.memory_bytes(), 0, kMaxBytes));
     SFT_RETURN_IF_ERROR(Number("slots.memory_used_bytes", slot.memory_used_bytes(), 0, kMaxBytes));
     SFT_RETURN_IF_ERROR(Number("slots.utilization_percent", slot.utilization_percent(), 0, 100));
+    if (!(slot.power_watts() >= 0 && slot.power_watts() <= kMaxWatts)) {
+      return Wrong("slots.power_watts", fmt::format("{}", slot.power_watts()), "a GPU's power");
+    }
+    SFT_RETURN_IF_ERROR(
+        Number("slots.temperature_celsius", slot.temperature_celsius(), 0, kMaxCelsius));
   }
   return absl::OkStatus();
 }

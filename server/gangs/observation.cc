@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "server/core/convert.h"
 #include "server/gangs/node_checks.h"
@@ -35,12 +36,38 @@ bool Update(MemberRecord& member, const v1::AttemptStatus& status) {
   return true;
 }
 
-// Progress of the gang is what rank 0's node says; values it leaves out stay. Compared by bytes: a
-// loss that is not a number equals nothing, and would be news in each report.
-absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progress& news,
-                          bool& changed) {
+// Takes the ranks out of the news; the others stay as they are.
+void MergeRanks(v1::Progress& news, v1::Progress& merged) {
+  std::map<int, v1::RankProgress> ranks;
+  for (const v1::RankProgress& rank : merged.ranks()) ranks[rank.rank()] = rank;
+  for (const v1::RankProgress& rank : news.ranks()) ranks[rank.rank()] = rank;
+  news.clear_ranks();
+  merged.clear_ranks();
+  for (const auto& [number, rank] : ranks) *merged.add_ranks() = rank;
+}
+
+// What the node says of its own ranks alone.
+v1::Progress OfOwnRanks(v1::Progress progress, const MemberRecord& member) {
+  const int end = member.first_rank + static_cast<int>(member.slots.size());
+  auto& ranks = *progress.mutable_ranks();
+  ranks.erase(std::remove_if(ranks.begin(), ranks.end(),
+                             [&](const v1::RankProgress& rank) {
+                               return rank.rank() < member.first_rank || rank.rank() >= end;
+                             }),
+              ranks.end());
+  if (member.status.node_rank == 0) return progress;
+  v1::Progress others;
+  *others.mutable_ranks() = progress.ranks();
+  return others;
+}
+
+// Progress of the gang is what rank 0's node says, but for what each says of its ranks; values it
+// leaves out stay. Compared by bytes: a loss that is not a number equals nothing, and would be news
+// in each report.
+absl::Status TakeProgress(Database& db, AttemptRecord& attempt, v1::Progress news, bool& changed) {
   const v1::Progress known = ToProto(attempt.progress);
   v1::Progress merged = known;
+  MergeRanks(news, merged);
   // A merge adds to what is repeated. A validation without answers says nothing of the last ones.
   auto& values = *merged.mutable_values();
   values.erase(std::remove_if(values.begin(), values.end(),
@@ -75,14 +102,17 @@ absl::Status TakeStatus(Database& db, MemberRecord& member, AttemptRecord& attem
   SFT_ASSIGN_OR_RETURN(const v1::AttemptStatus status, Fitting(db, member, attempt, said));
   changed = Update(member, status);
   if (changed) SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
-  if (member.status.node_rank != 0) return absl::OkStatus();
+  if (member.status.node_rank != 0) {
+    bool shown = false;  // with what rank 0's node says next
+    return TakeProgress(db, attempt, OfOwnRanks(status.progress(), member), shown);
+  }
   if (attempt.rendezvous.empty() && !status.rendezvous().empty()) {
     attempt.rendezvous = status.rendezvous();
     changed = true;
     SFT_RETURN_IF_ERROR(store::SetRendezvous(db, attempt.uid, attempt.rendezvous));
   }
   if (!status.has_progress()) return absl::OkStatus();
-  return TakeProgress(db, attempt, status.progress(), changed);
+  return TakeProgress(db, attempt, OfOwnRanks(status.progress(), member), changed);
 }
 
 const v1::AttemptStatus* FindStatus(const v1::Observed& observed, const AttemptRecord& attempt) {

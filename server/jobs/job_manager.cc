@@ -313,16 +313,20 @@ absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
   return view;
 }
 
-absl::StatusOr<JobManager::Page> JobManager::List(store::JobFilter filter) {
+absl::StatusOr<JobManager::Page> JobManager::List(const store::JobFilter& filter, bool count) {
   Page page;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    if (count) {
+      SFT_ASSIGN_OR_RETURN(page.total, store::CountJobs(db, filter, kMaxCounted));
+    }
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> jobs, store::ListJobs(db, filter));
     for (const JobRecord& job : jobs) {
       SFT_ASSIGN_OR_RETURN(v1::Job view, View(db, job));
+      if (view.has_progress()) view.mutable_progress()->clear_ranks();
       page.jobs.push_back(std::move(view));
     }
     if (static_cast<int>(jobs.size()) == std::clamp(filter.limit, 1, store::kMaxPage)) {
-      page.next_sequence = jobs.back().sequence;
+      page.next = store::PlaceOf(jobs.back(), filter.order);
     }
     return absl::OkStatus();
   }));

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "server/core/change_hub.h"
 #include "server/core/outlooks.h"
+#include "server/store/job_lists.h"
 #include "server/store/jobs.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -53,10 +54,14 @@ class JobManager {
   absl::StatusOr<v1::Job> Get(const std::string& name);
 
   struct Page {
-    std::vector<v1::Job> jobs;  // newest first, without source text and resolved job
-    int64_t next_sequence = 0;  // 0: no more
+    std::vector<v1::Job> jobs;            // without source text and resolved job
+    std::optional<store::JobPlace> next;  // where the next page begins; absent: no more
+    int total = 0;                        // where it was asked for
   };
-  absl::StatusOr<Page> List(store::JobFilter filter);
+  // The most jobs that a total counts.
+  static constexpr int kMaxCounted = 10'000;
+  // `count` also asks for the total.
+  absl::StatusOr<Page> List(const store::JobFilter& filter, bool count = false);
 
   Clock& clock() const { return clock_; }
 

@@ -141,15 +141,22 @@ void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   *submit.add_overrides() = SetTo(kDevice, std::to_string(rows), ended.id);
 }
 
-}  // namespace
+using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
 
-v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<JobFileRecord>& files,
-                                    const v1::ResumeJobRequest& request) {
+KeySet KeysOf(const Overrides& overrides) {
+  KeySet said;
+  for (const v1::Override& override : overrides) said.insert(KeyOf(override));
+  // Who names both says what the global batch is.
+  if (said.contains(kDevice) && said.contains(kSteps)) said.emplace(kGlobal);
+  return said;
+}
+
+// The job's text and files, with no changes yet.
+v1::SubmitJobRequest SubmitOf(const JobRecord& job, const std::vector<JobFileRecord>& files) {
   v1::SubmitJobRequest submit;
-  submit.set_request_id(request.request_id());
-  submit.set_source_text(ended.source_text);
-  submit.set_file_name(Shortened(ended.file_name, kMaxShown));
-  submit.set_project(ended.project);
+  submit.set_source_text(job.source_text);
+  submit.set_file_name(Shortened(job.file_name, kMaxShown));
+  submit.set_project(job.project);
   for (const JobFileRecord& file : files) {
     if (file.sha256.empty()) continue;
     v1::JobFile& added = *submit.add_files();
@@ -158,17 +165,45 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
     added.set_size(file.size);
     added.set_client_path(WithoutHidden(Shortened(file.client_path, kMaxShown)));
   }
-  KeySet said;
-  for (const v1::Override& override : request.overrides()) said.insert(KeyOf(override));
+  return submit;
+}
+
+// What was changed of the job file, without what the new changes make void.
+std::vector<v1::Override> FormerChanges(const JobRecord& job, const KeySet& said) {
   std::vector<v1::Override> former;
-  for (const ResolvedRecord& value : ended.resolved_values) {
-    if (WasOverride(value, ended.file_name)) {
-      former.push_back(Former(value));
-    }
+  for (const ResolvedRecord& value : job.resolved_values) {
+    if (WasOverride(value, job.file_name)) former.push_back(Former(value));
   }
-  GiveWay(ended, said, former);
-  // Who names both says what the global batch is.
-  if (said.contains(kDevice) && said.contains(kSteps)) said.emplace(kGlobal);
+  GiveWay(job, said, former);
+  return former;
+}
+
+// The changes, former ones first; the global batch stays where nothing is said of the batch.
+void AddChanges(const JobRecord& job, const KeySet& said, const std::vector<v1::Override>& former,
+                const Overrides& changes, v1::SubmitJobRequest& submit) {
+  submit.mutable_overrides()->Assign(former.begin(), former.end());
+  submit.mutable_overrides()->MergeFrom(changes);
+  if (!said.contains(kGlobal) && !said.contains(kDevice) && !said.contains(kSteps)) {
+    DivideBatch(job, submit);
+  }
+}
+
+}  // namespace
+
+v1::SubmitJobRequest SubmitAgain(const JobRecord& job, const std::vector<JobFileRecord>& files,
+                                 const Overrides& changes) {
+  v1::SubmitJobRequest submit = SubmitOf(job, files);
+  const KeySet said = KeysOf(changes);
+  AddChanges(job, said, FormerChanges(job, said), changes, submit);
+  return submit;
+}
+
+v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<JobFileRecord>& files,
+                                    const v1::ResumeJobRequest& request) {
+  v1::SubmitJobRequest submit = SubmitOf(ended, files);
+  submit.set_request_id(request.request_id());
+  const KeySet said = KeysOf(request.overrides());
+  std::vector<v1::Override> former = FormerChanges(ended, said);
   for (const std::string_view key : kKept) {
     const ResolvedRecord* value = FormerValue(ended, key);
     if (value == nullptr || said.contains(key) || !value->origin.starts_with("derived: ")) continue;
@@ -177,11 +212,7 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
   // Whatever it waited for had ended before it began.
   former.push_back(SetTo("scheduling.after", "", "resume"));
   former.push_back(SetTo("scheduling.hold", "false", "resume"));
-  submit.mutable_overrides()->Assign(former.begin(), former.end());
-  submit.mutable_overrides()->MergeFrom(request.overrides());
-  if (!said.contains(kGlobal) && !said.contains(kDevice) && !said.contains(kSteps)) {
-    DivideBatch(ended, submit);
-  }
+  AddChanges(ended, said, former, request.overrides(), submit);
   if (request.has_time_limit_seconds()) {
     *submit.add_overrides() =
         SetTo("scheduling.time_limit",

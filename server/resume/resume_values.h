@@ -12,6 +12,11 @@
 
 namespace sft::server {
 
+// What a submit of the same job with these changes would say, as SubmitOfResume does: it stands
+// beside the first one and has nothing of its checkpoints.
+v1::SubmitJobRequest SubmitAgain(const JobRecord& job, const std::vector<JobFileRecord>& files,
+                                 const google::protobuf::RepeatedPtrField<v1::Override>& changes);
+
 // What a submit of the new job would say; `files` are the ended job's. A former change of which
 // GPUs gives way to a new one as a job file's value would. Values that follow from the GPUs but
 // that the checkpoints have, as the global batch, stay unless the resume names them.

@@ -351,22 +351,31 @@ Decision Decide(const Snapshot& snapshot, const Rules& rules) {
   return Pass(snapshot, rules).Run();
 }
 
-Outlook Preview(const Snapshot& snapshot, const PendingJob& job) {
-  Snapshot with_job = snapshot;
-  with_job.pending.push_back(job);
-  const Decision decision = Decide(with_job);
+Outlook OutlookOf(const Snapshot& snapshot, const Decision& decision, const PendingJob& job) {
   for (const Placement& placement : decision.placements) {
     if (placement.job != job.id) continue;
     std::vector<std::string> nodes;
     for (const Part& part : placement.parts) nodes.push_back(part.node);
-    return {fmt::format("could start now on {}", Some(nodes)), 0, snapshot.now_us,
-            job.expected_us > 0 ? snapshot.now_us + job.expected_us : 0};
+    return {.text = fmt::format("could start now on {}", Some(nodes)),
+            .now = true,
+            .start_us = snapshot.now_us,
+            .end_us = job.expected_us > 0 ? snapshot.now_us + job.expected_us : 0};
   }
   for (const Waiting& waiting : decision.waiting) {
     if (waiting.job != job.id) continue;
-    return {waiting.reason, waiting.place, waiting.start_us, waiting.end_us};
+    return {.text = waiting.reason,
+            .place = waiting.place,
+            .start_us = waiting.start_us,
+            .end_us = waiting.end_us,
+            .promised_us = waiting.promised.start_us};
   }
   return {};
+}
+
+Outlook Preview(const Snapshot& snapshot, const PendingJob& job) {
+  Snapshot with_job = snapshot;
+  with_job.pending.push_back(job);
+  return OutlookOf(with_job, Decide(with_job), job);
 }
 
 }  // namespace sft::server::sched

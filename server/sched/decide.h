@@ -38,13 +38,18 @@ struct Rules {
 //    delays nobody.
 Decision Decide(const Snapshot& snapshot, const Rules& rules = Rules());
 
-// A forecast for a job that is not submitted yet: "could start now on a", or the reason it would
-// wait for, with its place and expected start.
+// What a decision means for one job: "could start now on a", or the reason it waits for, with its
+// place and expected start.
 struct Outlook {
   std::string text;
+  bool now = false;  // it is placed
   int place = 0;
   int64_t start_us = 0, end_us = 0;  // 0: not known
+  int64_t promised_us = 0;           // 0: no promise
 };
+// `job` is one of the snapshot that was decided.
+Outlook OutlookOf(const Snapshot& snapshot, const Decision& decision, const PendingJob& job);
+// A forecast for a job that is not submitted yet.
 Outlook Preview(const Snapshot& snapshot, const PendingJob& job);
 
 }  // namespace sft::server::sched

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "server/fleet/node_events.h"
 #include "server/fleet/node_holds.h"
 #include "server/gangs/desired.h"
 #include "server/scheduling/dependencies.h"
@@ -73,6 +74,8 @@ absl::Status Reconciler::MarkSilentNodes(Database& db, std::vector<NodeRecord>& 
     node.reason = reason;
     node.last_seen_us = last_seen;
     SFT_RETURN_IF_ERROR(store::SetNodeState(db, node.name, node.state, reason, last_seen));
+    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node.name, suspect ? "suspect" : "up", reason,
+                                      UnixMicros(clock_.Wall())));
   }
   return absl::OkStatus();
 }

@@ -63,11 +63,17 @@ void ClusterService::AddTo(Methods& methods) {
   methods.Unary({"ClusterService.GetServerInfo", kEither, Role::kNone, kAny}, this,
                 &Self::GetServerInfo);
   methods.Unary({"ClusterService.ListNodes", kUser, Role::kViewer, kAny}, this, &Self::ListNodes);
+  methods.Unary({"ClusterService.GetNodeHistory", kUser, Role::kViewer, kAny}, this,
+                &Self::GetNodeHistory);
   methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
                 &Self::ListVariants);
   methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);
   methods.ServerStream({"ClusterService.ReadTokenizer", kUser, Role::kViewer, kAny}, this,
                        &Self::ReadTokenizer);
+  methods.Unary({"ClusterService.ListClusterEvents", kUser, Role::kViewer, kOwn}, this,
+                &Self::ListClusterEvents);
+  methods.Follow({"ClusterService.WatchClusterEvents", kUser, Role::kViewer, kOwn}, this,
+                 &Self::WatchClusterEvents);
   methods.Unary({"ClusterService.PullModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,
                 &Self::PullModel);
   methods.Unary({"ClusterService.RemoveModel", kUser, Role::kAdmin, kServer, Audit::kChange}, this,

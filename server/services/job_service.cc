@@ -5,6 +5,7 @@
 
 #include "common/rpc/status.h"
 #include "server/door/page_token.h"
+#include "server/services/job_list.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -64,11 +65,23 @@ void JobService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::ResolveJobResponse> JobService::ResolveJob(
     CallContext& call, const v1::ResolveJobRequest& request) {
-  if (!request.for_submit()) return intake_.Resolve(request, call.caller().Title());
-  SFT_RETURN_IF_ERROR(call.AdmitProject(request.project()));
   v1::ResolveJobRequest asked = request;
-  asked.set_project(call.project());
-  return intake_.Resolve(asked, call.caller().Title());
+  // What it would wait for depends on its project.
+  if (request.for_submit() || request.explain_wait()) {
+    SFT_RETURN_IF_ERROR(call.AdmitProject(request.project()));
+    asked.set_project(call.project());
+  }
+  const std::string who = call.caller().Title();
+  SFT_ASSIGN_OR_RETURN(v1::ResolveJobResponse response, intake_.Resolve(asked, who));
+  if (!request.explain_wait() || !response.problems().empty()) return response;
+  v1::SubmitJobRequest submit;
+  submit.set_source_text(request.source_text());
+  submit.set_file_name(request.file_name());
+  *submit.mutable_overrides() = request.overrides();
+  submit.set_project(asked.project());
+  SFT_ASSIGN_OR_RETURN(v1::WaitExplanation wait, waits_.ExplainNew(submit, who));
+  if (!wait.reason().empty()) *response.mutable_plan()->mutable_wait() = std::move(wait);
+  return response;
 }
 
 absl::StatusOr<v1::Job> JobService::SubmitJob(CallContext& call,
@@ -87,23 +100,12 @@ absl::StatusOr<v1::Job> JobService::GetJob(CallContext&, const v1::GetJobRequest
 
 absl::StatusOr<v1::ListJobsResponse> JobService::ListJobs(CallContext& call,
                                                           const v1::ListJobsRequest& request) {
-  store::JobFilter filter;
-  SFT_ASSIGN_OR_RETURN(filter.limit, PageSize(request.page_size(), store::kMaxPage));
-  SFT_ASSIGN_OR_RETURN(filter.before_sequence, FromToken(request.page_token()));
-  filter.project = request.project();
-  filter.sweep = request.sweep();
-  filter.group = request.group();
-  filter.visible = call.Visible();
-  for (const int state : request.states()) {
-    if (!v1::Job::State_IsValid(state)) {
-      return InvalidArgument(fmt::format("states: {} is no state of a job", state));
-    }
-    filter.states.push_back(static_cast<JobState>(state));
-  }
-  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(std::move(filter)));
+  SFT_ASSIGN_OR_RETURN(const store::JobFilter filter, FilterOf(request, call.Visible()));
+  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(filter, request.count()));
   v1::ListJobsResponse response;
   for (v1::Job& job : page.jobs) *response.add_jobs() = std::move(job);
-  response.set_next_page_token(ToToken(page.next_sequence));
+  response.set_next_page_token(TokenOf(filter, page.next));
+  response.set_total(page.total);
   return response;
 }
 

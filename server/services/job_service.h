@@ -7,6 +7,7 @@
 #include "server/jobs/job_intake.h"
 #include "server/jobs/job_manager.h"
 #include "server/jobs/serving.h"
+#include "server/jobs/wait_explainer.h"
 #include "server/stored/checkpoints.h"
 #include "sft/v1/job_service.pb.h"
 
@@ -19,12 +20,13 @@ absl::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string&
 class JobService final {
  public:
   JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
-             Serving& serving)
+             Serving& serving, WaitExplainer& waits)
       : intake_(intake),
         jobs_(jobs),
         checkpoints_(checkpoints),
         ingest_(ingest),
-        serving_(serving) {}
+        serving_(serving),
+        waits_(waits) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -60,6 +62,7 @@ class JobService final {
   Checkpoints& checkpoints_;
   Ingest& ingest_;
   Serving& serving_;
+  WaitExplainer& waits_;
 };
 
 }  // namespace sft::server

@@ -87,7 +87,8 @@ absl::StatusOr<v1::Node> OperatorService::ReleaseNode(CallContext& call,
   absl::StatusOr<v1::Node> response = Internal("not run");
   const absl::Status stored = store_.Write(
       [&](Database& db) -> absl::Status {
-        SFT_RETURN_IF_ERROR(server::ReleaseNode(db, node));
+        SFT_RETURN_IF_ERROR(
+            server::ReleaseNode(db, node, call.caller().Title(), UnixMicros(clock_.Wall())));
         response = Show(db, node);
         return response.status();
       },
@@ -103,7 +104,8 @@ absl::StatusOr<v1::RemoveNodeResponse> OperatorService::RemoveNode(
   const std::string node = NodeOf(request.node());
   const absl::Status stored = store_.Write(
       [&](Database& db) {
-        return server::RemoveNode(db, node, registry_.Get(node), request.force());
+        return server::RemoveNode(db, node, registry_.Get(node), request.force(),
+                                  call.caller().Title(), UnixMicros(clock_.Wall()));
       },
       call.audit());
   SFT_RETURN_IF_ERROR(stored);

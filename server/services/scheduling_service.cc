@@ -6,7 +6,7 @@
 namespace sft::server {
 namespace {
 
-constexpr size_t kMaxReason = 500;
+constexpr size_t kMaxJobHoldReason = 500;
 
 }  // namespace
 
@@ -20,6 +20,8 @@ void SchedulingService::AddTo(Methods& methods) {
                 &Self::HoldJob);
   methods.Unary({"SchedulingService.ReleaseJob", kUser, kSubmitter, kNamed, kChange}, this,
                 &Self::ReleaseJob);
+  methods.Unary({"SchedulingService.ExplainWait", kUser, kViewer, kNamed}, this,
+                &Self::ExplainWait);
   // What a sweep names is in its job.
   methods.Unary({"SchedulingService.SubmitSweep", kUser, kSubmitter, kProject, kChange}, this,
                 &Self::SubmitSweep, &v1::SubmitSweepRequest::job);
@@ -33,12 +35,18 @@ void SchedulingService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
                                                    const v1::HoldJobRequest& request) {
-  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxReason), call.actor());
+  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxJobHoldReason),
+                    call.actor());
 }
 
 absl::StatusOr<v1::Job> SchedulingService::ReleaseJob(CallContext& call,
                                                       const v1::ReleaseJobRequest& request) {
   return jobs_.Hold(request.name(), false, "", call.actor());
+}
+
+absl::StatusOr<v1::WaitExplanation> SchedulingService::ExplainWait(
+    CallContext&, const v1::ExplainWaitRequest& request) {
+  return waits_.Explain(request.name());
 }
 
 absl::StatusOr<v1::SubmitSweepResponse> SchedulingService::SubmitSweep(

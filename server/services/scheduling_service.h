@@ -4,21 +4,24 @@
 #include "server/jobs/job_manager.h"
 #include "server/jobs/projects.h"
 #include "server/jobs/sweeps.h"
+#include "server/jobs/wait_explainer.h"
 #include "sft/v1/scheduling_service.pb.h"
 
 namespace sft::server {
 
-// SchedulingService: holds, sweeps and projects.
+// SchedulingService: holds, why jobs wait, sweeps and projects.
 class SchedulingService final {
  public:
-  SchedulingService(Sweeps& sweeps, Projects& projects, JobManager& jobs)
-      : sweeps_(sweeps), projects_(projects), jobs_(jobs) {}
+  SchedulingService(Sweeps& sweeps, Projects& projects, JobManager& jobs, WaitExplainer& waits)
+      : sweeps_(sweeps), projects_(projects), jobs_(jobs), waits_(waits) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
 
   absl::StatusOr<v1::Job> HoldJob(CallContext& call, const v1::HoldJobRequest& request);
   absl::StatusOr<v1::Job> ReleaseJob(CallContext& call, const v1::ReleaseJobRequest& request);
+  absl::StatusOr<v1::WaitExplanation> ExplainWait(CallContext& call,
+                                                  const v1::ExplainWaitRequest& request);
   absl::StatusOr<v1::SubmitSweepResponse> SubmitSweep(CallContext& call,
                                                       const v1::SubmitSweepRequest& request);
   absl::StatusOr<v1::CancelSweepResponse> CancelSweep(CallContext& call,
@@ -31,6 +34,7 @@ class SchedulingService final {
   Sweeps& sweeps_;
   Projects& projects_;
   JobManager& jobs_;
+  WaitExplainer& waits_;
 };
 
 }  // namespace sft::server

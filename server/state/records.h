@@ -91,6 +91,13 @@ struct PreferenceFigures {
   float logps_chosen = 0, logps_rejected = 0, kl = 0;
 };
 
+// The last step that a rank has told of.
+struct RankProgress {
+  int rank = 0;
+  int64_t step = 0;
+  int64_t gpu_memory_bytes = 0;
+};
+
 // How far an attempt has come, as its rank 0 says.
 struct Progress {
   int64_t step = 0;
@@ -108,6 +115,7 @@ struct Progress {
   double of_limit = 0;  // speed as part of what the GPU's measured rates allow; 0: not known
   std::optional<PreferenceFigures> preference;
   std::vector<std::pair<std::string, double>> values;  // of the last validation that has some
+  std::vector<RankProgress> ranks;                     // as each says, by rank
 };
 
 // One try of a job.

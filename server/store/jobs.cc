@@ -1,13 +1,13 @@
 #include "server/store/jobs.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
 #include "common/spec/job_json.h"
+#include "server/store/feed.h"
 #include "server/store/schedules.h"
 #include "server/store/states.h"
 
@@ -281,30 +281,6 @@ absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::s
   }
 }
 
-absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_JOB_COLUMNS
-                                  " FROM jobs WHERE sequence < ? AND (? = '' OR project = ?) "
-                                  "AND (? = '' OR project IN (SELECT value FROM json_each(?))) "
-                                  "AND ((1 << state) & ?) != 0 AND (? = '' OR id IN (SELECT job_id "
-                                  "FROM job_schedules WHERE sweep = ? AND sweep != '')) "
-                                  "AND (? = '' OR id IN (SELECT job_id FROM job_schedules "
-                                  "WHERE run_group = ? AND run_group != '')) "
-                                  "ORDER BY sequence DESC LIMIT ?"));
-  // Names of projects need no escapes (IsValidLabel).
-  const std::string visible = !filter.visible.has_value() ? ""
-                              : filter.visible->empty()
-                                  ? "[]"
-                                  : fmt::format("[\"{}\"]", fmt::join(*filter.visible, "\",\""));
-  int64_t mask = filter.states.empty() ? -1 : 0;
-  for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
-  list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX);
-  list.Bind(filter.project).Bind(filter.project).Bind(visible).Bind(visible).Bind(mask);
-  list.Bind(filter.sweep).Bind(filter.sweep).Bind(filter.group).Bind(filter.group);
-  list.Bind(std::clamp(filter.limit, 1, kMaxPage));
-  return ReadJobs(list);
-}
-
 absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_line) {
   std::vector<JobRecord> jobs;
   std::string type, project;
@@ -425,10 +401,15 @@ absl::Status SetRestart(Database& db, const JobRecord& job) {
 absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,
-      db.Prepare("INSERT INTO events (job_id, sequence, time_us, type, message, attempt) SELECT ?, "
-                 "coalesce(max(sequence), 0) + 1, ?, ?, ?, ? FROM events WHERE job_id = ?"));
+      db.Prepare(
+          "INSERT INTO events (job_id, sequence, time_us, type, message, attempt) SELECT ?, "
+          "coalesce(max(sequence), 0) + 1, ?, ?, ?, ? FROM events WHERE job_id = ? RETURNING "
+          "sequence"));
   insert.Bind(job_id).Bind(event.time_us).Bind(event.type).Bind(event.message).Bind(event.attempt);
-  return insert.Bind(job_id).Run();
+  SFT_RETURN_IF_ERROR(insert.Bind(job_id).Step().status());
+  const int64_t sequence = insert.Int(0);
+  SFT_RETURN_IF_ERROR(insert.Run());
+  return FeedJobEvent(db, job_id, sequence, event.time_us);
 }
 
 absl::StatusOr<std::vector<EventRecord>> ListEvents(Database& db, const std::string& job_id,

@@ -46,20 +46,6 @@ absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std
                                                          const std::string& request);
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
 
-// Which jobs a listing shows.
-struct JobFilter {
-  std::vector<JobState> states;  // empty: all
-  std::string project;           // empty: all
-  std::string sweep;             // empty: all
-  std::string group;             // empty: all
-  // Those that may be seen; absent: all.
-  std::optional<std::vector<std::string>> visible;
-  int64_t before_sequence = 0;  // 0: from the newest
-  int limit = 50;
-};
-// Newest first.
-absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
-
 // PENDING jobs, of each slot type and project those of the highest classes and of these the oldest;
 // all in order of submission.
 absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_line);
@@ -90,6 +76,7 @@ absl::Status RequestCancel(Database& db, const std::string& id, const std::strin
 // Stores what DecideRestart said, with the time and the node that follow from it.
 absl::Status SetRestart(Database& db, const JobRecord& job);
 
+// Also to the feed (feed.h).
 absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event);
 // Events with a sequence above `after`.
 absl::StatusOr<std::vector<EventRecord>> ListEvents(Database& db, const std::string& job_id,

@@ -43,6 +43,12 @@ v1::Progress ToProto(const Progress& progress) {
     named.set_name(name);
     named.set_value(value);
   }
+  for (const RankProgress& each : progress.ranks) {
+    v1::RankProgress& rank = *proto.add_ranks();
+    rank.set_rank(each.rank);
+    rank.set_step(each.step);
+    rank.set_gpu_memory_bytes(each.gpu_memory_bytes);
+  }
   return proto;
 }
 
@@ -64,6 +70,9 @@ Progress FromProto(const v1::Progress& proto) {
   if (proto.has_preference()) progress.preference = FromProto(proto.preference());
   for (const v1::NamedValue& value : proto.values()) {
     progress.values.emplace_back(value.name(), value.value());
+  }
+  for (const v1::RankProgress& each : proto.ranks()) {
+    progress.ranks.push_back({each.rank(), each.step(), each.gpu_memory_bytes()});
   }
   return progress;
 }

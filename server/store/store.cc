@@ -50,6 +50,11 @@ int64_t Store::commits() const {
   return commits_;
 }
 
+void Store::WhenFed(std::function<void()> then) {
+  MutexLock lock(mutex_);
+  when_fed_ = std::move(then);
+}
+
 absl::Status Store::Write(const Function& function, AuditRow* audit) {
   if (audit == nullptr || audit->written) return Run(function, true);
   const absl::Status status = Run(
@@ -124,7 +129,7 @@ void Store::RunGroup(const std::deque<Task*>& group) {
 
 void Store::RunWrites(const std::deque<Task*>& writes) {
   if (writes.empty()) return;
-  const int64_t changes = db_->total_changes();
+  const int64_t changes = db_->total_changes(), feed_changes = db_->feed_changes();
   absl::Status group = db_->Run("BEGIN IMMEDIATE");
   for (Task* task : writes) {
     if (!group.ok()) break;
@@ -137,8 +142,13 @@ void Store::RunWrites(const std::deque<Task*>& writes) {
   if (group.ok()) group = db_->Run("COMMIT");
   if (group.ok()) {
     fleet_version_ = db_->fleet_changes();
-    MutexLock lock(mutex_);
-    if (db_->total_changes() != changes) ++commits_;
+    std::function<void()> then;
+    {
+      MutexLock lock(mutex_);
+      if (db_->total_changes() != changes) ++commits_;
+      if (db_->feed_changes() != feed_changes) then = when_fed_;
+    }
+    if (then) then();
     return;
   }
   // A full disk may have ended the transaction already; a rollback that finds none is no news.

@@ -58,6 +58,8 @@ class Store {
   int64_t commits() const SFT_EXCLUDES(mutex_);
   // Another one once anything of the nodes, their GPUs or models was committed.
   int64_t fleet_version() const { return fleet_version_; }
+  // Calls `then` after each commit of new events (feed.h), in the store's thread: it must be short.
+  void WhenFed(std::function<void()> then) SFT_EXCLUDES(mutex_);
 
  private:
   struct Task {
@@ -84,6 +86,7 @@ class Store {
   std::deque<Task*> queue_ SFT_GUARDED_BY(mutex_);
   bool closing_ SFT_GUARDED_BY(mutex_) = false;
   int64_t commits_ SFT_GUARDED_BY(mutex_) = 0;
+  std::function<void()> when_fed_ SFT_GUARDED_BY(mutex_);
   std::atomic<int64_t> fleet_version_ = 0;
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/obs/log.h"
+#include "server/store/feed.h"
 #include "server/store/jobs.h"
 
 namespace sft::server {
@@ -51,8 +52,28 @@ void Housekeeping::Stop() {
   LookAround();
 }
 
+void Housekeeping::NoteDisk(const v1::NodeDisk& disk) {
+  const bool known = disk.level() != v1::NodeDisk::LEVEL_UNSPECIFIED;
+  if (!known || disk.level() == disk_level_) return;
+  disk_level_ = disk.level();
+  store::FeedEvent event;
+  event.time_us = UnixMicros(clock_.Wall());
+  event.subject = "server";
+  event.type = "disk";
+  const std::string warning = disk_->Warning();
+  event.message = warning.empty() ? "there is room on the server's disk again" : warning;
+  const absl::Status noted =
+      store_.Write([&](Database& db) { return store::FeedOther(db, event); });
+  // On a full disk it may have to wait for the next change; the log has it all the same.
+  if (!noted.ok()) spdlog::warn("event about the disk: {}", Message(noted));
+}
+
 void Housekeeping::LookAround() {
-  if (disk_ != nullptr) disk_->Look();  // logs a change of level
+  if (disk_ != nullptr) NoteDisk(disk_->Look());
+  if (gpus_ != nullptr) {
+    const absl::Status flushed = gpus_->Flush(UnixMicros(clock_.Wall()));
+    if (!flushed.ok()) spdlog::warn("use of GPUs: {}", Message(flushed));
+  }
   if (failed_ == nullptr) return;
   const absl::Status kept = failed_->Flush();
   if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));

@@ -4,6 +4,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "server/blob/gpu_history.h"
 #include "server/blob/metric_log.h"
 #include "server/blob/tensorboard.h"
 #include "server/core/disk_watch.h"
@@ -14,8 +15,8 @@
 namespace sft::server {
 
 // Periodic housekeeping: once an hour, curves of jobs that ended long ago are thinned and data over
-// its age limit is removed; every few seconds, free disk space is checked and failed calls are
-// written to the audit.
+// its age limit is removed; every few seconds, free disk space is checked, and failed calls and the
+// use of GPUs are written.
 class Housekeeping {
  public:
   static constexpr std::chrono::hours kPeriod{1};
@@ -24,11 +25,11 @@ class Housekeeping {
 
   static constexpr std::chrono::seconds kShortPeriod{5};
 
-  // All but the time are borrowed; the last three may be null. `thin_after` counts from a job's
+  // All but the time are borrowed; the last four may be null. `thin_after` counts from a job's
   // end; 0: never.
   Housekeeping(Store& store, Clock& clock, MetricLog& metrics, TensorBoard& tensorboard,
                Nanos thin_after, Removal* removal = nullptr, DiskWatch* disk = nullptr,
-               FailedCalls* failed = nullptr)
+               FailedCalls* failed = nullptr, GpuHistory* gpus = nullptr)
       : store_(store),
         clock_(clock),
         metrics_(metrics),
@@ -36,7 +37,8 @@ class Housekeeping {
         thin_after_(thin_after),
         removal_(removal),
         disk_(disk),
-        failed_(failed) {}
+        failed_(failed),
+        gpus_(gpus) {}
   ~Housekeeping() { Stop(); }
 
   // Starts a thread that ticks.
@@ -48,6 +50,8 @@ class Housekeeping {
  private:
   void Loop();
   void LookAround();
+  // Puts a change of the disk's level into the feed of events.
+  void NoteDisk(const v1::NodeDisk& disk);
   // Thins the curve of one job, if it is due.
   absl::Status Thin(const std::string& id, int64_t max_points);
 
@@ -59,6 +63,8 @@ class Housekeeping {
   Removal* const removal_;
   DiskWatch* const disk_;
   FailedCalls* const failed_;
+  GpuHistory* const gpus_;
+  v1::NodeDisk::Level disk_level_ = v1::NodeDisk::OK;  // of the ticking thread alone
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;

@@ -14,6 +14,7 @@
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
+#include "server/store/feed.h"
 #include "server/store/files.h"
 #include "server/store/jobs.h"
 #include "server/store/tenancy.h"
@@ -228,6 +229,18 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
   return absl::OkStatus();
 }
 
+absl::Status Removal::NoteDataset(Database& db, const std::string& project,
+                                  const store::DatasetUse& use, const Task& task) const {
+  store::FeedEvent event;
+  event.time_us = UnixMicros(clock_.Wall());
+  event.project = project;
+  event.subject = fmt::format("{}{}", kDataset, use.dataset.sha256);
+  event.type = "removed";
+  event.message = fmt::format("data set {} ({}), by {}", use.dataset.display_name,
+                              BytesText(use.dataset.size), task.actor.name);
+  return store::FeedOther(db, event);
+}
+
 absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
   if (!task.dry_run) spdlog::info("data set {} is to go, says {}", sha256, task.actor.name);
   const MutexLock lock(stores_.blobs.gate());
@@ -253,6 +266,9 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
         bool left = false;
         for (const std::string& project : owners) {
           SFT_ASSIGN_OR_RETURN(left, store::DropDatasetOwner(db, project, sha256));
+        }
+        for (const std::string& project : task.projects == nullptr ? use.projects : owners) {
+          SFT_RETURN_IF_ERROR(NoteDataset(db, project, use, task));
         }
         goes = !left && use.jobs == jobs.all;
         if (!goes) return absl::OkStatus();

@@ -78,6 +78,9 @@ class Removal {
   // Records the event and the row about it, in a transaction of its own or in that of the removal.
   absl::Status Note(const store::Holder& job, v1::StoredKind kind, int64_t bytes,
                     const std::string& what, const Task& task);
+  // An event of a data set that goes, for the members of one of its projects.
+  absl::Status NoteDataset(Database& db, const std::string& project, const store::DatasetUse& use,
+                           const Task& task) const;
   absl::Status NoteIn(Database& db, const store::Holder& job, const store::Removal& removal,
                       const std::string& what) const;
   void Add(const store::Holder& job, v1::StoredKind kind, const std::string& name, int64_t bytes,

@@ -1,9 +1,10 @@
 """Classes, preemption by checkpoint, dependencies, holds, limits and sweeps, with fake ranks."""
 
 import json
+import os
+import subprocess
 
-
-from harness import ServiceCase, run_tests, wait_until
+from harness import BUILD, ServiceCase, run_tests, wait_until
 
 SUCCEEDED, USAGE, REFUSED, USER_FAILURE, CANCELLED = 0, 2, 5, 10, 12
 
@@ -94,6 +95,85 @@ class SchedulingTest(ServiceCase):
         again = self.sftctl("resume", job, "--time-limit", "2h")
         self.assertEqual(again.returncode, 0, again.stderr)
         self.sftctl("cancel", again.stdout.strip())
+
+    def test_a_waiting_job_is_told_what_would_start_it_sooner_and_the_command_does_it(self):
+        self.start_server()
+        self.start_worker(gpus="H100:1")
+        gate = self.dir / "gate"
+        first = self.submit(f"train steps=5 pace=1 until={gate}", ranks=1, name="first")
+        self.wait_for_state(first, "RUNNING")
+        job = self.write_job("train steps=3 pace=1", ranks=1, name="waiting")
+        waiting = self.submit_with(job)
+        wait_until("its place", lambda: "line       place 1 of 1\n" in self.sftctl("status", waiting).stdout)
+        self.start_worker("node-b", gpus="A100:1")
+        found = wait_until("the other type", lambda: next(
+            (each for each in self.status(waiting)["wait"]["what_ifs"] if each["now"]), None))
+        self.assertEqual(found["change"], "on 1 x A100")
+        self.assertIn(f"sooner     on 1 x A100: now\n             {found['command']}\n",
+                      self.sftctl("status", waiting).stdout)
+        dry_run = self.sftctl("submit", job, "--dry-run")
+        self.assertIn(f"on 1 x A100: now\n               sftctl submit {job} --set compute.gpu_type=A100\n",
+                      dry_run.stdout)
+        environment = os.environ | {"PATH": f"{BUILD / 'bin'}:{os.environ['PATH']}",
+                                    "SFT_SERVER": f"127.0.0.1:{self.port}"}
+        pasted = subprocess.run(found["command"], shell=True, cwd=self.dir, env=environment,
+                                capture_output=True, text=True, check=True)
+        self.assert_ends(pasted.stdout.split()[0], SUCCEEDED)
+        self.assertEqual(self.status(waiting)["state"], "CANCELLED")
+        self.assertIsNone(self.status(waiting)["wait"])
+        gate.write_text("")
+        self.assert_ends(first, SUCCEEDED)
+
+    def test_one_feed_tells_of_jobs_and_nodes_through_a_restart_of_the_server(self):
+        self.start_server()
+        out = self.dir / "feed.out"
+        with open(out, "wb") as file:
+            self.processes["feed"] = subprocess.Popen(
+                [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "events", "--all", "--follow",
+                 "--after", "0", "--json"], stdout=file, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+
+        def feed():
+            return [json.loads(line) for line in out.read_text().splitlines()]
+
+        def told(subject, kind):
+            return lambda: any(event["subject"].endswith(subject) and event["type"] == kind for event in feed())
+        self.start_worker(gpus="H100:1")
+        wait_until("the node", told("nodes/node-a", "registered"))
+        job = self.submit("train steps=3 pace=1", ranks=1)
+        self.assert_ends(job, SUCCEEDED)
+        wait_until("the job's end", told(job, "artifact"))
+        self.kill("server")
+        self.start_server()
+        self.assertEqual(self.sftctl("nodes", "cordon", "node-a", "--reason", "fan").returncode, 0)
+        wait_until("the cordon", told("nodes/node-a", "cordoned"))
+        seen = feed()
+        self.assertEqual([event["sequence"] for event in seen], list(range(1, len(seen) + 1)))
+        listed = self.sftctl("events", "--all", "--json").stdout.splitlines()
+        self.assertEqual([json.loads(line) for line in listed][:len(seen)], seen)
+        own = [(event["type"], event["message"]) for event in seen if event["job"] == job]
+        self.assertEqual(own, self.events(job))
+        self.assertIn("by local: fan", [event["message"] for event in seen])
+
+    def test_lists_are_filtered_and_ordered_by_the_server(self):
+        self.start_server()
+        ids = {}
+        for name in ("b", "c", "a"):
+            ids[name] = self.submit_with(self.write_job("train steps=1 pace=1", ranks=1, name=name), "--name", name)
+        self.sftctl("cancel", ids["c"])
+
+        def names(*flags):
+            listed = self.sftctl("list", "--json", *flags)
+            self.assertEqual(listed.returncode, 0, listed.stderr)
+            return "".join(job["name"] for job in json.loads(listed.stdout))
+        self.assertEqual(names(), "acb")
+        self.assertEqual(names("--reverse"), "bca")
+        self.assertEqual(names("--sort", "name"), "abc")
+        self.assertEqual(names("--sort", "ended", "--limit", 1), "c")
+        self.assertEqual(names("--state", "PENDING", "--sort", "name", "--reverse"), "ba")
+        self.assertEqual(names("--match", ids["b"][4:]), "b")
+        self.assertEqual(names("--match", "B", "--owner", "local"), "b")
+        self.assertEqual(names("--owner", "nobody"), "")
+        self.assertIn("1 of 3 jobs; --limit shows more", self.sftctl("list", "--limit", 1).stderr)
 
     def test_a_sweep_is_one_array_of_jobs(self):
         self.start_server()

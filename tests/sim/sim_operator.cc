@@ -64,8 +64,9 @@ void SimOperator::Drain(SimNode& node, Nanos lasts) {
 }
 
 void SimOperator::Release(const std::string& node) {
-  const absl::Status released =
-      Call([&](server::Database& db) { return server::ReleaseNode(db, node); });
+  const absl::Status released = Call([&](server::Database& db) {
+    return server::ReleaseNode(db, node, "ops", server_.process()->registry.now_us());
+  });
   // A node that was removed has lost its hold.
   if (released.ok() || absl::IsNotFound(released)) return;
   events_.After(kTryAgain, [this, node] { Release(node); });

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "common/io/file.h"
 #include "common/rpc/progress.h"
 #include "worker/attempt/verdict.h"
@@ -297,6 +299,25 @@ void AttemptIo::Conclude(AttemptEnd end) {
   shared_.Conclude(verdict);
 }
 
+namespace {
+
+// The last step of each rank, by rank.
+void NoteRank(int rank, const channel::StepEvent& step, v1::Progress& progress) {
+  auto& ranks = *progress.mutable_ranks();
+  auto place = std::find_if(ranks.begin(), ranks.end(),
+                            [&](const v1::RankProgress& each) { return each.rank() >= rank; });
+  if (place == ranks.end() || place->rank() != rank) {
+    const auto index = place - ranks.begin();
+    ranks.Add()->set_rank(rank);
+    std::rotate(ranks.begin() + index, ranks.end() - 1, ranks.end());
+    place = ranks.begin() + index;
+  }
+  place->set_step(step.step);
+  place->set_gpu_memory_bytes(step.gpu_memory_bytes);
+}
+
+}  // namespace
+
 void AttemptIo::OnEvent(int rank, const channel::Event& event) {
   const auto* checkpoint = std::get_if<channel::CheckpointEvent>(&event.body);
   if (checkpoint != nullptr) {
@@ -309,6 +330,8 @@ void AttemptIo::OnEvent(int rank, const channel::Event& event) {
     if (const auto* progress = std::get_if<channel::ProgressEvent>(&event.body)) {
       shown.set_phase(fmt::format("{} {}/{}", progress->phase, progress->done, progress->total));
     }
+    if (const auto* step = std::get_if<channel::StepEvent>(&event.body))
+      NoteRank(rank, *step, shown);
     if (rank != 0) return;
     if (const auto* ready = std::get_if<channel::ReadyEvent>(&event.body)) {
       shown.set_phase("");

@@ -46,6 +46,7 @@ struct NvmlFabricInfo {  // nvmlGpuFabricInfo_t
 constexpr unsigned char kFabricCompleted = 3;
 constexpr unsigned int kMaxLinks = 18;             // NVML_NVLINK_MAX_LINKS
 constexpr unsigned int kNvGpu = 0, kNvSwitch = 2;  // nvmlIntNvLinkDeviceType_t
+constexpr unsigned int kGpuSensor = 0;             // NVML_TEMPERATURE_GPU
 constexpr unsigned int kGpuRecoveryAction = 230;   // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
 class Nvml {
@@ -142,6 +143,9 @@ class Nvml {
     Call("nvmlDeviceGetMemoryInfo", device, &memory);
     const std::string before = error_;
     Call("nvmlDeviceGetUtilizationRates", device, &utilization);  // not available on every product
+    unsigned int milliwatts = 0, celsius = 0;
+    Call("nvmlDeviceGetPowerUsage", device, &milliwatts);
+    Call("nvmlDeviceGetTemperature", device, kGpuSensor, &celsius);
     NvmlPciInfo pci{};
     Call("nvmlDeviceGetPciInfo_v3", device, &pci);
     NvmlFieldValue recovery{};
@@ -156,7 +160,9 @@ class Nvml {
             {"recovery", recovery.result == 0 ? recovery.value.number : 0},
             {"memory", memory.total},
             {"used", memory.used},
-            {"utilization", utilization.gpu}};
+            {"utilization", utilization.gpu},
+            {"milliwatts", milliwatts},
+            {"celsius", celsius}};
   }
 
   void* library_ = nullptr;
@@ -245,6 +251,8 @@ absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
     reading.memory_bytes = gpu.value("memory", int64_t{0});
     reading.memory_used_bytes = gpu.value("used", int64_t{0});
     reading.utilization_percent = gpu.value("utilization", 0);
+    reading.power_watts = gpu.value("milliwatts", 0.0) / 1000;
+    reading.temperature_celsius = gpu.value("celsius", 0);
     reading.driver = json.value("driver", "");
     if (const auto links = gpu.find("links"); links != gpu.end() && links->is_object()) {
       reading.active_links = links->value("active", 0);

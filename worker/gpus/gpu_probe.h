@@ -16,7 +16,9 @@ struct GpuReading {
   int64_t memory_bytes = 0;
   int64_t memory_used_bytes = 0;
   int utilization_percent = 0;
-  std::string pci;  // "0000:18:00", as in the kernel's messages; empty: not known
+  double power_watts = 0;       // 0: not known
+  int temperature_celsius = 0;  // 0: not known
+  std::string pci;              // "0000:18:00", as in the kernel's messages; empty: not known
   // The action that the driver requires before the GPU is used again; empty: none.
   std::string recovery;
   std::string driver;                   // its version

@@ -24,6 +24,8 @@ void Fill(v1::Slot& slot, const GpuReading& reading) {
   slot.set_memory_bytes(reading.memory_bytes);
   slot.set_memory_used_bytes(reading.memory_used_bytes);
   slot.set_utilization_percent(reading.utilization_percent);
+  slot.set_power_watts(static_cast<float>(reading.power_watts));
+  slot.set_temperature_celsius(reading.temperature_celsius);
   slot.set_healthy(reading.recovery.empty());
   slot.set_health_reason(reading.recovery.empty()
                              ? ""

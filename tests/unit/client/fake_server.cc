@@ -63,6 +63,7 @@ class FakeServer::Jobs : public v1::JobService::Service {
       fake_.on_list();
       while (!context->IsCancelled()) std::this_thread::yield();
     }
+    fake_.listed.push_back(*request);
     // One job a page.
     size_t skip = request->page_token().empty() ? 0 : std::stoul(request->page_token());
     size_t index = 0;
@@ -73,6 +74,9 @@ class FakeServer::Jobs : public v1::JobService::Service {
       const bool asked =
           states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end();
       if (!grouped || (asked && job.group() == request->group())) jobs.push_back(job);
+    }
+    if (fake_.counts_jobs && request->count()) {
+      response->set_total(static_cast<int>(jobs.size()));
     }
     for (const v1::Job& job : jobs) {
       if (index++ != skip) continue;
@@ -283,9 +287,34 @@ class FakeServer::Cluster : public v1::ClusterService::Service {
     if (!fake_.tokenizer.empty()) return grpc::Status::OK;
     return {grpc::StatusCode::NOT_FOUND, "no node has the model " + request->model()};
   }
+  grpc::Status GetNodeHistory(grpc::ServerContext*, const v1::GetNodeHistoryRequest* request,
+                              v1::NodeHistory* response) override {
+    fake_.histories.push_back(*request);
+    *response = fake_.history;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListClusterEvents(grpc::ServerContext*, const v1::ListClusterEventsRequest* request,
+                                 v1::ListClusterEventsResponse* response) override {
+    fake_.feed_after.push_back(request->after());
+    *response = fake_.feed.at(feed_index_++);
+    response->set_more(feed_index_ < fake_.feed.size());
+    return grpc::Status::OK;
+  }
+  grpc::Status WatchClusterEvents(
+      grpc::ServerContext*, const v1::WatchClusterEventsRequest* request,
+      grpc::ServerWriter<v1::ListClusterEventsResponse>* writer) override {
+    fake_.feed_after.push_back(request->has_after() ? request->after() : -1);
+    if (feed_index_ < fake_.feed.size()) {
+      // The connection breaks behind each.
+      writer->Write(fake_.feed[feed_index_++]);
+      return {grpc::StatusCode::UNAVAILABLE, "cut"};
+    }
+    return fake_.feed_status;
+  }
 
  private:
   FakeServer& fake_;
+  size_t feed_index_ = 0;
 };
 
 class FakeServer::Admin : public v1::AdminService::Service {
@@ -327,6 +356,12 @@ class FakeServer::Scheduling : public v1::SchedulingService::Service {
     fake_.sweeps.push_back(*request);
     response->set_sweep("sweep-new");
     return fake_.submit_status;
+  }
+  grpc::Status ExplainWait(grpc::ServerContext*, const v1::ExplainWaitRequest*,
+                           v1::WaitExplanation* response) override {
+    if (!fake_.wait.has_value()) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+    *response = *fake_.wait;
+    return grpc::Status::OK;
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ class FakeServer {
 
   // Heeds ListJobsRequest.group and .states.
   bool knows_groups = true;
+  // Heeds ListJobsRequest.count; the other fields of this age are remembered alone.
+  bool counts_jobs = true;
+  std::vector<v1::ListJobsRequest> listed;
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;
 
@@ -95,6 +99,16 @@ class FakeServer {
   std::vector<MetricRead> metric_reads;
   std::vector<int64_t> metric_indexes;  // asked for
   std::vector<v1::JobEvent> events;     // listed two a page
+  // Each ListClusterEvents or WatchClusterEvents takes the next of these; without any left it is
+  // over.
+  std::vector<v1::ListClusterEventsResponse> feed;
+  std::vector<int64_t> feed_after;  // asked for; -1: from now on
+  // Ends a WatchClusterEvents, once the above are written; UNIMPLEMENTED: is too old for events.
+  grpc::Status feed_status;
+  // ExplainWait; without one the server is too old for it.
+  std::optional<v1::WaitExplanation> wait;
+  v1::NodeHistory history;
+  std::vector<v1::GetNodeHistoryRequest> histories;  // asked for
   std::vector<v1::Node> nodes;
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;

@@ -142,6 +142,43 @@ TEST(ListTest, ReadsEveryPage) {
   EXPECT_EQ(Sftctl(server, {"list", "--state", "ASLEEP"}).code, kUsage);
 }
 
+TEST(ListTest, FiltersAndOrderAreTheServersAndWhatIsLeftIsCounted) {
+  FakeServer server;
+  for (const char* id : {"job-a", "job-b", "job-c"})
+    server.jobs[id] = MakeJob(id, v1::Job::RUNNING);
+  const Outcome run = Sftctl(server, {"list", "--owner", "ann", "--match", "lr=", "--limit", "2"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.err, "2 of 3 jobs; --limit shows more\n");
+  ASSERT_EQ(server.listed.size(), 2u);
+  EXPECT_EQ(server.listed[0].owner(), "ann");
+  EXPECT_EQ(server.listed[0].query(), "lr=");
+  EXPECT_EQ(server.listed[0].order_by(), "submitted desc");
+  EXPECT_TRUE(server.listed[0].count());
+  EXPECT_FALSE(server.listed[1].count()) << "once is enough";
+  const auto order = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"list"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    EXPECT_EQ(Sftctl(server, arguments).code, kSucceeded);
+    return server.listed.back().order_by();
+  };
+  EXPECT_EQ(order({"--sort", "name"}), "name");
+  EXPECT_EQ(order({"--sort", "name", "--reverse"}), "name desc");
+  EXPECT_EQ(order({"--sort", "ended"}), "ended desc");
+  EXPECT_EQ(order({"--sort", "started", "--reverse"}), "started");
+  EXPECT_EQ(Sftctl(server, {"list", "--sort", "age"}).code, kUsage);
+}
+
+TEST(ListTest, AnEarlierServerThatWouldListOthersIsRefused) {
+  FakeServer server;
+  server.counts_jobs = false;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
+  EXPECT_EQ(Sftctl(server, {"list"}).code, kSucceeded);
+  const Outcome run = Sftctl(server, {"list", "--owner", "ann"});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_EQ(run.out, "");
+  EXPECT_THAT(run.err, HasSubstr("the server is older than --owner"));
+}
+
 TEST(ListTest, ASweepThatIsNotThereIsNotFound) {
   FakeServer server;
   const Outcome run = Sftctl(server, {"list", "--sweep", "nope"});
@@ -180,6 +217,134 @@ TEST(MetricsTest, JsonIsOneObjectALine) {
     }
   }
   EXPECT_EQ(count, 3);
+}
+
+// An answer of the feed with one event.
+v1::ListClusterEventsResponse Fed(int64_t sequence, const std::string& subject,
+                                  const std::string& message, int64_t job_sequence = 0) {
+  v1::ListClusterEventsResponse response;
+  response.set_last_sequence(sequence);
+  v1::ClusterEvent& event = *response.add_events();
+  event.set_sequence(sequence);
+  event.set_subject(subject);
+  event.set_type("state");
+  event.set_message(message);
+  event.set_job_sequence(job_sequence);
+  return response;
+}
+
+TEST(EventsTest, OfAllJobsAndNodesArePrintedPageByPage) {
+  FakeServer server;
+  server.feed = {Fed(7, "projects/p/jobs/job-a", "PENDING -> RUNNING", 3),
+                 Fed(9, "nodes/n1", "back\x1b[2J")};
+  Outcome run = Sftctl(server, {"events", "--all", "--json", "--after", "5"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(server.feed_after, (std::vector<int64_t>{5, 7}));
+  std::istringstream lines(run.out);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(ParseJson(line)["sequence"], 7);
+  EXPECT_EQ(ParseJson(line)["job"], "job-a");
+  EXPECT_EQ(ParseJson(line)["subject"], "projects/p/jobs/job-a");
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_TRUE(ParseJson(line)["job"].is_null());
+  FakeServer people;
+  people.feed = server.feed;
+  run = Sftctl(people, {"events", "--all"});
+  EXPECT_THAT(run.out, HasSubstr("job-a             state       PENDING -> RUNNING\n"));
+  EXPECT_THAT(run.out, HasSubstr("n1                state       back\\x1b[2J\n"));
+}
+
+TEST(EventsTest, AFollowedFeedGoesOnBehindABreakAndTellsOfGaps) {
+  FakeServer server;
+  server.feed = {Fed(7, "nodes/n1", "up"), Fed(90, "nodes/n1", "down")};
+  server.feed[1].mutable_gap()->set_first(8);
+  server.feed[1].mutable_gap()->set_last(80);
+  server.feed_status = {grpc::StatusCode::PERMISSION_DENIED, "the role is gone"};
+  const Outcome run = Sftctl(server, {"events", "--all", "--follow", "--json"});
+  EXPECT_EQ(run.code, kRefused);
+  EXPECT_EQ(server.feed_after, (std::vector<int64_t>{-1, 7, 90})) << "from now on, then behind";
+  EXPECT_THAT(run.out, HasSubstr("{\"gap\":{\"first\":8,\"last\":80}}\n"));
+  EXPECT_THAT(run.err, HasSubstr("events 8 to 80 are no longer kept\n"));
+  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 3);
+}
+
+TEST(NodesTest, TheUseOfGpusOverTimeIsATableOrLines) {
+  FakeServer server;
+  EXPECT_THAT(Sftctl(server, {"nodes", "n1", "--history", "2h"}).err,
+              HasSubstr("n1 has reported no use of GPUs in that time\n"));
+  EXPECT_EQ(server.histories.back().node(), "n1");
+  EXPECT_EQ(server.histories.back().since_seconds(), 7200);
+  EXPECT_EQ(Sftctl(server, {"nodes", "--history", "2h"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server, {"nodes", "n1", "--history", "long"}).code, kUsage);
+  v1::GpuHistory& gpu = *server.history.add_gpus();
+  gpu.set_slot(3);
+  v1::GpuUse& use = *gpu.add_points();
+  use.mutable_time()->set_seconds(60);
+  use.set_memory_used_bytes(70'000'000'000);
+  use.set_utilization_percent(98.4F);
+  use.set_power_watts(650);
+  const Outcome run = Sftctl(server, {"nodes", "n1", "--history", "2h"});
+  EXPECT_THAT(run.out, HasSubstr("3    1970-01-01T00:01:00Z  70.00 GB  98 %  650 W  -"));
+  const auto json = ParseJson(Sftctl(server, {"nodes", "n1", "--history", "2h", "--json"}).out);
+  EXPECT_EQ(json["slot"], 3);
+  EXPECT_EQ(json["power_watts"], 650);
+  EXPECT_EQ(json["temperature_celsius"], 0);
+}
+
+TEST(EventsTest, NeedAJobOrAll) {
+  FakeServer server;
+  EXPECT_EQ(Sftctl(server, {"events"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server, {"events", "job-a", "--all"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server, {"events", "job-a", "--follow"}).code, kUsage);
+}
+
+TEST(StatusTest, AWaitingJobSaysItsPlaceAndWhatWouldStartItSooner) {
+  FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::PENDING);
+  EXPECT_EQ(Sftctl(server, {"status", "job-a"}).code, kSucceeded) << "an older server";
+  EXPECT_TRUE(ParseJson(Sftctl(server, {"status", "job-a", "--json"}).out)["wait"].is_null());
+  v1::WaitExplanation& wait = server.wait.emplace();
+  wait.set_reason("waiting in line");
+  wait.mutable_outlook()->set_place(4);
+  wait.mutable_outlook()->mutable_start_time()->set_seconds(3600);
+  wait.set_line(9);
+  wait.set_ahead_own(1);
+  wait.set_ahead_others(2);
+  wait.set_ahead_gpu_hours(12.5);
+  wait.set_ahead_unknown(1);
+  wait.set_past_starts(200);
+  wait.set_past_within_20(141);
+  wait.set_past_within_50(180);
+  v1::WhatIf& now = *wait.add_what_ifs();
+  now.set_change("on 4 x A100");
+  now.set_now(true);
+  now.set_command("sftctl submit job.toml --set compute.gpu_type=A100 && sftctl cancel job-a");
+  v1::WhatIf& later = *wait.add_what_ifs();
+  later.set_change("with priority high");
+  later.mutable_start_time()->set_seconds(1800);
+  later.set_command("sftctl submit job.toml --set scheduling.priority=high");
+  const Outcome run = Sftctl(server, {"status", "job-a"});
+  EXPECT_THAT(run.out,
+              HasSubstr("line       place 4 of 9; ahead of it 1 job of its project and 2 of "
+                        "other projects, 12.5 GPU-hours (1 of unknown run time, counted "
+                        "with an hour)\n"));
+  EXPECT_THAT(run.out,
+              HasSubstr("estimates  of the last 200 starts 71 % came within a fifth of the "
+                        "wait that was expected, 90 % within a half\n"));
+  EXPECT_THAT(run.out,
+              HasSubstr("sooner     on 4 x A100: now\n"
+                        "             sftctl submit job.toml --set compute.gpu_type=A100 && sftctl "
+                        "cancel job-a\n"
+                        "           with priority high: at 1970-01-01T00:30:00Z\n"));
+  const auto json = ParseJson(Sftctl(server, {"status", "job-a", "--json"}).out)["wait"];
+  EXPECT_EQ(json["line"], 9);
+  EXPECT_EQ(json["outlook"]["place"], 4);
+  EXPECT_EQ(json["what_ifs"].size(), 2u);
+  EXPECT_EQ(json["what_ifs"][0]["now"], true);
+  EXPECT_EQ(json["what_ifs"][1]["start_time"], "1970-01-01T00:30:00Z");
+  server.jobs["job-a"].set_state(v1::Job::RUNNING);
+  EXPECT_THAT(Sftctl(server, {"status", "job-a"}).out, ::testing::Not(HasSubstr("sooner")));
 }
 
 TEST(EventsTest, ReadsEveryPageInOrder) {

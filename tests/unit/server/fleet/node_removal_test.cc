@@ -15,8 +15,9 @@ using ::testing::IsEmpty;
 class NodeRemovalTest : public LifeTest {
  protected:
   absl::Status Remove(const std::string& node, bool force = false) {
-    return store_->Write(
-        [&](Database& db) { return RemoveNode(db, node, registry_->Get(node), force); });
+    return store_->Write([&](Database& db) {
+      return RemoveNode(db, node, registry_->Get(node), force, "ops", registry_->now_us());
+    });
   }
   // Names of the existing nodes, on which all three calls agree.
   std::vector<std::string> Nodes() {

@@ -174,6 +174,39 @@ TEST_F(LifeTest, GradesOfAnswersAreNewsOnceAndStay) {
   EXPECT_EQ(progress.values(0).value(), 0.5);
 }
 
+TEST_F(LifeTest, EachNodeTellsOfItsOwnRanks) {
+  const auto a = Join("a", "CPU", 2), b = Join("b", "CPU", 2);
+  const std::string job = Submit("CPU", 2, /*nodes=*/2);
+  Tick();
+  const auto status_of = [&](int rank, int64_t bytes) {
+    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+    v1::RankProgress& said = *status.mutable_progress()->add_ranks();
+    said.set_rank(rank);
+    said.set_step(5);
+    said.set_gpu_memory_bytes(bytes);
+    return status;
+  };
+  const auto shown = [&] {
+    std::string text;
+    const v1::Progress progress = Job(job).progress();
+    for (const v1::RankProgress& rank : progress.ranks()) {
+      text += std::to_string(rank.rank()) + ":" + std::to_string(rank.gpu_memory_bytes()) + " ";
+    }
+    return text;
+  };
+  v1::AttemptStatus of_b = status_of(3, 30);
+  of_b.mutable_progress()->set_step(99);
+  *of_b.mutable_progress()->add_ranks() = status_of(0, 66).progress().ranks(0);  // is not its own
+  ASSERT_TRUE(Observe("b", b, {of_b}).ok());
+  ASSERT_TRUE(Observe("a", a, {status_of(1, 10)}).ok());
+  ASSERT_TRUE(Observe("a", a, {status_of(0, 11)}).ok());
+  EXPECT_EQ(shown(), "0:11 1:10 3:30 ");
+  ASSERT_TRUE(Observe("b", b, {status_of(3, 31)}).ok());
+  EXPECT_EQ(shown(), "0:11 1:10 3:31 ");
+  EXPECT_EQ(Job(job).progress().step(), 0) << "which rank 0's node tells";
+  EXPECT_TRUE(jobs_->List({})->jobs.at(0).progress().ranks().empty());
+}
+
 TEST_F(LifeTest, AUserFaultIsNotRetried) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);

@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "common/io/file.h"
 #include "server/database/migrations.h"
 #include "server/store/attempts.h"
 #include "server/store/files.h"
+#include "server/store/job_lists.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
 #include "server/store/progress.h"
@@ -27,9 +30,12 @@ class RowsTest : public testing::Test {
   }
 
   JobRecord AddJob(const std::string& id, const std::string& request = "",
-                   const std::string& type = "H100") {
+                   const std::string& type = "H100", const std::string& name = "",
+                   const std::string& owner = "") {
     JobRecord job;
     job.id = id;
+    job.display_name = name;
+    job.owner = owner;
     job.gpu_type = type;
     job.project = "default";
     job.request_id = request;
@@ -233,13 +239,74 @@ TEST_F(RowsTest, ListsAreNewestFirstFilteredAndPaged) {
   auto page = ListJobs(*db_, filter).value();
   ASSERT_EQ(page.size(), 2u);
   EXPECT_EQ(page[0].id, "job-3");
-  filter.before_sequence = page[1].sequence;
+  filter.after = PlaceOf(page[1], filter.order);
   EXPECT_EQ(ListJobs(*db_, filter)->front().id, "job-1");
   filter = {{JobState::kPending}, "default"};
   EXPECT_EQ(ListJobs(*db_, filter)->size(), 2u);
   filter.project = "other";
   EXPECT_TRUE(ListJobs(*db_, filter)->empty());
   EXPECT_EQ(PendingJobs(*db_, 10)->front().id, "job-1");
+}
+
+// Ids of all pages of two, in their order; a job arrives before each page.
+std::string Ids(Database& db, JobFilter filter, const std::function<void()>& arrive) {
+  filter.limit = 2;
+  std::string ids;
+  while (true) {
+    arrive();
+    const auto page = ListJobs(db, filter).value();
+    for (const JobRecord& job : page) ids += job.id + " ";
+    if (page.size() < 2) return ids;
+    filter.after = PlaceOf(page.back(), filter.order);
+  }
+}
+
+TEST_F(RowsTest, EachOrderOfAListIsWholeHoweverManyJobsArriveMeanwhile) {
+  // By their names b a C a, of which the last has not ended; ended in the order 2 1 3.
+  const char* const names[] = {"b", "a", "C", "a"};
+  const int ended[] = {20, 10, 30};
+  for (int i = 0; i < 4; ++i) {
+    JobRecord job = AddJob("job-" + std::to_string(i + 1), "", "H100", names[i], "ann");
+    if (i == 3) continue;
+    ASSERT_TRUE(TakeEdge(*db_, job, JobState::kCancelled, "", ended[i]).ok());
+  }
+  int others = 0;
+  const auto arrive = [&] { AddJob("other-" + std::to_string(++others), "", "H100", "aa", "ben"); };
+  JobFilter filter;
+  filter.owner = "ann";
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-4 job-3 job-2 job-1 ");
+  filter.descending = false;
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-1 job-2 job-3 job-4 ");
+  filter.order = JobOrder::kName;
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-2 job-4 job-1 job-3 ");
+  filter.order = JobOrder::kEnded;
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-4 job-2 job-1 job-3 ");
+  filter.descending = true;
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-3 job-1 job-2 job-4 ");
+  filter.order = JobOrder::kName;
+  EXPECT_EQ(Ids(*db_, filter, arrive), "job-3 job-1 job-4 job-2 ");
+  EXPECT_EQ(CountJobs(*db_, filter, 10).value(), 4);
+  EXPECT_EQ(CountJobs(*db_, filter, 3).value(), 3);
+  filter.owner = "nobody";
+  EXPECT_EQ(CountJobs(*db_, filter, 10).value(), 0);
+}
+
+TEST_F(RowsTest, ATextIsFoundAnywhereInTheNameOrTheIdAndIsNoPattern) {
+  AddJob("job-1", "", "H100", "Llama 8B lr=1e-4");
+  AddJob("job-2", "", "H100", "100% of_it");
+  const auto found = [&](const std::string& query) {
+    JobFilter filter;
+    filter.query = query;
+    const auto none = [] {};
+    return Ids(*db_, filter, none);
+  };
+  EXPECT_EQ(found("llama"), "job-1 ");
+  EXPECT_EQ(found("JOB-2"), "job-2 ");
+  EXPECT_EQ(found("0% "), "job-2 ");
+  EXPECT_EQ(found("f_i"), "job-2 ");
+  EXPECT_EQ(found("b%l"), "");
+  EXPECT_EQ(found("\\"), "");
+  EXPECT_EQ(found(""), "job-2 job-1 ");
 }
 
 TEST_F(RowsTest, TheOldestWaitingJobsOfEachTypeAreSeenHoweverManyWaitForAnother) {

@@ -20,13 +20,17 @@ TEST(GpuProbeTest, AProductNameBecomesTheTypeThatVariantsName) {
 
 TEST(GpuProbeTest, TheProbesLineBecomesReadings) {
   const auto readings = ParseGpuProbe(
-      R"({"gpus":[{"name":"NVIDIA H200","uuid":"GPU-1","memory":150,"used":7,"utilization":3}]})");
+      R"({"gpus":[{"name":"NVIDIA H200","uuid":"GPU-1","memory":150,"used":7,"utilization":3,)"
+      R"("milliwatts":412500,"celsius":61},{"uuid":"GPU-2"}]})");
   ASSERT_TRUE(readings.ok()) << readings.status();
-  ASSERT_EQ(readings->size(), 1u);
+  ASSERT_EQ(readings->size(), 2u);
   EXPECT_EQ((*readings)[0].uuid, "GPU-1");
   EXPECT_EQ((*readings)[0].memory_bytes, 150);
   EXPECT_EQ((*readings)[0].memory_used_bytes, 7);
   EXPECT_EQ((*readings)[0].utilization_percent, 3);
+  EXPECT_EQ((*readings)[0].power_watts, 412.5);
+  EXPECT_EQ((*readings)[0].temperature_celsius, 61);
+  EXPECT_EQ((*readings)[1].power_watts, 0) << "a driver that does not tell it";
 }
 
 TEST(GpuProbeTest, AGpuThatCannotBeReadDoesNotHideTheOthers) {
