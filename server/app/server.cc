@@ -222,9 +222,17 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
-    const FigureSources sources = {
-        *parts.store, parts.registry, &parts.disk, &parts.gate.failed(),
-        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); }};
+    FigureSources sources = {
+        *parts.store,
+        parts.registry,
+        &parts.disk,
+        &parts.gate,
+        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); },
+        &parts.loop.tick_seconds(),
+        {}};
+    if (credentials.has_value()) {
+      SFT_ASSIGN_OR_RETURN(sources.certificates, ExpiryOf(*credentials));
+    }
     HttpServer::Options options;
     options.taker = &parts.openai;
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, Pages(sources), options));

@@ -537,6 +537,16 @@ CREATE TABLE judge_calls (
   calls INTEGER NOT NULL,
   PRIMARY KEY (job_id, grader)
 ) STRICT, WITHOUT ROWID;
+)sql"},
+                                     {15, R"sql(
+-- Figures for operators, counted since there is this table (server/store/tallies.h).
+CREATE TABLE tallies (
+  name TEXT NOT NULL,
+  label TEXT NOT NULL,
+  second TEXT NOT NULL,
+  value REAL NOT NULL,
+  PRIMARY KEY (name, label, second)
+) STRICT, WITHOUT ROWID;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -10,6 +10,7 @@
 #include "common/spec/job_json.h"
 #include "server/store/schedules.h"
 #include "server/store/states.h"
+#include "server/store/tallies.h"
 
 namespace sft::server::store {
 namespace {
@@ -387,6 +388,10 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
   if (!reason.empty()) event.message += ": " + reason;
   job.state = to;
   job.reason = reason;
+  if (IsTerminal(to)) {
+    const std::string domain(ToString(job.verdict.domain));
+    SFT_RETURN_IF_ERROR(AddTally(db, {Tally::kJobsEnded, job.verdict.code, domain, 1}));
+  }
   return AddEvent(db, job.id, std::move(event));
 }
 

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "common/base/clock.h"
+#include "common/base/duration.h"
 #include "common/obs/log.h"
 #include "server/database/database_check.h"
 #include "server/database/migrations.h"
@@ -125,6 +127,7 @@ void Store::RunGroup(const std::deque<Task*>& group) {
 void Store::RunWrites(const std::deque<Task*>& writes) {
   if (writes.empty()) return;
   const int64_t changes = db_->total_changes();
+  const MonoTime begin = Clock::Real().Mono();
   absl::Status group = db_->Run("BEGIN IMMEDIATE");
   for (Task* task : writes) {
     if (!group.ok()) break;
@@ -137,8 +140,10 @@ void Store::RunWrites(const std::deque<Task*>& writes) {
   if (group.ok()) group = db_->Run("COMMIT");
   if (group.ok()) {
     fleet_version_ = db_->fleet_changes();
+    if (db_->total_changes() == changes) return;
+    commit_seconds_.Observe(SecondsOf(Clock::Real().Mono() - begin));
     MutexLock lock(mutex_);
-    if (db_->total_changes() != changes) ++commits_;
+    ++commits_;
     return;
   }
   // A full disk may have ended the transaction already; a rollback that finds none is no news.

@@ -19,6 +19,7 @@
 #include "server/database/migrations.h"
 #include "server/database/online_copy.h"
 #include "server/state/records.h"
+#include "server/store/tallies.h"
 #include "server/stored/file_copies.h"
 
 namespace sft::server {
@@ -342,6 +343,10 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const v1::BackupRequest& request,
     making_.erase(folder);
   }
   SFT_RETURN_IF_ERROR(made);
+  const double now = static_cast<double>(UnixMicros(clock_.Wall())) / 1e6;
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) {
+    return store::SetTally(db, {store::Tally::kBackup, "", "", now});
+  }));
   result.set_path(folder);
   result.set_seconds(SecondsOf(clock_.Mono() - begin));
   return result;
