@@ -20,6 +20,7 @@ namespace {
 
 struct Figures {
   std::vector<int64_t> jobs_by_state;
+  int64_t jobs_held = 0;
   std::vector<NodeRecord> nodes;
   std::vector<EstimateRecord> begun, ended;
   std::map<std::string, store::NodeHold> holds;
@@ -34,6 +35,7 @@ absl::StatusOr<Figures> Collect(Store& store) {
   Figures figures;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(figures.jobs_by_state, store::CountJobsByState(db));
+    SFT_ASSIGN_OR_RETURN(figures.jobs_held, store::CountHeldJobs(db));
     SFT_ASSIGN_OR_RETURN(figures.nodes, store::AllNodes(db));
     SFT_ASSIGN_OR_RETURN(figures.holds, store::Holds(db));
     SFT_ASSIGN_OR_RETURN(figures.begun, store::LastBegun(db, kEstimates));
@@ -97,20 +99,21 @@ void AddNodeDisks(const LiveNodes& live, Exposition& page) {
   }
 }
 
+// A silent node's last report is no news of its GPUs.
 void AddSlotUse(const LiveNodes& live, Exposition& page) {
-  page.Metric("sft_slot_memory_bytes", "gauge", "Memory in use on a GPU, by anybody.");
-  for (const auto& [name, now] : live) {
-    for (const auto& [slot, use] : now.use) {
-      page.Sample({{"node", name}, {"slot", std::to_string(slot)}}, static_cast<double>(use.first));
+  const auto each = [&](auto value) {
+    for (const auto& [name, now] : live) {
+      if (now.silent) continue;
+      for (const auto& [slot, use] : now.use) {
+        page.Sample({{"node", name}, {"slot", std::to_string(slot)}}, value(use));
+      }
     }
-  }
+  };
+  page.Metric("sft_slot_memory_bytes", "gauge", "Memory in use on a GPU, by anybody.");
+  each([](const auto& use) { return static_cast<double>(use.first); });
   page.Metric("sft_slot_utilization_ratio", "gauge",
               "Part of the time in which a GPU computed, 0 to 1, as its driver says.");
-  for (const auto& [name, now] : live) {
-    for (const auto& [slot, use] : now.use) {
-      page.Sample({{"node", name}, {"slot", std::to_string(slot)}}, use.second / 100.0);
-    }
-  }
+  each([](const auto& use) { return use.second / 100.0; });
 }
 
 void AddCertificates(const FigureSources& sources, Exposition& page) {
@@ -127,7 +130,6 @@ void AddFailedCalls(const FailedCalls& failed, Exposition& page) {
               "Calls that were refused or failed, by gRPC status, since the start.");
   const auto totals = failed.totals();
   for (size_t code = 1; code < totals.size(); ++code) {
-    if (totals[code] == 0) continue;
     page.Sample({{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}},
                 static_cast<double>(totals[code]));
   }
@@ -165,6 +167,8 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
     page.Sample({{"state", std::string(ToString(static_cast<JobState>(state)))}},
                 static_cast<double>(figures.jobs_by_state[state]));
   }
+  page.Metric("sft_jobs_held", "gauge", "Waiting jobs that somebody holds back.");
+  page.Sample({}, static_cast<double>(figures.jobs_held));
   page.Metric("sft_nodes", "gauge", "Nodes by state.");
   int up = 0;
   std::map<std::pair<std::string, std::string>, int> slots;
@@ -191,8 +195,11 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   AddTimes(sources, page);
   page.Metric("sft_node_refusals_total", "counter",
               "What nodes said and the server refused, since the start.");
-  for (const auto& [node, count] : sources.registry.refusals().counts()) {
-    page.Sample({{"node", node}}, static_cast<double>(count));
+  const auto refused = sources.registry.refusals().counts();
+  for (const NodeRecord& node : figures.nodes) {
+    const auto found = refused.find(node.name);
+    page.Sample({{"node", node.name}},
+                found == refused.end() ? 0 : static_cast<double>(found->second));
   }
   LiveNodes live;
   for (const NodeRecord& node : figures.nodes) {

@@ -80,7 +80,7 @@ void AddTallies(const std::vector<TallyRecord>& tallies, const std::vector<store
   AddGpuTime(tallies, held, now_us, page);
   page.Metric("sft_job_info", "gauge", "Slots that jobs hold now.");
   for (const store::HeldBy& slot : held) {
-    page.Sample({{"job", slot.job_id},
+    page.Sample({{"job_id", slot.job_id},
                  {"project", slot.project},
                  {"owner", slot.owner},
                  {"node", slot.node},

@@ -40,7 +40,7 @@ TEST_F(MetricsPageTest, AJobIsCountedFromItsWaitToItsEnd) {
   EXPECT_TRUE(Has("sft_job_wait_seconds_bucket{class=\"normal\",le=\"60\"} 1"));
   EXPECT_TRUE(Has("sft_job_wait_seconds_bucket{class=\"normal\",le=\"+Inf\"} 1"));
   EXPECT_TRUE(Has("sft_job_wait_seconds_sum{class=\"normal\"} 30"));
-  EXPECT_TRUE(Has("sft_job_info{job=\"" + job +
+  EXPECT_TRUE(Has("sft_job_info{job_id=\"" + job +
                   "\",project=\"default\",owner=\"local\",node=\"a\",slot=\"1\"} 1"));
   EXPECT_TRUE(Has("sft_project_gpu_seconds_total{project=\"default\"} 0")) << "not yet a minute";
   clock_.Advance(seconds(100));
