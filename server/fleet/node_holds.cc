@@ -6,6 +6,7 @@
 #include "common/base/bytes.h"
 #include "server/core/convert.h"
 #include "server/store/nodes.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 namespace {
@@ -42,7 +43,8 @@ std::string DiskText(const v1::NodeDisk& disk) {
 
 absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
   SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
-  return store::PutHold(db, hold);
+  SFT_RETURN_IF_ERROR(store::PutHold(db, hold));
+  return store::TellNode(db, "node.held", hold.node, hold.reason, hold.since_us);
 }
 
 absl::Status ReleaseNode(Database& db, const std::string& node) {

@@ -14,6 +14,7 @@
 #include "server/store/nodes.h"
 #include "server/store/schedules.h"
 #include "server/store/tallies.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 namespace {
@@ -76,8 +77,13 @@ bool IsSetAside(const AttemptRecord& attempt) {
          attempt.verdict.code == attempt.stop_code;
 }
 
-absl::Status CountRestart(Database& db, const AttemptRecord& attempt) {
-  return store::AddTally(db, {store::Tally::kAttemptsRestarted, attempt.verdict.code, "", 1});
+// The job is PENDING again.
+absl::Status NoteRestart(Database& db, const JobRecord& job, const AttemptRecord& attempt,
+                         int64_t now_us) {
+  SFT_RETURN_IF_ERROR(
+      store::AddTally(db, {store::Tally::kAttemptsRestarted, attempt.verdict.code, "", 1}));
+  return store::TellJob(db, IsSetAside(attempt) ? "job.preempted" : "job.restarted", job,
+                        attempt.verdict, now_us);
 }
 
 // Nothing failed: the job stands in the line again.
@@ -91,7 +97,7 @@ absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt,
   SFT_RETURN_IF_ERROR(store::SetRestart(db, job));
   SFT_RETURN_IF_ERROR(
       store::TakeEdge(db, job, JobState::kPending, attempt.verdict.message, now_us));
-  SFT_RETURN_IF_ERROR(CountRestart(db, attempt));
+  SFT_RETURN_IF_ERROR(NoteRestart(db, job, attempt, now_us));
   return store::AddEvent(db, job.id,
                          {0, now_us, attempt.stop_code,
                           attempt.verdict.message + "; " + attempt.verdict.action, attempt.number});
@@ -139,7 +145,7 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
       fmt::format("restarts after {}: {}", FormatUtc(FromUnixMicros(job.not_before_us)),
                   attempt.verdict.message);
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPending, reason, now_us));
-  SFT_RETURN_IF_ERROR(CountRestart(db, attempt));
+  SFT_RETURN_IF_ERROR(NoteRestart(db, job, attempt, now_us));
   return store::AddEvent(db, job.id,
                          {0, now_us, "verdict",
                           fmt::format("{}: {}; {}", attempt.verdict.code, attempt.verdict.message,

@@ -11,6 +11,7 @@
 #include "server/store/schedules.h"
 #include "server/store/states.h"
 #include "server/store/tallies.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server::store {
 namespace {
@@ -208,7 +209,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
     add.Bind(file.client_path).Bind(file.node_path);
     SFT_RETURN_IF_ERROR(add.Run());
   }
-  return absl::OkStatus();
+  return TellJob(db, "job.queued", job, Verdict(), job.created_us);
 }
 
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
@@ -392,6 +393,7 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
     const std::string domain(ToString(job.verdict.domain));
     SFT_RETURN_IF_ERROR(AddTally(db, {Tally::kJobsEnded, job.verdict.code, domain, 1}));
   }
+  SFT_RETURN_IF_ERROR(TellEdge(db, job, now_us));
   return AddEvent(db, job.id, std::move(event));
 }
 

@@ -8,9 +8,10 @@ namespace sft::server::store {
 namespace {
 
 // As stored, by the number of the enum.
-constexpr std::array kNames = {"jobs_ended",   "attempts_restarted", "waits",
-                               "wait_seconds", "gpu_seconds",        "backup"};
-static_assert(kNames.size() == static_cast<size_t>(Tally::kBackup) + 1);
+constexpr std::array kNames = {"jobs_ended",        "attempts_restarted", "waits",
+                               "wait_seconds",      "gpu_seconds",        "backup",
+                               "webhook_deliveries"};
+static_assert(kNames.size() == static_cast<size_t>(Tally::kWebhookDeliveries) + 1);
 
 const char* NameOf(Tally tally) { return kNames.at(static_cast<size_t>(tally)); }
 

@@ -18,6 +18,7 @@ enum class Tally {
   kWaitSeconds,        // class
   kGpuSeconds,         // project; of slots that were freed
   kBackup,             // the time of the last one
+  kWebhookDeliveries,  // result
 };
 
 // Upper bounds, in seconds, of the waits from submit to first placement.

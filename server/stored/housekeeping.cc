@@ -4,6 +4,7 @@
 
 #include "common/obs/log.h"
 #include "server/store/jobs.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 
@@ -51,8 +52,19 @@ void Housekeeping::Stop() {
   LookAround();
 }
 
+void Housekeeping::TellLowDisk(const v1::NodeDisk& disk) {
+  const bool low = disk.level() >= v1::NodeDisk::LOW;
+  if (low && !low_) {
+    const absl::Status told = store_.Write([&](Database& db) {
+      return store::TellDisk(db, disk.free_bytes(), disk.total_bytes(), UnixMicros(clock_.Wall()));
+    });
+    if (!told.ok()) return;  // the next look tries again
+  }
+  low_ = low;
+}
+
 void Housekeeping::LookAround() {
-  if (disk_ != nullptr) disk_->Look();  // logs a change of level
+  if (disk_ != nullptr) TellLowDisk(disk_->Look());  // which logs a change of level
   if (failed_ == nullptr) return;
   const absl::Status kept = failed_->Flush();
   if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));

@@ -14,8 +14,8 @@
 namespace sft::server {
 
 // Periodic housekeeping: once an hour, curves of jobs that ended long ago are thinned and data over
-// its age limit is removed; every few seconds, free disk space is checked and failed calls are
-// written to the audit.
+// its age limit is removed; every few seconds, free disk space is checked, of which webhooks are
+// told once it is low, and failed calls are written to the audit.
 class Housekeeping {
  public:
   static constexpr std::chrono::hours kPeriod{1};
@@ -44,10 +44,12 @@ class Housekeeping {
   void Stop();
   // One round.
   absl::Status Tick(int64_t max_points = kThinnedPoints);
+  // What is done every few seconds.
+  void LookAround();
 
  private:
   void Loop();
-  void LookAround();
+  void TellLowDisk(const v1::NodeDisk& disk);
   // Thins the curve of one job, if it is due.
   absl::Status Thin(const std::string& id, int64_t max_points);
 
@@ -59,6 +61,7 @@ class Housekeeping {
   Removal* const removal_;
   DiskWatch* const disk_;
   FailedCalls* const failed_;
+  bool low_ = false;  // webhooks were told of it; used by the one who looks around
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;
