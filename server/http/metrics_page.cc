@@ -14,6 +14,7 @@
 #include "server/store/nodes.h"
 #include "server/store/schedules.h"
 #include "server/store/tallies.h"
+#include "server/store/webhooks.h"
 
 namespace sft::server {
 namespace {
@@ -26,6 +27,7 @@ struct Figures {
   std::map<std::string, store::NodeHold> holds;
   std::vector<store::TallyRecord> tallies;
   std::vector<store::HeldBy> held;
+  std::vector<store::WebhookRecord> hooks;
 };
 
 // The number of newest estimates used.
@@ -42,6 +44,7 @@ absl::StatusOr<Figures> Collect(Store& store) {
     SFT_ASSIGN_OR_RETURN(figures.ended, store::LastEnded(db, kEstimates));
     SFT_ASSIGN_OR_RETURN(figures.tallies, store::AllTallies(db));
     SFT_ASSIGN_OR_RETURN(figures.held, store::SlotsHeld(db));
+    SFT_ASSIGN_OR_RETURN(figures.hooks, store::ListWebhooks(db, std::nullopt));
     return absl::OkStatus();
   }));
   return figures;
@@ -158,6 +161,18 @@ void AddTimes(const FigureSources& sources, Exposition& page) {
   AddFailedCalls(sources.gate->failed(), page);
 }
 
+void AddWebhooks(const std::vector<store::WebhookRecord>& hooks, Exposition& page) {
+  int on = 0, failing = 0, off = 0;
+  for (const store::WebhookRecord& hook : hooks) {
+    ++(hook.off_us > 0 ? off : hook.failures > 0 ? failing : on);
+  }
+  page.Metric("sft_webhooks", "gauge",
+              "Webhooks that are on, whose last try failed, and that were put off.");
+  page.Sample({{"state", "on"}}, on);
+  page.Sample({{"state", "failing"}}, failing);
+  page.Sample({{"state", "off"}}, off);
+}
+
 std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   Exposition page;
   page.Metric("sft_build_info", "gauge", "Version of the server.");
@@ -192,6 +207,7 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   }
   AddEstimates(figures, page);
   AddTallies(figures.tallies, figures.held, sources.registry.now_us(), page);
+  AddWebhooks(figures.hooks, page);
   AddTimes(sources, page);
   page.Metric("sft_node_refusals_total", "counter",
               "What nodes said and the server refused, since the start.");

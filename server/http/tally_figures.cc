@@ -90,6 +90,14 @@ void AddTallies(const std::vector<TallyRecord>& tallies, const std::vector<store
   page.Metric("sft_backup_last_success_timestamp_seconds", "gauge",
               "When the last backup was made, Unix time.");
   for (const TallyRecord* record : Of(tallies, Tally::kBackup)) page.Sample({}, record->value);
+  page.Metric("sft_webhook_deliveries_total", "counter",
+              "Tries of webhooks' deliveries, by what came of each; dropped: too many waited.");
+  std::map<std::string, double> results = {
+      {"delivered", 0}, {"retried", 0}, {"failed", 0}, {"dropped", 0}};
+  for (const TallyRecord* record : Of(tallies, Tally::kWebhookDeliveries)) {
+    results[record->label] = record->value;
+  }
+  for (const auto& [result, count] : results) page.Sample({{"result", result}}, count);
 }
 
 }  // namespace sft::server
