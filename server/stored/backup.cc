@@ -31,7 +31,8 @@ constexpr char kDatabase[] = "/server.db";
 constexpr int64_t kPageBytes = 4096;
 constexpr char kManifest[] = "/manifest.json";
 // Folders of a data folder.
-constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls";
+constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls",
+               kHookSecrets[] = "/webhooks";
 constexpr const char* kGrowing[] = {"/logs", "/metrics"};
 
 // "2026-01-31T12-34-56Z"
@@ -262,6 +263,11 @@ absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::str
     SFT_RETURN_IF_ERROR(CopyGrowing(data_dir_ + name, folder + name, wanted));
     SFT_RETURN_IF_ERROR(SyncTree(folder + name, /*files=*/true));
     result.set_log_bytes(result.log_bytes() + io::TreeBytes(folder + name));
+  }
+  if (!io::ListDir(data_dir_ + kHookSecrets).value_or(std::vector<std::string>()).empty()) {
+    result.add_left_out(
+        "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new "
+        "ones)");
   }
   if (!io::IsDirectory(data_dir_ + kKeys)) return absl::OkStatus();
   if (request.with_keys()) {
