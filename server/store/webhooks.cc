@@ -224,7 +224,7 @@ absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, int64_t
           "SELECT " SFT_DELIVERY_COLUMNS
           " FROM webhook_deliveries d JOIN webhooks w ON w.id = d.hook WHERE d.state " SFT_WAITS
           " AND d.next_us <= ?1 AND w.off_us = 0 AND w.rest_until_us <= ?1 ORDER BY "
-          "d.next_us, d.sequence LIMIT 1"));
+          "w.failures > 0, d.next_us, d.sequence LIMIT 1"));
   SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(now_us).Step());
   if (!row) return std::optional<DeliveryRecord>();
   return std::optional<DeliveryRecord>(ReadDelivery(next));

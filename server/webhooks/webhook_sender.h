@@ -13,11 +13,11 @@
 
 namespace sft::server {
 
-// The one thread that sends webhooks: what the database says is due, the oldest first. What was not
-// taken with a status of 2xx is tried again after kDelaysS, each a little longer by chance, and not
-// before the time that the receiver asks for; a hook whose try has failed rests meanwhile, so that
-// one that does not answer keeps the others waiting only now and then. Status 410 puts a hook off,
-// and so does the last try of a delivery since which it has taken nothing.
+// The one thread that sends webhooks: what the database says is due (store::NextDelivery). What was
+// not taken with a status of 2xx is tried again after kDelaysS, each a little longer by chance, and
+// not before the time that the receiver asks for; a hook whose try has failed rests meanwhile and
+// comes last, so that those that do not answer keep the others waiting for one try at most. Status
+// 410 puts a hook off, and so does the last try of a delivery since which it has taken nothing.
 class WebhookSender {
  public:
   static constexpr std::chrono::seconds kPeriod{1};
