@@ -76,8 +76,8 @@ absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::strin
 // A new delivery, which is due now; its id. Beyond kMaxWaiting the oldest one is dropped.
 absl::StatusOr<std::string> Enqueue(Database& db, const std::string& hook, const std::string& type,
                                     const std::string& body, int64_t now_us);
-// The delivery that has been due for longest, of a hook that is on and does not rest; those of hooks
-// that take what they are sent come before those of others.
+// The delivery that has been due for longest, of a hook that is on and does not rest; those of
+// hooks that take what they are sent come before those of others.
 absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, int64_t now_us);
 // Stores state, tries, next_us, last_us, status and error; forgets the oldest beyond kMaxEnded.
 // NOT_FOUND where the hook was removed meanwhile.
