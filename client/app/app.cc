@@ -85,6 +85,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddNodes(app, session);
   AddData(app, session);
   AddModels(app, session);
+  AddWebhook(app, session);
   AddStats(app, session);
   AddStorage(app, session);
   AddLogin(app, session);

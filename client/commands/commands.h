@@ -47,6 +47,7 @@ void AddNodes(Command& app, Session& session);          // nodes and variants
 void AddNodeHolds(Command& app, Command& nodes, Session& session);
 void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
+void AddWebhook(Command& app, Session& session);
 void AddStats(Command& app, Session& session);
 void AddExplain(Command& app);
 void AddInit(Command& app, Session& session);

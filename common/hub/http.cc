@@ -177,6 +177,8 @@ class RustClient : public HttpClient {
                                 {"proxy", proxy},
                                 {"connect_seconds", seconds(options_.connect_timeout)},
                                 {"stall_seconds", seconds(options_.stall_timeout)},
+                                {"total_seconds", seconds(options_.total_timeout)},
+                                {"address", options_.address},
                                 {"user_agent", fmt::format("sft/{}", kVersion)}});
     SftHttpAgent* agent = nullptr;
     SFT_RETURN_IF_ERROR(Take(sft_http_open(text.data(), text.size(), &agent)).status());

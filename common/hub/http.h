@@ -70,6 +70,11 @@ struct HttpOptions {
   Nanos connect_timeout = std::chrono::seconds(10);
   // The longest time without a byte.
   Nanos stall_timeout = std::chrono::seconds(20);
+  // The longest time for a whole exchange, its body included; 0: any.
+  Nanos total_timeout{0};
+  // "192.0.2.1:443", "[2001:db8::1]:443": connections go there whatever the URL's name leads to;
+  // its certificate has to be the name's all the same. Empty: the name is looked up.
+  std::string address = {};
 };
 
 // From SSL_CERT_FILE, HTTPS_PROXY, HTTP_PROXY and NO_PROXY (or their lower-case names). `ca_file`

@@ -147,6 +147,15 @@ absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& da
   return std::optional<Credentials>(std::move(credentials));
 }
 
+absl::StatusOr<std::map<std::string, WallTime>> ExpiryOf(const Credentials& credentials) {
+  SFT_ASSIGN_OR_RETURN(const tls::Certificate authority,
+                       tls::ReadCertificate(credentials.authority.certificate_pem));
+  SFT_ASSIGN_OR_RETURN(const tls::Certificate server,
+                       tls::ReadCertificate(credentials.server.certificate_pem));
+  return std::map<std::string, WallTime>{{"authority", authority.validity.to},
+                                         {"server", server.validity.to}};
+}
+
 absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::string& data_dir,
                                                                  Clock& clock) {
   const std::string folder = Folder(data_dir);

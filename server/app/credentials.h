@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ struct Credentials {
 // authority.
 absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& data_dir,
                                                            Clock& clock);
+
+// Until when its certificates are valid: "authority" and "server".
+absl::StatusOr<std::map<std::string, WallTime>> ExpiryOf(const Credentials& credentials);
 
 // Checks the keys that a server would start with and returns its certificate; nullopt when there
 // are none. Changes nothing. Errors as LoadCredentials.

@@ -144,6 +144,8 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
                        io::ParseDiskMarks(options.disk_low, options.disk_full));
   SFT_ASSIGN_OR_RETURN(settings.hub, HubOptionsOf(options, data_dir));
   settings.judges = {options.judge_urls, options.judge_ca};
+  settings.webhook_allow = options.webhook_allow;
+  settings.webhook_ca = options.webhook_ca;
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();

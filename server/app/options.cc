@@ -7,6 +7,7 @@
 #include "common/base/version.h"
 #include "common/hub/http.h"
 #include "common/io/disk_space.h"
+#include "server/webhooks/address_guard.h"
 
 namespace sft::server {
 namespace {
@@ -134,6 +135,24 @@ void AddJudges(CLI::App& app, Options& options) {
       ->group(kJudges);
 }
 
+void AddWebhooks(CLI::App& app, Options& options) {
+  const char* kWebhooks = "Webhooks (docs/webhooks.md)";
+  app.add_option("--webhook-allow", options.webhook_allow,
+                 "Network that webhooks may lead to beside the internet, such as 10.1.0.0/16 or "
+                 "127.0.0.0/8; may be given several times")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            const auto guard = AddressGuard::Make({text});
+            return guard.ok() ? std::string() : std::string(Message(guard.status()));
+          },
+          ""))
+      ->group(kWebhooks);
+  app.add_option("--webhook-ca", options.webhook_ca,
+                 "PEM file with the authorities that vouch for receivers [SSL_CERT_FILE, or the "
+                 "system's]")
+      ->group(kWebhooks);
+}
+
 void AddDevelopment(CLI::App& app, Options& options) {
   const char* kDev = "Worker of --dev";
   app.add_option("--model-cache", options.model_cache,
@@ -248,6 +267,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   AddTiming(app, options);
   AddHub(app, options);
   AddJudges(app, options);
+  AddWebhooks(app, options);
   AddDevelopment(app, options);
   CLI::App* check =
       app.add_subcommand("check",

@@ -45,6 +45,10 @@ struct Options {
   std::vector<std::string> judge_urls;
   std::string judge_ca;
 
+  // Networks beyond the internet that webhooks may lead to, and who vouches for their receivers.
+  std::vector<std::string> webhook_allow;
+  std::string webhook_ca;
+
   // Passed on to the worker of --dev.
   std::string model_cache, model_cache_limit;
   std::vector<std::string> models;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "common/obs/log.h"
 #include "common/obs/service_manager.h"
 
@@ -55,8 +56,11 @@ void ReconcileLoop::Loop(Reconciler& reconciler, Checkpoints& checkpoints) {
     reconciler.Beat();
     absl::Status ticked;
     const MonoTime begin = Clock::Real().Mono();
-    if (woken || reconciler.HasWork()) ticked = reconciler.Tick();
-    Rest(Clock::Real().Mono() - begin);
+    const bool works = woken || reconciler.HasWork();
+    if (works) ticked = reconciler.Tick();
+    const Nanos worked = Clock::Real().Mono() - begin;
+    if (works) tick_seconds_.Observe(SecondsOf(worked));
+    Rest(worked);
     if (Clock::Real().Mono() - swept >= kSweepPeriod) {
       swept = Clock::Real().Mono();
       ticked.Update(checkpoints.Sweep());

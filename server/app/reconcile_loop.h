@@ -4,6 +4,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/obs/histogram.h"
 #include "server/scheduling/reconciler.h"
 #include "server/stored/checkpoints.h"
 
@@ -23,6 +24,8 @@ class ReconcileLoop {
   // Both are borrowed until Stop.
   void Start(Reconciler& reconciler, Checkpoints& checkpoints);
   void Stop();
+  // How long its ticks took.
+  const obs::Histogram& tick_seconds() const { return tick_seconds_; }
 
  private:
   void Loop(Reconciler& reconciler, Checkpoints& checkpoints);
@@ -37,6 +40,7 @@ class ReconcileLoop {
   CondVar changed_;
   bool woken_ SFT_GUARDED_BY(mutex_) = false;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;
+  obs::Histogram tick_seconds_;
   std::thread thread_;
 };
 

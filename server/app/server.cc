@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <functional>
+#include <random>
+
+#include "common/base/env.h"
+#include "common/hub/http.h"
 #include "common/io/file.h"
 #include "common/io/tree.h"
 #include "server/app/credentials.h"
@@ -21,6 +26,7 @@
 #include "server/services/scheduling_service.h"
 #include "server/services/serving_service.h"
 #include "server/services/storage_service.h"
+#include "server/services/webhook_service.h"
 #include "server/services/worker_service.h"
 #include "server/state/names.h"
 #include "server/stored/artifacts.h"
@@ -28,14 +34,32 @@
 #include "server/stored/checkpoints.h"
 #include "server/stored/housekeeping.h"
 #include "server/stored/uploads.h"
+#include "server/webhooks/webhook_sender.h"
+#include "server/webhooks/webhooks.h"
 
 namespace sft::server {
+namespace {
+
+hub::HttpOptions HttpOptionsOf(const std::string& ca_file) {
+  return hub::HttpOptionsOf(ca_file,
+                            [](const std::string& name) { return GetEnv(name).value_or(""); });
+}
+
+// Numbers from 0 to 1, so that servers do not try again at the same time.
+std::function<double()> Chance() {
+  return [numbers = std::minstd_rand(std::random_device()())]() mutable {
+    return std::uniform_real_distribution<double>(0, 1)(numbers);
+  };
+}
+
+}  // namespace
 
 // Members in the order of construction; destroyed in reverse.
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
-        std::unique_ptr<Access> loaded_access, bool open, const Settings& settings, Clock& clock)
+        std::unique_ptr<Access> loaded_access, AddressGuard guard, bool open,
+        const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         access(std::move(loaded_access)),
@@ -73,6 +97,11 @@ struct Server::Parts {
         backups(*store, clock, settings.data_dir),
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models, &secrets),
+        webhook_secrets(settings.data_dir + "/webhooks"),
+        webhook_transport(guard, HttpOptionsOf(settings.webhook_ca)),
+        webhook_sender(*store, webhook_secrets, webhook_transport, clock, Chance()),
+        webhooks(*store, clock, webhook_secrets, std::move(guard),
+                 [this] { webhook_sender.Wake(); }),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         waits(*store, registry, intake, clock),
         job_service(intake, jobs, checkpoints, ingest, serving, waits),
@@ -87,6 +116,7 @@ struct Server::Parts {
         scheduling_service(sweeps, projects, jobs, waits),
         serving_service(serving),
         storage_service(*store, survey, removal),
+        webhook_service(webhooks),
         door(gate),
         methods(AllMethods()),
         openai(door, methods),
@@ -108,6 +138,7 @@ struct Server::Parts {
     scheduling_service.AddTo(all);
     serving_service.AddTo(all);
     storage_service.AddTo(all);
+    webhook_service.AddTo(all);
     return all;
   }
 
@@ -146,6 +177,10 @@ struct Server::Parts {
   Backups backups;
   Sweeps sweeps;
   Projects projects;
+  WebhookSecrets webhook_secrets;
+  HttpWebhookTransport webhook_transport;
+  WebhookSender webhook_sender;
+  Webhooks webhooks;
   Reconciler reconciler;
   WaitExplainer waits;
   JobService job_service;
@@ -158,6 +193,7 @@ struct Server::Parts {
   SchedulingService scheduling_service;
   ServingService serving_service;
   StorageService storage_service;
+  WebhookService webhook_service;
   Door door;
   const Methods methods;
   OpenAiEndpoint openai;
@@ -185,7 +221,7 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
   std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
-                                    "metrics", "tensorboard", "backups", "gpu-use"};
+                                    "metrics", "tensorboard", "backups", "gpu-use",     "webhooks"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -215,10 +251,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   if (credentials.has_value()) authority = credentials->authority;
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,
                        Access::Load(*store, clock, std::move(authority)));
+  SFT_ASSIGN_OR_RETURN(AddressGuard guard, AddressGuard::Make(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
   server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
-                                           std::move(checkpoint_blobs), std::move(access), open,
-                                           settings, clock);
+                                           std::move(checkpoint_blobs), std::move(access),
+                                           std::move(guard), open, settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,
@@ -230,9 +267,17 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
-    const FigureSources sources = {
-        *parts.store, parts.registry, &parts.disk, &parts.gate.failed(),
-        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); }};
+    FigureSources sources = {
+        *parts.store,
+        parts.registry,
+        &parts.disk,
+        &parts.gate,
+        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); },
+        &parts.loop.tick_seconds(),
+        {}};
+    if (credentials.has_value()) {
+      SFT_ASSIGN_OR_RETURN(sources.certificates, ExpiryOf(*credentials));
+    }
     HttpServer::Options options;
     options.taker = &parts.openai;
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, Pages(sources), options));
@@ -240,6 +285,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
+  parts.webhook_sender.Start();
   return server;
 }
 
@@ -249,6 +295,7 @@ Server::~Server() {
   parts_->judges.Stop();
   if (parts_->grpc != nullptr) parts_->grpc->Stop();
   parts_->http.reset();
+  parts_->webhook_sender.Stop();
   parts_->housekeeping.Stop();
   parts_->loop.Stop();
   parts_->store->WhenFed(nullptr);

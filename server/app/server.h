@@ -43,6 +43,8 @@ class Server {
     int64_t max_delivery = DeliveryLimits::kUnknownBytes;
     HubModels::Options hub;
     Judges::Options judges;
+    std::vector<std::string> webhook_allow;  // as Options::webhook_allow
+    std::string webhook_ca;
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -559,6 +559,55 @@ CREATE TABLE feed (
   type TEXT NOT NULL DEFAULT '',
   message TEXT NOT NULL DEFAULT ''
 ) STRICT;
+)sql"},
+                                     {16, R"sql(
+-- Figures for operators, counted since there is this table (server/store/tallies.h).
+CREATE TABLE tallies (
+  name TEXT NOT NULL,
+  label TEXT NOT NULL,
+  second TEXT NOT NULL,
+  value REAL NOT NULL,
+  PRIMARY KEY (name, label, second)
+) STRICT, WITHOUT ROWID;
+)sql"},
+                                     {17, R"sql(
+-- Addresses that are told of events. project: whose; empty: of the whole server. Their secrets are
+-- files beside the database. format: 1 standard, 2 slack. events: names with commas between them;
+-- empty: all. off_us: when it was put off; 0: it is on. failures: in a row.
+CREATE TABLE webhooks (
+  id TEXT NOT NULL PRIMARY KEY,
+  project TEXT NOT NULL,
+  url TEXT NOT NULL,
+  format INTEGER NOT NULL CHECK (format IN (1, 2)),
+  events TEXT NOT NULL,
+  created_by TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  off_us INTEGER NOT NULL DEFAULT 0,
+  off_reason TEXT NOT NULL DEFAULT '',
+  failures INTEGER NOT NULL DEFAULT 0,
+  rest_until_us INTEGER NOT NULL DEFAULT 0,
+  delivered_us INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX webhooks_by_project ON webhooks (project);
+
+-- What they are told, written in the transaction of what it tells. state: 1 waiting, 2 delivered,
+-- 3 failed, 4 dropped. next_us: of the next try; last_us: of the last one; status: HTTP's, 0: none.
+CREATE TABLE webhook_deliveries (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  hook TEXT NOT NULL REFERENCES webhooks (id) ON DELETE CASCADE,
+  type TEXT NOT NULL,
+  body TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  state INTEGER NOT NULL DEFAULT 1 CHECK (state BETWEEN 1 AND 4),
+  tries INTEGER NOT NULL DEFAULT 0,
+  next_us INTEGER NOT NULL,
+  last_us INTEGER NOT NULL DEFAULT 0,
+  status INTEGER NOT NULL DEFAULT 0,
+  error TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX webhook_deliveries_of_hook ON webhook_deliveries (hook, state, sequence);
+CREATE INDEX webhook_deliveries_due ON webhook_deliveries (next_us) WHERE state = 1;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

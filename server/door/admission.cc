@@ -83,8 +83,8 @@ absl::Status CallContext::Identify(const std::string& project) {
 absl::Status CallContext::CountStream() {
   // The local user is everybody on the machine.
   const std::string who = caller_.Title();
-  SFT_RETURN_IF_ERROR(
-      gate_.BeginStream(who, caller_.local ? Gate::kMaxStreams : Gate::kMaxStreamsOfOne));
+  SFT_RETURN_IF_ERROR(gate_.BeginStream(
+      who, caller_.local ? Gate::kMaxStreams : Gate::kMaxStreamsOfOne, rule_.method));
   stream_of_ = who;
   return absl::OkStatus();
 }

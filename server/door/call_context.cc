@@ -15,7 +15,7 @@ std::string PeerOf(std::string peer) {
 }  // namespace
 
 CallContext::~CallContext() {
-  if (!stream_of_.empty()) gate_.EndStream(stream_of_);
+  if (!stream_of_.empty()) gate_.EndStream(stream_of_, rule_.method);
 }
 
 void CallContext::SetObject(std::string object) {

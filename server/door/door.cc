@@ -41,8 +41,11 @@ absl::Status CheckShown(const google::protobuf::Message& request) {
 }  // namespace
 
 absl::Status Door::Serve(const Method& method, Exchange& exchange) {
+  const MonoTime begin = gate_.now();
   CallContext call(gate_, method.rule, exchange);
-  return Ended(call, Try(method, [&] { return method.run(*this, call, exchange); }));
+  absl::Status told = Ended(call, Try(method, [&] { return method.run(*this, call, exchange); }));
+  gate_.times().Count(method.rule.method, told.code(), gate_.now() - begin);
+  return told;
 }
 
 absl::Status Door::Try(const Method& method, const std::function<absl::Status()>& part) {

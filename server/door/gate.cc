@@ -39,7 +39,7 @@ bool Gate::IsNews(const std::string& key) {
   return true;
 }
 
-absl::Status Gate::BeginStream(const std::string& who, int limit) {
+absl::Status Gate::BeginStream(const std::string& who, int limit, const std::string& kind) {
   const MutexLock lock(mutex_);
   const auto of_one = streams_of_.try_emplace(who, 0).first;
   if (of_one->second >= limit || streams_ >= kMaxStreams) {
@@ -51,15 +51,22 @@ absl::Status Gate::BeginStream(const std::string& who, int limit) {
     return refusal;
   }
   ++of_one->second;
+  ++streams_by_kind_[kind];
   ++streams_;
   return absl::OkStatus();
 }
 
-void Gate::EndStream(const std::string& who) {
+void Gate::EndStream(const std::string& who, const std::string& kind) {
   const MutexLock lock(mutex_);
   --streams_;
+  --streams_by_kind_[kind];
   const auto of_one = streams_of_.find(who);
   if (--of_one->second == 0) streams_of_.erase(of_one);
+}
+
+std::map<std::string, int> Gate::streams() const {
+  const MutexLock lock(mutex_);
+  return streams_by_kind_;
 }
 
 }  // namespace sft::server

@@ -6,6 +6,7 @@
 
 #include "common/base/mutex.h"
 #include "server/core/access.h"
+#include "server/core/call_times.h"
 #include "server/core/failed_calls.h"
 #include "server/store/store.h"
 
@@ -36,10 +37,15 @@ class Gate {
   // calls.
   static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
   // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
-  // of all.
-  absl::Status BeginStream(const std::string& who, int limit);
-  void EndStream(const std::string& who);
+  // of all. `kind`: the method, for figures.
+  absl::Status BeginStream(const std::string& who, int limit, const std::string& kind);
+  void EndStream(const std::string& who, const std::string& kind);
+  // Those that are open, by kind.
+  std::map<std::string, int> streams() const;
 
+  // How long calls took.
+  CallTimes& times() { return times_; }
+  MonoTime now() const { return clock_.Mono(); }
   // What is to be kept of calls that are refused or fail.
   FailedCalls& failed() { return failed_; }
   // True at most every few seconds for a key: what is refused again and again is told once.
@@ -51,9 +57,11 @@ class Gate {
   Clock& clock_;
   const bool open_;
   FailedCalls failed_;
-  Mutex mutex_;
+  CallTimes times_;
+  mutable Mutex mutex_;
   std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
+  std::map<std::string, int> streams_by_kind_ SFT_GUARDED_BY(mutex_);
   int streams_ SFT_GUARDED_BY(mutex_) = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "server/core/convert.h"
 #include "server/fleet/node_events.h"
 #include "server/store/nodes.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 namespace {
@@ -44,6 +45,7 @@ std::string DiskText(const v1::NodeDisk& disk) {
 absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
   SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
   SFT_RETURN_IF_ERROR(store::PutHold(db, hold));
+  SFT_RETURN_IF_ERROR(store::TellNode(db, "node.held", hold.node, hold.reason, hold.since_us));
   return NoteNodeEvent(db, hold.node, hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
                        "by " + hold.who + (hold.reason.empty() ? "" : ": " + hold.reason),
                        hold.since_us);

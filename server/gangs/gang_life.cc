@@ -13,6 +13,8 @@
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
 #include "server/store/schedules.h"
+#include "server/store/tallies.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 namespace {
@@ -75,6 +77,15 @@ bool IsSetAside(const AttemptRecord& attempt) {
          attempt.verdict.code == attempt.stop_code;
 }
 
+// The job is PENDING again.
+absl::Status NoteRestart(Database& db, const JobRecord& job, const AttemptRecord& attempt,
+                         int64_t now_us) {
+  SFT_RETURN_IF_ERROR(
+      store::AddTally(db, {store::Tally::kAttemptsRestarted, attempt.verdict.code, "", 1}));
+  return store::TellJob(db, IsSetAside(attempt) ? "job.preempted" : "job.restarted", job,
+                        attempt.verdict, now_us);
+}
+
 // Nothing failed: the job stands in the line again.
 absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt, int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(const FailedAttempt set_aside, Describe(db, attempt));
@@ -86,6 +97,7 @@ absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt,
   SFT_RETURN_IF_ERROR(store::SetRestart(db, job));
   SFT_RETURN_IF_ERROR(
       store::TakeEdge(db, job, JobState::kPending, attempt.verdict.message, now_us));
+  SFT_RETURN_IF_ERROR(NoteRestart(db, job, attempt, now_us));
   return store::AddEvent(db, job.id,
                          {0, now_us, attempt.stop_code,
                           attempt.verdict.message + "; " + attempt.verdict.action, attempt.number});
@@ -133,6 +145,7 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
       fmt::format("restarts after {}: {}", FormatUtc(FromUnixMicros(job.not_before_us)),
                   attempt.verdict.message);
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPending, reason, now_us));
+  SFT_RETURN_IF_ERROR(NoteRestart(db, job, attempt, now_us));
   return store::AddEvent(db, job.id,
                          {0, now_us, "verdict",
                           fmt::format("{}: {}; {}", attempt.verdict.code, attempt.verdict.message,
@@ -250,6 +263,9 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
     first_rank += static_cast<int>(part.slots.size());
   }
   SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
+  if (attempt.number == 1) {
+    SFT_RETURN_IF_ERROR(store::CountWait(db, PriorityName(job.priority), now_us - job.created_us));
+  }
   SFT_RETURN_IF_ERROR(TakeOverAsk(db, attempt));
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPreparing, "", now_us));
   changed.insert(job.id);

@@ -2,23 +2,30 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
+#include "common/base/clock.h"
+#include "common/obs/histogram.h"
 #include "server/core/disk_watch.h"
-#include "server/core/failed_calls.h"
+#include "server/door/gate.h"
 #include "server/fleet/worker_registry.h"
 #include "server/http/http_server.h"
 #include "server/store/store.h"
 
 namespace sft::server {
 
-// Data sources of the figures on /metrics; all outlive the pages. `disk` and `failed` may be null.
+// Data sources of the figures on /metrics; all outlive the pages. What is null or empty is not
+// shown.
 struct FigureSources {
   Store& store;
   const WorkerRegistry& registry;
   DiskWatch* disk = nullptr;
-  const FailedCalls* failed = nullptr;
-  std::function<int64_t()> damaged;  // number of quarantined files of the server; null: not shown
+  Gate* gate = nullptr;
+  std::function<int64_t()> damaged;              // number of quarantined files of the server
+  const obs::Histogram* ticks = nullptr;         // of the scheduler, in seconds
+  std::map<std::string, WallTime> certificates;  // until when each is valid
 };
 
 // The server's pages: /healthz (200 "ok" while the database answers, else 503 with the reason) and

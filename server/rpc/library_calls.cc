@@ -19,13 +19,13 @@ class Watch final : public grpc::experimental::Interceptor {
     counts_ = info.type() != ServerRpcInfo::Type::UNARY && !method_.starts_with(kHealth);
   }
   ~Watch() override {
-    if (counted_) gate_.EndStream(kOfLibrary);
+    if (counted_) gate_.EndStream(kOfLibrary, kOfLibrary);
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (counts_ && methods->QueryInterceptionHookPoint(Point::POST_RECV_INITIAL_METADATA)) {
-      counted_ = gate_.BeginStream(kOfLibrary, Gate::kMaxStreamsOfLibrary).ok();
+      counted_ = gate_.BeginStream(kOfLibrary, Gate::kMaxStreamsOfLibrary, kOfLibrary).ok();
       if (!counted_) context_->TryCancel();
     }
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {

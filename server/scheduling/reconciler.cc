@@ -17,6 +17,7 @@
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
 #include "server/store/schedules.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 namespace {
@@ -76,6 +77,8 @@ absl::Status Reconciler::MarkSilentNodes(Database& db, std::vector<NodeRecord>& 
     SFT_RETURN_IF_ERROR(store::SetNodeState(db, node.name, node.state, reason, last_seen));
     SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node.name, suspect ? "suspect" : "up", reason,
                                       UnixMicros(clock_.Wall())));
+    if (!suspect) continue;
+    SFT_RETURN_IF_ERROR(store::TellNode(db, "node.suspect", node.name, reason, registry_.now_us()));
   }
   return absl::OkStatus();
 }

@@ -12,6 +12,8 @@ constexpr int64_t kNearUs = 120'000'000;
 void Add(double error, EstimateErrors& errors) {
   errors.mean = (errors.mean * errors.all + error) / (errors.all + 1);
   ++errors.all;
+  ++errors.by_bound.at(static_cast<size_t>(
+      std::ranges::lower_bound(EstimateErrors::kBounds, error) - EstimateErrors::kBounds.begin()));
   errors.within_10 += error <= 0.1 ? 1 : 0;
   errors.within_20 += error <= 0.2 ? 1 : 0;
   errors.within_50 += error <= 0.5 ? 1 : 0;

@@ -6,6 +6,22 @@
 
 namespace sft::server {
 
+std::string_view ToString(Verdict::Domain domain) {
+  switch (domain) {
+    case Verdict::Domain::kUnset:
+      return "unset";
+    case Verdict::Domain::kNone:
+      return "none";
+    case Verdict::Domain::kUser:
+      return "user";
+    case Verdict::Domain::kInfrastructure:
+      return "infrastructure";
+    case Verdict::Domain::kUnknown:
+      return "unknown";
+  }
+  return "unset";
+}
+
 std::string ToJson(const Verdict& verdict) {
   if (verdict.empty()) return "";
   nlohmann::json json = {{"domain", static_cast<int>(verdict.domain)},

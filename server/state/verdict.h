@@ -26,6 +26,9 @@ struct Verdict {
   bool operator==(const Verdict&) const = default;
 };
 
+// "none", "user", "infrastructure", "unknown"; "unset" while there is no verdict.
+std::string_view ToString(Verdict::Domain domain);
+
 // As stored. An empty text is an empty verdict; text that cannot be read gives one of domain
 // unknown that says so, because a job's end must stay visible.
 std::string ToJson(const Verdict& verdict);

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "server/store/progress.h"
 #include "server/store/states.h"
+#include "server/store/tallies.h"
+#include "server/store/tenancy.h"
 
 namespace sft::server::store {
 namespace {
@@ -44,6 +47,22 @@ AttemptRecord ReadAttempt(const Statement& row) {
   attempt.paced_step = row.Int(19);
   attempt.paced_us = row.Int(20);
   return attempt;
+}
+
+// Frees an attempt's slots, whose job and beginning `release` returns, and counts their time for
+// the project.
+absl::Status Release(Database& db, Statement& release, int64_t now_us) {
+  int64_t held_us = 0;
+  std::string job_id;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, release.Step());
+    if (!row) break;
+    job_id = release.Text(0);
+    held_us += std::max<int64_t>(now_us - release.Int(1), 0);
+  }
+  if (job_id.empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::string project, ProjectOfJob(db, job_id));
+  return AddTally(db, {Tally::kGpuSeconds, project, "", static_cast<double>(held_us) / 1e6});
 }
 
 // "0,1,2"
@@ -204,16 +223,16 @@ absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState 
       Statement release,
       db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND freed_us IS NULL "
                  "AND node NOT IN (SELECT node FROM attempt_nodes WHERE attempt_uid = ? AND "
-                 "lost = 1 AND forgotten = 0)"));
-  return release.Bind(now_us).Bind(attempt.uid).Bind(attempt.uid).Run();
+                 "lost = 1 AND forgotten = 0) RETURNING job_id, created_us"));
+  return Release(db, release.Bind(now_us).Bind(attempt.uid).Bind(attempt.uid), now_us);
 }
 
 absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::string& node,
                        int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(Statement release,
                        db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND "
-                                  "node = ? AND freed_us IS NULL"));
-  return release.Bind(now_us).Bind(attempt_uid).Bind(node).Run();
+                                  "node = ? AND freed_us IS NULL RETURNING job_id, created_us"));
+  return Release(db, release.Bind(now_us).Bind(attempt_uid).Bind(node), now_us);
 }
 
 absl::Status RequestStop(Database& db, const AttemptRecord& attempt) {
@@ -293,6 +312,21 @@ absl::StatusOr<Holders> LiveHolders(Database& db) {
       Statement list,
       db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
   return ReadHolders(list);
+}
+
+absl::StatusOr<std::vector<HeldBy>> SlotsHeld(Database& db) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT a.node, a.slot, a.job_id, j.project, j.owner, a.created_us FROM "
+                 "allocations a JOIN jobs j ON j.id = a.job_id WHERE a.freed_us IS NULL ORDER BY "
+                 "a.node, a.slot"));
+  std::vector<HeldBy> held;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return held;
+    held.push_back({list.Text(0), static_cast<int>(list.Int(1)), list.Text(2), list.Text(3),
+                    list.Text(4), list.Int(5)});
+  }
 }
 
 absl::StatusOr<Holders> LiveHolders(Database& db, const std::string& node) {

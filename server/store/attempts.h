@@ -55,6 +55,16 @@ using Holders = std::map<std::pair<std::string, int>, std::string>;
 absl::StatusOr<Holders> LiveHolders(Database& db);
 absl::StatusOr<Holders> LiveHolders(Database& db, const std::string& node);
 
+// A slot that is held, by which job and since when.
+struct HeldBy {
+  std::string node;
+  int slot = 0;
+  std::string job_id, project, owner;
+  int64_t since_us = 0;
+};
+// By node and slot; one for each slot at most.
+absl::StatusOr<std::vector<HeldBy>> SlotsHeld(Database& db);
+
 // How far a rank's events and log are stored.
 struct RankStream {
   int64_t events_offset = 0;

@@ -10,6 +10,8 @@
 #include "server/store/feed.h"
 #include "server/store/schedules.h"
 #include "server/store/states.h"
+#include "server/store/tallies.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server::store {
 namespace {
@@ -207,7 +209,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
     add.Bind(file.client_path).Bind(file.node_path);
     SFT_RETURN_IF_ERROR(add.Run());
   }
-  return absl::OkStatus();
+  return TellJob(db, "job.queued", job, Verdict(), job.created_us);
 }
 
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
@@ -363,6 +365,11 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
   if (!reason.empty()) event.message += ": " + reason;
   job.state = to;
   job.reason = reason;
+  if (IsTerminal(to)) {
+    const std::string domain(ToString(job.verdict.domain));
+    SFT_RETURN_IF_ERROR(AddTally(db, {Tally::kJobsEnded, job.verdict.code, domain, 1}));
+  }
+  SFT_RETURN_IF_ERROR(TellEdge(db, job, now_us));
   return AddEvent(db, job.id, std::move(event));
 }
 

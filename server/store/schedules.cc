@@ -107,6 +107,14 @@ absl::StatusOr<ScheduleRecord> GetSchedule(Database& db, const std::string& job_
   return row ? ReadSchedule(get) : ScheduleRecord();
 }
 
+absl::StatusOr<int64_t> CountHeldJobs(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement count,
+                       db.Prepare("SELECT count(*) FROM jobs j JOIN job_schedules s ON s.job_id = "
+                                  "j.id WHERE j.state " SFT_IS_PENDING " AND s.held = 1"));
+  SFT_RETURN_IF_ERROR(count.Step().status());
+  return count.Int(0);
+}
+
 absl::Status SetHold(Database& db, const std::string& job_id, bool held,
                      const std::string& reason) {
   SFT_ASSIGN_OR_RETURN(

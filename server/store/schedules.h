@@ -15,6 +15,8 @@ namespace sft::server::store {
 absl::Status InsertSchedule(Database& db, const std::string& job_id, const ScheduleRecord& record);
 // A job from before there were such rows has the defaults.
 absl::StatusOr<ScheduleRecord> GetSchedule(Database& db, const std::string& job_id);
+// PENDING jobs that are held.
+absl::StatusOr<int64_t> CountHeldJobs(Database& db);
 absl::Status SetHold(Database& db, const std::string& job_id, bool held, const std::string& reason);
 absl::Status SetAfter(Database& db, const std::string& job_id,
                       const std::vector<std::string>& after);

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "common/base/clock.h"
+#include "common/base/duration.h"
 #include "common/obs/log.h"
 #include "server/database/database_check.h"
 #include "server/database/migrations.h"
@@ -130,6 +132,7 @@ void Store::RunGroup(const std::deque<Task*>& group) {
 void Store::RunWrites(const std::deque<Task*>& writes) {
   if (writes.empty()) return;
   const int64_t changes = db_->total_changes(), feed_changes = db_->feed_changes();
+  const MonoTime begin = Clock::Real().Mono();
   absl::Status group = db_->Run("BEGIN IMMEDIATE");
   for (Task* task : writes) {
     if (!group.ok()) break;
@@ -142,10 +145,12 @@ void Store::RunWrites(const std::deque<Task*>& writes) {
   if (group.ok()) group = db_->Run("COMMIT");
   if (group.ok()) {
     fleet_version_ = db_->fleet_changes();
+    if (db_->total_changes() == changes) return;
+    commit_seconds_.Observe(SecondsOf(Clock::Real().Mono() - begin));
     std::function<void()> then;
     {
       MutexLock lock(mutex_);
-      if (db_->total_changes() != changes) ++commits_;
+      ++commits_;
       if (db_->feed_changes() != feed_changes) then = when_fed_;
     }
     if (then) then();

@@ -9,6 +9,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/obs/histogram.h"
 #include "server/database/readers.h"
 #include "server/database/sqlite.h"
 #include "server/store/audit.h"
@@ -56,6 +57,8 @@ class Store {
 
   // Commits that changed something, since it was opened.
   int64_t commits() const SFT_EXCLUDES(mutex_);
+  // How long its commits took, from the first of their writes to the disk.
+  const obs::Histogram& commit_seconds() const { return commit_seconds_; }
   // Another one once anything of the nodes, their GPUs or models was committed.
   int64_t fleet_version() const { return fleet_version_; }
   // Calls `then` after each commit of new events (feed.h), in the store's thread: it must be short.
@@ -88,6 +91,7 @@ class Store {
   int64_t commits_ SFT_GUARDED_BY(mutex_) = 0;
   std::function<void()> when_fed_ SFT_GUARDED_BY(mutex_);
   std::atomic<int64_t> fleet_version_ = 0;
+  obs::Histogram commit_seconds_;
   std::thread thread_;
 };
 

@@ -19,6 +19,7 @@
 #include "server/database/migrations.h"
 #include "server/database/online_copy.h"
 #include "server/state/records.h"
+#include "server/store/tallies.h"
 #include "server/stored/file_copies.h"
 
 namespace sft::server {
@@ -30,7 +31,8 @@ constexpr char kDatabase[] = "/server.db";
 constexpr int64_t kPageBytes = 4096;
 constexpr char kManifest[] = "/manifest.json";
 // Folders of a data folder.
-constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls";
+constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls",
+               kHookSecrets[] = "/webhooks";
 constexpr const char* kGrowing[] = {"/logs", "/metrics"};
 
 // "2026-01-31T12-34-56Z"
@@ -262,6 +264,11 @@ absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::str
     SFT_RETURN_IF_ERROR(SyncTree(folder + name, /*files=*/true));
     result.set_log_bytes(result.log_bytes() + io::TreeBytes(folder + name));
   }
+  if (!io::ListDir(data_dir_ + kHookSecrets).value_or(std::vector<std::string>()).empty()) {
+    result.add_left_out(
+        "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new "
+        "ones)");
+  }
   if (!io::IsDirectory(data_dir_ + kKeys)) return absl::OkStatus();
   if (request.with_keys()) {
     result.set_has_keys(true);
@@ -342,6 +349,10 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const v1::BackupRequest& request,
     making_.erase(folder);
   }
   SFT_RETURN_IF_ERROR(made);
+  const double now = static_cast<double>(UnixMicros(clock_.Wall())) / 1e6;
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) {
+    return store::SetTally(db, {store::Tally::kBackup, "", "", now});
+  }));
   result.set_path(folder);
   result.set_seconds(SecondsOf(clock_.Mono() - begin));
   return result;

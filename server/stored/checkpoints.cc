@@ -13,6 +13,7 @@
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "server/store/webhook_events.h"
 #include "server/stored/uploads.h"
 
 namespace sft::server {
@@ -133,6 +134,7 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
     if (checkpoint.committed_us != now_us) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(store::AddEvent(
         db, attempt.job_id, {0, now_us, "checkpoint", EventText(checkpoint), attempt.number}));
+    SFT_RETURN_IF_ERROR(store::TellCheckpoint(db, checkpoint, now_us));
     SFT_ASSIGN_OR_RETURN(unused, TrimCheckpoints(db, attempt.job_id, now_us));
     return absl::OkStatus();
   }));

@@ -5,6 +5,7 @@
 #include "common/obs/log.h"
 #include "server/store/feed.h"
 #include "server/store/jobs.h"
+#include "server/store/webhook_events.h"
 
 namespace sft::server {
 
@@ -68,8 +69,23 @@ void Housekeeping::NoteDisk(const v1::NodeDisk& disk) {
   if (!noted.ok()) spdlog::warn("event about the disk: {}", Message(noted));
 }
 
+void Housekeeping::TellLowDisk(const v1::NodeDisk& disk) {
+  const bool low = disk.level() >= v1::NodeDisk::LOW;
+  if (low && !low_) {
+    const absl::Status told = store_.Write([&](Database& db) {
+      return store::TellDisk(db, disk.free_bytes(), disk.total_bytes(), UnixMicros(clock_.Wall()));
+    });
+    if (!told.ok()) return;  // the next look tries again
+  }
+  low_ = low;
+}
+
 void Housekeeping::LookAround() {
-  if (disk_ != nullptr) NoteDisk(disk_->Look());
+  if (disk_ != nullptr) {
+    const v1::NodeDisk disk = disk_->Look();
+    NoteDisk(disk);
+    TellLowDisk(disk);
+  }
   if (gpus_ != nullptr) {
     const absl::Status flushed = gpus_->Flush(UnixMicros(clock_.Wall()));
     if (!flushed.ok()) spdlog::warn("use of GPUs: {}", Message(flushed));

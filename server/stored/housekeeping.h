@@ -15,8 +15,8 @@
 namespace sft::server {
 
 // Periodic housekeeping: once an hour, curves of jobs that ended long ago are thinned and data over
-// its age limit is removed; every few seconds, free disk space is checked, and failed calls and the
-// use of GPUs are written.
+// its age limit is removed; every few seconds, free disk space is checked, of which webhooks are
+// told once it is low, and failed calls and the use of GPUs are written.
 class Housekeeping {
  public:
   static constexpr std::chrono::hours kPeriod{1};
@@ -46,12 +46,15 @@ class Housekeeping {
   void Stop();
   // One round.
   absl::Status Tick(int64_t max_points = kThinnedPoints);
+  // What is done every few seconds.
+  void LookAround();
 
  private:
   void Loop();
-  void LookAround();
   // Puts a change of the disk's level into the feed of events.
   void NoteDisk(const v1::NodeDisk& disk);
+  // Tells webhooks when it becomes low.
+  void TellLowDisk(const v1::NodeDisk& disk);
   // Thins the curve of one job, if it is due.
   absl::Status Thin(const std::string& id, int64_t max_points);
 
@@ -65,6 +68,7 @@ class Housekeeping {
   FailedCalls* const failed_;
   GpuHistory* const gpus_;
   v1::NodeDisk::Level disk_level_ = v1::NodeDisk::OK;  // of the ticking thread alone
+  bool low_ = false;  // webhooks were told of it; used by the one who looks around
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;

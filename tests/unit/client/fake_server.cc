@@ -368,13 +368,61 @@ class FakeServer::Scheduling : public v1::SchedulingService::Service {
   FakeServer& fake_;
 };
 
+class FakeServer::Webhooks : public v1::WebhookService::Service {
+ public:
+  explicit Webhooks(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status AddWebhook(grpc::ServerContext*, const v1::AddWebhookRequest* request,
+                          v1::AddWebhookResponse* response) override {
+    fake_.webhook_request = *request;
+    *response->mutable_webhook() = fake_.webhook;
+    if (request->format() != v1::Webhook::SLACK) response->set_secret("whsec_new");
+    return grpc::Status::OK;
+  }
+  grpc::Status ListWebhooks(grpc::ServerContext*, const v1::ListWebhooksRequest*,
+                            v1::ListWebhooksResponse* response) override {
+    *response->add_webhooks() = fake_.webhook;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListWebhookDeliveries(grpc::ServerContext*,
+                                     const v1::ListWebhookDeliveriesRequest* request,
+                                     v1::ListWebhookDeliveriesResponse* response) override {
+    const size_t begin = request->page_token().empty() ? 0 : std::stoul(request->page_token());
+    const size_t end = std::min(
+        {fake_.deliveries.size(), begin + 2, begin + static_cast<size_t>(request->page_size())});
+    for (size_t i = begin; i < end; ++i) *response->add_deliveries() = fake_.deliveries[i];
+    if (end < fake_.deliveries.size()) response->set_next_page_token(std::to_string(end));
+    for (v1::WebhookDelivery& delivery : fake_.deliveries) {
+      if (delivery.state() != v1::WebhookDelivery::WAITING) continue;
+      delivery.set_state(v1::WebhookDelivery::DELIVERED);
+      delivery.set_tries(1);
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status TestWebhook(grpc::ServerContext*, const v1::TestWebhookRequest*,
+                           v1::WebhookDelivery* response) override {
+    *response = fake_.deliveries.front();
+    return grpc::Status::OK;
+  }
+  grpc::Status ReplayWebhook(grpc::ServerContext*, const v1::ReplayWebhookRequest* request,
+                             v1::ReplayWebhookResponse* response) override {
+    fake_.replay_request = *request;
+    response->set_deliveries(3);
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
 FakeServer::FakeServer()
     : jobs_service_(std::make_unique<Jobs>(*this)),
       data_service_(std::make_unique<Data>(*this)),
       cluster_service_(std::make_unique<Cluster>(*this)),
       admin_service_(std::make_unique<Admin>(*this)),
       auth_service_(std::make_unique<Auth>(*this)),
-      scheduling_service_(std::make_unique<Scheduling>(*this)) {
+      scheduling_service_(std::make_unique<Scheduling>(*this)),
+      webhook_service_(std::make_unique<Webhooks>(*this)) {
   info.set_version(kVersion);
   info.set_protocol(kProtocol);
   info.set_min_protocol(kProtocol);
@@ -385,6 +433,7 @@ FakeServer::FakeServer()
   builder.RegisterService(admin_service_.get());
   builder.RegisterService(auth_service_.get());
   builder.RegisterService(scheduling_service_.get());
+  builder.RegisterService(webhook_service_.get());
   server_ = builder.BuildAndStart();
 }
 

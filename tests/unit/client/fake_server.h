@@ -16,6 +16,7 @@
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
+#include "sft/v1/webhook_service.grpc.pb.h"
 
 // A server in this process: remembers what it was asked and answers what a test puts into its
 // public members. Tests change those only while no call is under way.
@@ -125,6 +126,13 @@ class FakeServer {
   v1::Artifact artifact;
   std::map<std::string, std::string> artifact_files;  // by path, or by "JOB/path"
 
+  // WebhookService: one webhook, and its deliveries, listed two a page; each list shows what is
+  // waiting in it as delivered in the next one.
+  v1::AddWebhookRequest webhook_request;
+  v1::Webhook webhook;
+  std::vector<v1::WebhookDelivery> deliveries;
+  v1::ReplayWebhookRequest replay_request;
+
   std::vector<v1::BackupResponse> backup;
   std::vector<v1::BackupRequest> backup_requests;
 
@@ -137,6 +145,7 @@ class FakeServer {
   class Admin;
   class Auth;
   class Scheduling;
+  class Webhooks;
 
   std::unique_ptr<Jobs> jobs_service_;
   std::unique_ptr<Data> data_service_;
@@ -144,6 +153,7 @@ class FakeServer {
   std::unique_ptr<Admin> admin_service_;
   std::unique_ptr<Auth> auth_service_;
   std::unique_ptr<Scheduling> scheduling_service_;
+  std::unique_ptr<Webhooks> webhook_service_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -178,8 +178,8 @@ class FollowersTest : public testing::Test {
   // How many streams could be begun now.
   int FreeStreams() {
     int free = 0;
-    while (gate_.BeginStream("test", Gate::kMaxStreams).ok()) ++free;
-    for (int i = 0; i < free; ++i) gate_.EndStream("test");
+    while (gate_.BeginStream("test", Gate::kMaxStreams, "test").ok()) ++free;
+    for (int i = 0; i < free; ++i) gate_.EndStream("test", "test");
     return free;
   }
   // Waits for what comes without a sign of its own.
@@ -305,8 +305,8 @@ TEST_F(FollowersTest, PlacesAreLimitedAndFreeOnceACallHasEnded) {
   WaitUntil([&] { return Follow("a")->Next().has_value(); });
   // A stream's place is free before its caller knows that it has ended.
   std::vector<bool> taken;
-  while (gate_.BeginStream("test", Gate::kMaxStreams - 1).ok()) taken.push_back(true);
-  gate_.EndStream("test");
+  while (gate_.BeginStream("test", Gate::kMaxStreams - 1, "test").ok()) taken.push_back(true);
+  gate_.EndStream("test", "test");
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(Follow("once")->End().ok()) << i;
 }
 

@@ -275,7 +275,7 @@ TEST_F(DoorTest, StreamsAreCountedWhileTheyLast) {
   absl::Status inside;
   service_.between = [&] {
     exchange.gone = true;
-    while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) {
+    while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok()) {
     }
     FakeExchange more(ann_);
     more.Send(v1::GetStatsRequest());
@@ -285,7 +285,7 @@ TEST_F(DoorTest, StreamsAreCountedWhileTheyLast) {
   EXPECT_TRUE(absl::IsResourceExhausted(inside)) << inside;
   EXPECT_THAT(std::string(Message(inside)), HasSubstr("of ann"));
   // The one that has ended left its place.
-  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok());
 }
 
 TEST_F(DoorTest, ACallThatWaitsForOthersCountsAsAStreamAndOneThatDoesNotDoesNot) {
@@ -293,7 +293,7 @@ TEST_F(DoorTest, ACallThatWaitsForOthersCountsAsAStreamAndOneThatDoesNotDoesNot)
   bool first = true;
   service_.between = [&] {
     if (!std::exchange(first, false)) return;
-    while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) {
+    while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok()) {
     }
     FakeExchange ask(ann_), look(ann_);
     asks = Serve("Fake.Ask", ask.Send(v1::GetStatsRequest()));
@@ -303,23 +303,23 @@ TEST_F(DoorTest, ACallThatWaitsForOthersCountsAsAStreamAndOneThatDoesNotDoesNot)
   EXPECT_TRUE(Serve("Fake.Ask", exchange.Send(v1::GetStatsRequest())).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(asks)) << asks;
   EXPECT_TRUE(looks.ok()) << looks;
-  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) << "it left its place";
-  EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok()) << "it left its place";
+  EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok());
 }
 
 TEST_F(DoorTest, ACallThatFollowsIsAdmittedByItsFirstLookAndIsAStreamWhileItLives) {
   FakeExchange exchange(ann_);
   exchange.Send(v1::GetStatsRequest());
-  while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) {
+  while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok()) {
   }
-  gate_.EndStream("ann");
+  gate_.EndStream("ann", "test");
   {
     FollowedCall call = Follow(exchange);
     EXPECT_TRUE(call.keys().empty());
     EXPECT_EQ(call.Look(), Follower::Next::kAgain);
     EXPECT_EQ(call.keys(), std::vector<std::string>{"stats"});
     EXPECT_TRUE(exchange.answers.empty()) << "who waits for its keys comes first";
-    EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+    EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok());
     EXPECT_EQ(call.Look(), Follower::Next::kAgain);
     EXPECT_EQ(call.Look(), Follower::Next::kWait);
     EXPECT_EQ(exchange.answers.size(), 1u);
@@ -334,7 +334,7 @@ TEST_F(DoorTest, ACallThatFollowsIsAdmittedByItsFirstLookAndIsAStreamWhileItLive
   }
   EXPECT_EQ(service_.calls, 1);
   EXPECT_EQ(Audit().size(), 1u) << "the one that was refused";
-  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok());
 }
 
 TEST_F(DoorTest, ACallThatFollowsEndsWhenItsCallerLosesTheRight) {

@@ -13,7 +13,7 @@ TEST(GateTest, StreamsAreLimitedForEachCallerAndForAllTogether) {
   const auto access = Access::Load(*store, clock, std::nullopt).value();
   Gate gate(*access, *store, clock, /*open=*/true);
   const auto begin = [&](const std::string& who) {
-    return gate.BeginStream(who, Gate::kMaxStreamsOfOne);
+    return gate.BeginStream(who, Gate::kMaxStreamsOfOne, "JobService.WatchJob");
   };
   for (int i = 0; i < Gate::kMaxStreamsOfOne; ++i) ASSERT_TRUE(begin("ann").ok());
   const absl::Status refused = begin("ann");
@@ -21,12 +21,15 @@ TEST(GateTest, StreamsAreLimitedForEachCallerAndForAllTogether) {
   EXPECT_NE(Message(refused).find("100 of them of ann: end one"), std::string_view::npos)
       << refused;
   EXPECT_TRUE(begin("bob").ok()) << "another caller has streams of his own";
-  gate.EndStream("ann");
+  gate.EndStream("ann", "JobService.WatchJob");
   EXPECT_TRUE(begin("ann").ok());
   int others = 0;
-  while (gate.BeginStream("local", Gate::kMaxStreams).ok()) ++others;
+  while (gate.BeginStream("local", Gate::kMaxStreams, "JobService.ReadLog").ok()) ++others;
   EXPECT_EQ(others, Gate::kMaxStreams - Gate::kMaxStreamsOfOne - 1);
   EXPECT_TRUE(absl::IsResourceExhausted(begin("cid")));
+  const std::map<std::string, int> by_kind = {{"JobService.ReadLog", others},
+                                              {"JobService.WatchJob", Gate::kMaxStreamsOfOne + 1}};
+  EXPECT_EQ(gate.streams(), by_kind);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <tuple>
 
 #include "common/io/file.h"
-#include "server/http/exposition.h"
 #include "server/http/http_call.h"
 #include "server/http/http_server.h"
 #include "server/http/metrics_page.h"
@@ -57,32 +56,9 @@ bool IsOpen(int fd) {
   return ::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
 }
 
-class MetricsPageTest : public FleetTest {};
+class HealthPageTest : public FleetTest {};
 
-TEST_F(MetricsPageTest, SlotsOfANodeThatIsSilentAreNotFree) {
-  Join("a", "CPU", 2);
-  Tick();
-  EXPECT_NE(
-      MetricsPage({*store_, *registry_}).body.find("sft_slots{gpu_type=\"CPU\",use=\"free\"} 2"),
-      std::string::npos);
-  clock_.Advance(std::chrono::hours(1));
-  Tick();
-  const std::string page = MetricsPage({*store_, *registry_}).body;
-  EXPECT_EQ(page.find("use=\"free\""), std::string::npos) << page;
-  EXPECT_NE(page.find("sft_slots{gpu_type=\"CPU\",use=\"silent\"} 2"), std::string::npos) << page;
-}
-
-TEST_F(MetricsPageTest, CallsThatFailedAreCountedByCode) {
-  FailedCalls failed(*store_, clock_);
-  failed.Count({.principal = "ann", .method = "m", .outcome = 3});
-  failed.Count({.principal = "bob", .method = "m", .outcome = 3});
-  failed.Count({.principal = "bob", .method = "m", .outcome = 13});
-  const std::string page = MetricsPage({*store_, *registry_, nullptr, &failed}).body;
-  EXPECT_NE(page.find("sft_calls_failed_total{code=\"INVALID_ARGUMENT\"} 2\n"), std::string::npos);
-  EXPECT_NE(page.find("sft_calls_failed_total{code=\"INTERNAL\"} 1\n"), std::string::npos);
-}
-
-TEST_F(MetricsPageTest, HealthSaysThatTheDatabaseAnswers) {
+TEST_F(HealthPageTest, ItSaysThatTheDatabaseAnswers) {
   EXPECT_EQ(HealthPage(*store_).status, 200);
   EXPECT_EQ(HealthPage(*store_).body, "ok\n");
 }
@@ -309,16 +285,6 @@ TEST(HttpRequestTest, APathBeginsWithASlash) {
 
 TEST(HttpListenTest, OnlyLoopbackIsServed) {
   EXPECT_TRUE(absl::IsPermissionDenied(HttpServer::Start({"0.0.0.0", 0}, {}).status()));
-}
-
-TEST(ExpositionTest, WritesTheTextFormat) {
-  Exposition page;
-  page.Metric("sft_jobs", "gauge", "Jobs by state.");
-  page.Sample({{"state", "RUNNING"}, {"note", "a\"b\\c\nd"}}, 3);
-  page.Sample({}, 0.5);
-  EXPECT_EQ(page.text(),
-            "# HELP sft_jobs Jobs by state.\n# TYPE sft_jobs gauge\n"
-            "sft_jobs{state=\"RUNNING\",note=\"a\\\"b\\\\c\\nd\"} 3\nsft_jobs 0.5\n");
 }
 
 }  // namespace

@@ -85,6 +85,16 @@ impl Agent {
         if !text(&options, "ca_file").is_empty() {
             builder = builder.tls_config(Arc::new(trust(text(&options, "ca_file"))?));
         }
+        if let Some(total) = options["total_seconds"].as_f64().filter(|value| *value > 0.0) {
+            builder = builder.timeout(Duration::from_secs_f64(total));
+        }
+        if !text(&options, "address").is_empty() {
+            // Who has checked an address connects to that one: the name could lead elsewhere by now.
+            let address: std::net::SocketAddr = text(&options, "address")
+                .parse()
+                .map_err(|_| "permanent: the address to connect to is not one".to_string())?;
+            builder = builder.resolver(move |_: &str| Ok(vec![address]));
+        }
         if !text(&options, "proxy").is_empty() {
             // The address may hold a password: it is not part of the error.
             let proxy = ureq::Proxy::new(text(&options, "proxy"))

@@ -1,0 +1,122 @@
+#include "server/store/webhook_events.h"
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "server/state/names.h"
+#include "server/store/jobs.h"
+#include "server/store/webhooks.h"
+
+namespace sft::server::store {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr WebhookEvent kEvents[] = {
+    {"job.queued", true, "a job was submitted"},
+    {"job.started", true, "its training began, for the first time or again"},
+    {"job.succeeded", true, "it ended with what it was to deliver"},
+    {"job.failed", true, "it ended without; the verdict says why"},
+    {"job.cancelled", true, "somebody cancelled it"},
+    {"job.restarted", true, "an attempt failed, and the job goes on with another"},
+    {"job.preempted", true, "it made room for another job, or for work on its node, and goes on"},
+    {"checkpoint.committed", true, "a checkpoint can be gone on from"},
+    {"node.suspect", false, "a node is silent"},
+    {"node.held", false, "an operator keeps work off a node"},
+    {"disk.low", false, "the server's disk is below its first mark"},
+};
+
+std::string BodyOf(std::string_view type, int64_t now_us, Json data) {
+  return DumpJson(Json{
+      {"type", type}, {"timestamp", FormatUtc(FromUnixMicros(now_us))}, {"data", std::move(data)}});
+}
+
+// `make_data` is asked only where somebody wants to hear of it.
+template <typename MakeData>
+absl::Status Tell(Database& db, std::string_view type, const std::string& project, int64_t now_us,
+                  const MakeData& make_data) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> hooks,
+                       HooksFor(db, project, std::string(type)));
+  if (hooks.empty()) return absl::OkStatus();
+  const std::string body = BodyOf(type, now_us, make_data());
+  for (const std::string& hook : hooks) {
+    SFT_RETURN_IF_ERROR(Enqueue(db, hook, std::string(type), body, now_us).status());
+  }
+  return absl::OkStatus();
+}
+
+Json DataOf(const JobRecord& job) {
+  return {{"job", JobName(job.project, job.id)},
+          {"id", job.id},
+          {"project", job.project},
+          {"owner", job.owner},
+          {"display_name", job.display_name},
+          {"attempt", job.attempt}};
+}
+
+}  // namespace
+
+std::span<const WebhookEvent> WebhookEvents() { return kEvents; }
+
+absl::Status TellJob(Database& db, std::string_view type, const JobRecord& job,
+                     const Verdict& verdict, int64_t now_us) {
+  return Tell(db, type, job.project, now_us, [&] {
+    Json data = DataOf(job);
+    data["state"] = ToString(job.state);
+    if (!verdict.empty()) {
+      data["verdict"] = {{"code", verdict.code}, {"domain", ToString(verdict.domain)}};
+      if (!verdict.node.empty()) data["verdict"]["node"] = verdict.node;
+    }
+    return data;
+  });
+}
+
+absl::Status TellEdge(Database& db, const JobRecord& job, int64_t now_us) {
+  switch (job.state) {
+    case JobState::kRunning:
+      return TellJob(db, "job.started", job, Verdict(), now_us);
+    case JobState::kSucceeded:
+      return TellJob(db, "job.succeeded", job, job.verdict, now_us);
+    case JobState::kFailed:
+      return TellJob(db, "job.failed", job, job.verdict, now_us);
+    case JobState::kCancelled:
+      return TellJob(db, "job.cancelled", job, job.verdict, now_us);
+    case JobState::kPending:  // told by who knows why
+    case JobState::kPreparing:
+    case JobState::kCancelling:
+      return absl::OkStatus();
+  }
+  return Internal("unknown job state");
+}
+
+absl::Status TellCheckpoint(Database& db, const CheckpointRecord& checkpoint, int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, GetJob(db, checkpoint.job_id));
+  return Tell(db, "checkpoint.committed", job.project, now_us, [&] {
+    Json data = DataOf(job);
+    data["attempt"] = checkpoint.attempt;
+    data["step"] = checkpoint.step;
+    data["bytes"] = checkpoint.bytes;
+    data["best"] = checkpoint.best;
+    return data;
+  });
+}
+
+absl::Status TellNode(Database& db, std::string_view type, const std::string& node,
+                      const std::string& reason, int64_t now_us) {
+  return Tell(db, type, "", now_us, [&] { return Json{{"node", node}, {"reason", reason}}; });
+}
+
+absl::Status TellDisk(Database& db, int64_t free_bytes, int64_t total_bytes, int64_t now_us) {
+  return Tell(db, "disk.low", "", now_us, [&] {
+    return Json{{"free_bytes", free_bytes}, {"total_bytes", total_bytes}};
+  });
+}
+
+absl::StatusOr<std::string> TellTest(Database& db, const std::string& hook,
+                                     const std::string& project, int64_t now_us) {
+  return Enqueue(db, hook, kTestEvent,
+                 BodyOf(kTestEvent, now_us, Json{{"webhook", hook}, {"project", project}}), now_us);
+}
+
+}  // namespace sft::server::store

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/database/sqlite.h"
+
+// Rows of webhooks, addresses that are told of events, and of their deliveries. As jobs.h.
+
+namespace sft::server::store {
+
+// Stored: never renumber.
+enum class WebhookFormat : int { kStandard = 1, kSlack = 2 };
+enum class DeliveryState : int { kWaiting = 1, kDelivered = 2, kFailed = 3, kDropped = 4 };
+
+// Hooks of a project (of the server: the same), deliveries of a hook that wait, and those that
+// ended and are kept.
+inline constexpr int kMaxHooks = 20, kMaxWaiting = 1000, kMaxEnded = 1000;
+
+// An address that is told of events.
+struct WebhookRecord {
+  std::string id;
+  std::string project;  // empty: it is told of all projects, and of nodes and the server
+  std::string url;      // of Slack's format its origin alone: the rest is a secret
+  WebhookFormat format = WebhookFormat::kStandard;
+  std::vector<std::string> events;  // empty: all
+  std::string created_by;
+  int64_t created_us = 0;
+  int64_t off_us = 0;  // since when it is told nothing more; 0: it is on
+  std::string off_reason;
+  int failures = 0;           // tries in a row
+  int64_t rest_until_us = 0;  // no try before
+  int64_t delivered_us = 0;   // the last time that it took something
+};
+
+// One event for one hook.
+struct DeliveryRecord {
+  int64_t sequence = 0;
+  std::string id;  // the same for each try
+  std::string hook;
+  std::string type;
+  std::string body;  // JSON
+  int64_t created_us = 0;
+  DeliveryState state = DeliveryState::kWaiting;
+  int tries = 0;
+  int64_t next_us = 0;  // of a waiting one: when it is tried next
+  int64_t last_us = 0;  // the last try; 0: none
+  int status = 0;       // that HTTP answered; 0: there was no answer
+  std::string error;
+};
+
+// RESOURCE_EXHAUSTED where the project has kMaxHooks.
+absl::Status InsertWebhook(Database& db, const WebhookRecord& hook);
+// NOT_FOUND also for a hook of another project than the one named.
+absl::StatusOr<WebhookRecord> GetWebhook(Database& db, const std::string& project,
+                                         const std::string& id);
+absl::StatusOr<WebhookRecord> FindWebhook(Database& db, const std::string& id);
+// Oldest first; of one project, or, where it is absent, all.
+absl::StatusOr<std::vector<WebhookRecord>> ListWebhooks(Database& db,
+                                                        const std::optional<std::string>& project);
+// With its deliveries.
+absl::Status DeleteWebhook(Database& db, const std::string& id);
+// Stores what deliveries change: off_us, off_reason, failures, rest_until_us, delivered_us.
+absl::Status UpdateWebhook(Database& db, const WebhookRecord& hook);
+// A hook that was put off is told what comes from now on.
+absl::Status SwitchOn(Database& db, const std::string& id);
+// It is told nothing more, and what waits for it has failed.
+absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& reason,
+                       int64_t now_us);
+
+// Hooks that are on and want to hear of the event: those of the project and of the server; of an
+// empty project the server's.
+absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
+                                                  const std::string& type);
+// A new delivery, which is due now; its id. Beyond kMaxWaiting the oldest one is dropped.
+absl::StatusOr<std::string> Enqueue(Database& db, const std::string& hook, const std::string& type,
+                                    const std::string& body, int64_t now_us);
+// The delivery that has been due for longest, of a hook that is on and does not rest; those of
+// hooks that take what they are sent come before those of others.
+absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, int64_t now_us);
+// Stores state, tries, next_us, last_us, status and error; forgets the oldest beyond kMaxEnded.
+// NOT_FOUND where the hook was removed meanwhile.
+absl::Status UpdateDelivery(Database& db, const DeliveryRecord& delivery);
+
+absl::StatusOr<DeliveryRecord> GetDelivery(Database& db, const std::string& hook,
+                                           const std::string& id);
+// Newest first, below this sequence; 0: from the newest.
+absl::StatusOr<std::vector<DeliveryRecord>> ListDeliveries(Database& db, const std::string& hook,
+                                                           int64_t before, int limit);
+// Ended deliveries are due again, as new: the one named, or, where it is empty, those that failed
+// or were dropped since then. How many.
+absl::StatusOr<int64_t> Replay(Database& db, const std::string& hook, const std::string& id,
+                               int64_t since_us, int64_t now_us);
+
+}  // namespace sft::server::store

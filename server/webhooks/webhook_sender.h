@@ -1,0 +1,73 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "server/store/store.h"
+#include "server/store/webhooks.h"
+#include "server/webhooks/webhook_secrets.h"
+#include "server/webhooks/webhook_transport.h"
+
+namespace sft::server {
+
+// The one thread that sends webhooks: what the database says is due (store::NextDelivery). What was
+// not taken with a status of 2xx is tried again after kDelaysS, each a little longer by chance, and
+// not before the time that the receiver asks for; a hook whose try has failed rests meanwhile and
+// comes last, so that those that do not answer keep the others waiting for one try at most. Status
+// 410 puts a hook off, and so does the last try of a delivery since which it has taken nothing.
+class WebhookSender {
+ public:
+  static constexpr std::chrono::seconds kPeriod{1};
+  // Between the tries of a delivery, in seconds: 75 hours in all.
+  static constexpr int64_t kDelaysS[] = {5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400};
+  // How long a hook rests after a failed try, doubled with each in a row, and the most.
+  static constexpr int64_t kRestS = 5, kLongestRestS = 300;
+  static constexpr int64_t kLongestRetryAfterS = 86400;
+
+  // All but `chance` borrowed, which gives numbers from 0 to 1.
+  WebhookSender(Store& store, const WebhookSecrets& secrets, WebhookTransport& transport,
+                Clock& clock, std::function<double()> chance)
+      : store_(store),
+        secrets_(secrets),
+        transport_(transport),
+        clock_(clock),
+        chance_(std::move(chance)) {}
+  ~WebhookSender() { Stop(); }
+
+  void Start();
+  // Waits for a try that is under way.
+  void Stop();
+  // There may be something to send; from any thread.
+  void Wake();
+
+  // Tries one delivery that is due. False: there is none.
+  absl::StatusOr<bool> Step();
+
+ private:
+  void Loop();
+  absl::StatusOr<WebhookAnswer> Try(const store::WebhookRecord& hook,
+                                    const store::DeliveryRecord& delivery) const;
+  absl::Status Settle(Database& db, const std::string& hook_id, store::DeliveryRecord delivery,
+                      const absl::StatusOr<WebhookAnswer>& answer);
+  absl::Status SettleFailure(Database& db, store::WebhookRecord& hook,
+                             store::DeliveryRecord& delivery, int64_t retry_after_s);
+
+  Store& store_;
+  const WebhookSecrets& secrets_;
+  WebhookTransport& transport_;
+  Clock& clock_;
+  const std::function<double()> chance_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool woken_ SFT_GUARDED_BY(mutex_) = false;
+  bool stopping_ SFT_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+// The body in Slack's form: one text for people.
+std::string SlackBody(const std::string& body);
+
+}  // namespace sft::server
