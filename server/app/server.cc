@@ -8,7 +8,6 @@
 #include "server/app/credentials.h"
 #include "server/core/access.h"
 #include "server/http/metrics_page.h"
-#include "server/http/openai_endpoint.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
 #include "server/services/admin_service.h"
@@ -77,14 +76,18 @@ struct Server::Parts {
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
-        auth_service(*access, *store, registry, gate.failed()),
-        operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
+        web_sessions(clock),
+        auth_service(*access, *store, registry, gate.failed(), web_sessions),
+        operator_service(*store, clock, registry, disk,
+                         [this] {
+                           hub.Bump(ChangeHub::kSomeNode);
+                           loop.Wake();
+                         }),
         scheduling_service(sweeps, projects, jobs),
         serving_service(serving),
         storage_service(*store, survey, removal),
         door(gate),
         methods(AllMethods()),
-        openai(door, methods),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
@@ -145,6 +148,7 @@ struct Server::Parts {
   ClusterService cluster_service;
   DataService data_service;
   AdminService admin_service;
+  WebSessions web_sessions;
   AuthService auth_service;
   OperatorService operator_service;
   SchedulingService scheduling_service;
@@ -152,11 +156,10 @@ struct Server::Parts {
   StorageService storage_service;
   Door door;
   const Methods methods;
-  OpenAiEndpoint openai;
   Sessions sessions;
   const std::string host;
   std::string http_host;
-  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<WebFront> http;
   std::unique_ptr<GrpcServer> grpc;
 };
 
@@ -219,20 +222,32 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
           {parts.methods, parts.door, parts.sessions, parts.hub, clock, settings.read_patience},
           credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
   if (settings.http != "off") {
-    SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
-                         HttpEndpoint(settings.listen, settings.http));
-    parts.http_host = endpoint.host;
-    const FigureSources sources = {
-        *parts.store, parts.registry, &parts.disk, &parts.gate.failed(),
-        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); }};
-    HttpServer::Options options;
-    options.taker = &parts.openai;
-    SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, Pages(sources), options));
-    parts.serving_service.SetBaseUrl("http://" + server->http_address() + "/v1");
+    SFT_RETURN_IF_ERROR(server->StartHttp(settings, credentials, clock));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
   return server;
+}
+
+absl::Status Server::StartHttp(const Settings& settings,
+                               const std::optional<Credentials>& credentials, Clock& clock) {
+  Parts& parts = *parts_;
+  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings.listen, settings.http));
+  parts.http_host = endpoint.host;
+  SFT_ASSIGN_OR_RETURN(WebFront::Options plan,
+                       PlanWeb(settings.web, endpoint, parts.gate.open(), credentials));
+  const FigureSources sources = {
+      *parts.store, parts.registry, &parts.disk, &parts.gate.failed(),
+      [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); }};
+  plan.pages = Pages(sources);
+  SFT_ASSIGN_OR_RETURN(
+      parts.http,
+      WebFront::Start(endpoint, {parts.door, parts.methods, parts.hub, parts.web_sessions, clock},
+                      plan));
+  const std::string url = WebUrl(plan, settings.web, endpoint, parts.http->port());
+  if (plan.web) parts.web_sessions.SetUrl(url);
+  parts.serving_service.SetBaseUrl(url + "/v1");
+  return absl::OkStatus();
 }
 
 Server::~Server() {
@@ -253,6 +268,8 @@ std::string Server::http_address() const {
   if (parts_->http == nullptr) return "";
   return rpc::Endpoint{parts_->http_host, parts_->http->port()}.ToString();
 }
+
+std::string Server::web_url() const { return parts_->web_sessions.url(); }
 
 const Methods& Server::methods() const { return parts_->methods; }
 

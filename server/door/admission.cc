@@ -58,7 +58,7 @@ absl::Status NeedsRole(const Principal& principal, Role needed, const std::strin
 
 absl::Status CallContext::Identify(const std::string& project) {
   absl::StatusOr<Principal> principal =
-      gate_.Authenticate(origin_.certificate_pem, origin_.authorization);
+      gate_.Authenticate(origin_);
   if (!principal.ok()) return principal.status();
   caller_ = *std::move(principal);
   const Caller wanted = rule_.caller;
