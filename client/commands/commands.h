@@ -48,6 +48,7 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session);
 void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
 void AddStats(Command& app, Session& session);
+void AddWeb(Command& app, Session& session);
 void AddExplain(Command& app);
 void AddInit(Command& app, Session& session);
 void AddDoctor(Command& app, Session& session);

@@ -74,8 +74,8 @@ absl::StatusOr<std::unique_ptr<ServerContext>> ServerContext::Make(const Identit
   SSL_CTX* const context = parts->context.get();
   if (context == nullptr) return LibraryError("cannot prepare TLS");
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
-                                   SSL_OP_CIPHER_SERVER_PREFERENCE);
+  SSL_CTX_set_options(
+      context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
   SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                                 SSL_MODE_RELEASE_BUFFERS);
   SFT_RETURN_IF_ERROR(UseIdentity(context, identity));

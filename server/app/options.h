@@ -58,8 +58,8 @@ struct Options {
   int cpu_slots = -1;
 };
 
-// The endpoint of all HTTP for an Options::http other than "off". By default the port after the gRPC
-// one, on loopback.
+// The endpoint of all HTTP for an Options::http other than "off". By default the port after the
+// gRPC one, on loopback.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 
 // The parsed options, or how the program shall exit instead.

@@ -19,6 +19,7 @@
 #include "server/services/scheduling_service.h"
 #include "server/services/serving_service.h"
 #include "server/services/storage_service.h"
+#include "server/services/web_service.h"
 #include "server/services/worker_service.h"
 #include "server/state/names.h"
 #include "server/stored/artifacts.h"
@@ -76,8 +77,7 @@ struct Server::Parts {
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
-        web_sessions(clock),
-        auth_service(*access, *store, registry, gate.failed(), web_sessions),
+        auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk,
                          [this] {
                            hub.Bump(ChangeHub::kSomeNode);
@@ -86,6 +86,8 @@ struct Server::Parts {
         scheduling_service(sweeps, projects, jobs),
         serving_service(serving),
         storage_service(*store, survey, removal),
+        web_sessions(clock),
+        web_service(web_sessions, clock),
         door(gate),
         methods(AllMethods()),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
@@ -105,6 +107,7 @@ struct Server::Parts {
     scheduling_service.AddTo(all);
     serving_service.AddTo(all);
     storage_service.AddTo(all);
+    web_service.AddTo(all);
     return all;
   }
 
@@ -148,12 +151,13 @@ struct Server::Parts {
   ClusterService cluster_service;
   DataService data_service;
   AdminService admin_service;
-  WebSessions web_sessions;
   AuthService auth_service;
   OperatorService operator_service;
   SchedulingService scheduling_service;
   ServingService serving_service;
   StorageService storage_service;
+  WebSessions web_sessions;
+  WebService web_service;
   Door door;
   const Methods methods;
   Sessions sessions;

@@ -18,9 +18,9 @@ struct WebSettings {
   std::vector<std::string> names;  // other names by which browsers reach it: of a proxy
 };
 
-// Checks them and reads the certificate. `open`: everybody who reaches the server may do everything.
-// PERMISSION_DENIED for an address that others reach of a server that is open; INVALID_ARGUMENT for
-// files that are no certificate and key.
+// Checks them and reads the certificate. `open`: everybody who reaches the server may do
+// everything. PERMISSION_DENIED for an address that others reach of a server that is open;
+// INVALID_ARGUMENT for files that are no certificate and key.
 absl::StatusOr<WebFront::Options> PlanWeb(const WebSettings& settings,
                                           const rpc::Endpoint& endpoint, bool open,
                                           const std::optional<Credentials>& credentials);

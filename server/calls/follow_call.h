@@ -9,9 +9,9 @@
 
 #include "common/base/mutex.h"
 #include "server/calls/followers.h"
-#include "server/door/lookers.h"
 #include "server/calls/queued_call.h"
 #include "server/door/following.h"
+#include "server/door/lookers.h"
 
 namespace sft::server {
 

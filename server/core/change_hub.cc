@@ -13,7 +13,6 @@ std::string_view ListOf(std::string_view key) {
 
 }  // namespace
 
-
 absl::StatusOr<std::unique_ptr<ChangeHub::Subscription>> ChangeHub::Subscribe(
     std::vector<std::string> keys, std::function<void()> wake) {
   const MutexLock lock(mutex_);

@@ -64,7 +64,6 @@ class ChangeHub {
   // Changes that are kept, one for each key.
   static constexpr size_t kMaxChanges = 4096;
 
-
   void Add(Subscription& follower) SFT_REQUIRES(mutex_);
   void Remove(Subscription& follower) SFT_REQUIRES(mutex_);
   void Wake(const std::string& key) SFT_REQUIRES(mutex_);

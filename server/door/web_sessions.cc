@@ -27,8 +27,7 @@ std::string WebSessions::Add(Entries& entries, const std::string& token_id, Nano
   if (entries.list.size() >= kMost) Drop(entries, entries.list.begin());
   std::string secret = RandomId("", kSecretLength);
   const std::string hash = io::Sha256Hex(secret);
-  entries.by_hash[hash] =
-      entries.list.insert(entries.list.end(), {hash, token_id, clock_.Mono()});
+  entries.by_hash[hash] = entries.list.insert(entries.list.end(), {hash, token_id, clock_.Mono()});
   return secret;
 }
 

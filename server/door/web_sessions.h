@@ -33,8 +33,8 @@ class WebSessions {
 
   // Opens a session, and returns its secret.
   std::string Open(const std::string& token_id) SFT_EXCLUDES(mutex_);
-  // The token of a session, which has been used now. Empty: it is unknown, has ended or was idle for
-  // too long.
+  // The token of a session, which has been used now. Empty: it is unknown, has ended or was idle
+  // for too long.
   std::string TokenOf(const std::string& secret) SFT_EXCLUDES(mutex_);
   // Whether it has not ended; that it was looked for is no use of it.
   bool Has(const std::string& secret) SFT_EXCLUDES(mutex_);

@@ -48,21 +48,19 @@ std::string TypeOf(std::string_view name) {
 }
 
 std::optional<HttpResponse> FromFolder(const std::string& folder, std::string_view name) {
-  absl::StatusOr<std::string> content =
-      io::ReadFile(folder + "/" + std::string(name), kMostBytes);
+  absl::StatusOr<std::string> content = io::ReadFile(folder + "/" + std::string(name), kMostBytes);
   if (!content.ok()) return std::nullopt;
   return HttpResponse{200, TypeOf(name), *std::move(content), {{"Cache-Control", "no-cache"}}};
 }
 
 std::optional<HttpResponse> FromProgram(std::string_view name, bool gzip) {
   const std::string_view version = kAssetsVersion;
-  const bool by_version =
-      name.starts_with(version) && name.substr(version.size()).starts_with("/");
+  const bool by_version = name.starts_with(version) && name.substr(version.size()).starts_with("/");
   const Embedded* const file = Find(by_version ? name.substr(version.size() + 1) : name);
   if (file == nullptr) return std::nullopt;
   HttpResponse response{200, file->type, std::string((gzip ? file->gzip : file->plain).text()), {}};
-  response.fields.emplace_back(
-      "Cache-Control", by_version ? "public, max-age=31536000, immutable" : "no-cache");
+  response.fields.emplace_back("Cache-Control",
+                               by_version ? "public, max-age=31536000, immutable" : "no-cache");
   response.fields.emplace_back("Vary", "Accept-Encoding");
   if (gzip) response.fields.emplace_back("Content-Encoding", "gzip");
   return response;

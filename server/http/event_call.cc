@@ -21,7 +21,8 @@ EventCall::EventCall(EventCalls& calls, std::shared_ptr<HttpStream> stream, WebC
 
 void EventCall::Start(EventCalls& calls, std::shared_ptr<HttpStream> stream, WebCaller caller,
                       std::shared_ptr<const Method> method, std::string body) {
-  std::shared_ptr<EventCall> call(new EventCall(calls, std::move(stream), std::move(caller)));
+  std::unique_ptr<EventCall> made(new EventCall(calls, std::move(stream), std::move(caller)));
+  std::shared_ptr<EventCall> call = std::move(made);
   call->method_ = std::move(method);
   call->body_ = std::move(body);
   Begin(std::move(call));
@@ -29,7 +30,8 @@ void EventCall::Start(EventCalls& calls, std::shared_ptr<HttpStream> stream, Web
 
 void EventCall::Start(EventCalls& calls, std::shared_ptr<HttpStream> stream, WebCaller caller,
                       const std::function<Method(Sink sink)>& make, Nanos pause) {
-  std::shared_ptr<EventCall> call(new EventCall(calls, std::move(stream), std::move(caller)));
+  std::unique_ptr<EventCall> made(new EventCall(calls, std::move(stream), std::move(caller)));
+  std::shared_ptr<EventCall> call = std::move(made);
   call->method_ = std::make_shared<const Method>(make(Sink(*call)));
   call->pause_ = pause;
   Begin(std::move(call));
@@ -38,10 +40,9 @@ void EventCall::Start(EventCalls& calls, std::shared_ptr<HttpStream> stream, Web
 void EventCall::Begin(std::shared_ptr<EventCall> call) {
   EventCall& begun = *call;
   ++begun.calls_.live;
-  begun.following_ =
-      std::make_unique<Following>(begun.calls_.door, begun.calls_.hub, *begun.method_,
-                                  static_cast<Exchange&>(begun),
-                                  [&begun] { begun.calls_.lookers.Wake(begun); });
+  begun.following_ = std::make_unique<Following>(begun.calls_.door, begun.calls_.hub,
+                                                 *begun.method_, static_cast<Exchange&>(begun),
+                                                 [&begun] { begun.calls_.lookers.Wake(begun); });
   // It may still be called when the call has ended: so it holds it.
   begun.stream_->WhenMoved([call] { call->calls_.lookers.Wake(*call); });
   begun.self_ = std::move(call);
@@ -75,8 +76,10 @@ void EventCall::Look() {
   look_at_ = MonoTime::max();
   const Follower::Next next = following_->Look();
   if (next != Follower::Next::kEnd && !stream_->begun()) {
-    stream_->Begin({200, "text/event-stream", "", {{"Cache-Control", "no-store"},
-                                                   {"X-Accel-Buffering", "no"}}},
+    stream_->Begin({200,
+                    "text/event-stream",
+                    "",
+                    {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}},
                    /*events=*/true);
   }
   not_before_ = calls_.clock.Mono() + pause_ * std::exchange(count_, 0);

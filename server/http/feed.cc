@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<Follower>> Follow(const Methods& methods, const c
 void Feed::Start(EventCalls& calls, const Methods& methods, std::shared_ptr<HttpStream> stream,
                  WebCaller caller, FeedQuery query, const std::string& life) {
   // What the caller is asked for first; admission of the parts asks for theirs.
-  const char* const first = !query.job.empty()        ? kWatchJob
+  const char* const first = !query.job.empty()       ? kWatchJob
                             : query.jobs.has_value() ? kListJobs
                                                      : kListNodes;
   const auto make = [&](EventCall::Sink sink) {
@@ -75,8 +75,7 @@ void Feed::Start(EventCalls& calls, const Methods& methods, std::shared_ptr<Http
     method.follow = [&calls, &methods, query, life, sink](
                         Door& door, CallContext& call,
                         Exchange&) -> absl::StatusOr<std::unique_ptr<Follower>> {
-      std::unique_ptr<Feed> feed(
-          new Feed(calls.hub, door.gate().store(), call, sink, query, life));
+      std::unique_ptr<Feed> feed(new Feed(calls.hub, door.gate().store(), call, sink, query, life));
       SFT_RETURN_IF_ERROR(feed->AddParts(methods, door));
       return feed;
     };
@@ -86,7 +85,8 @@ void Feed::Start(EventCalls& calls, const Methods& methods, std::shared_ptr<Http
 }
 
 absl::Status Feed::AddParts(const Methods& methods, Door& door) {
-  for (FeedQuery::List* list : {query_.jobs ? &*query_.jobs : nullptr, query_.nodes ? &*query_.nodes : nullptr}) {
+  for (FeedQuery::List* list :
+       {query_.jobs ? &*query_.jobs : nullptr, query_.nodes ? &*query_.nodes : nullptr}) {
     // From now on: who shows a list asks for it after this.
     if (list != nullptr && !list->place) list->place = hub_.ChangesSince("", UINT64_MAX).place;
   }

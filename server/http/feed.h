@@ -11,8 +11,8 @@
 namespace sft::server {
 
 // The one stream of a page: a job, its curve and its logs, and changes of the lists of jobs and
-// nodes, in one call that counts as one stream. It is made of the followers of WatchJob, ReadMetrics
-// and ReadLog, admitted as those are.
+// nodes, in one call that counts as one stream. It is made of the followers of WatchJob,
+// ReadMetrics and ReadLog, admitted as those are.
 class Feed final : public Follower {
  public:
   // A message carries all points, or bytes of a log, that are there, up to these.

@@ -49,8 +49,8 @@ absl::Status TakeName(const std::string& name, const std::string& value, FeedQue
     if (value != "1" && value != "0") return Bad(name, value, "1 or 0");
     if (value == "1") (name == "jobs" ? feed.jobs : feed.nodes).emplace();
   } else if (name != "cursor") {
-    return InvalidArgument(
-        fmt::format("\"{}\": there are job, metrics, log, jobs, nodes and cursor", name.substr(0, 80)));
+    return InvalidArgument(fmt::format(
+        "\"{}\": there are job, metrics, log, jobs, nodes and cursor", name.substr(0, 80)));
   }
   return absl::OkStatus();
 }
@@ -131,9 +131,7 @@ absl::StatusOr<FeedQuery> ReadFeedQuery(std::string_view query, std::string_view
 
 std::string CursorOf(const FeedQuery& feed, std::string_view life) {
   std::string cursor;
-  const auto add = [&](const std::string& part) {
-    cursor += (cursor.empty() ? "" : ";") + part;
-  };
+  const auto add = [&](const std::string& part) { cursor += (cursor.empty() ? "" : ";") + part; };
   if (feed.metrics.has_value()) add(fmt::format("m{}", *feed.metrics));
   for (const FeedQuery::Log& log : feed.logs) {
     add(fmt::format("l{}:{}:{}", log.rank, log.attempt, log.offset));

@@ -10,7 +10,8 @@
 
 namespace sft::server {
 
-// What a page follows, and how far it has got: read from the feed's query and cursor (docs/rest.md).
+// What a page follows, and how far it has got: read from the feed's query and cursor
+// (docs/rest.md).
 struct FeedQuery {
   struct Log {
     int rank = 0;

@@ -11,8 +11,8 @@
 
 namespace sft::server {
 
-// A request for one thread, which may wait: for the body, and while the caller reads slowly. Of that
-// thread, but for what it shares with others.
+// A request for one thread, which may wait: for the body, and while the caller reads slowly. Of
+// that thread, but for what it shares with others.
 class HttpCall {
  public:
   struct Shared {

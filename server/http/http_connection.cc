@@ -68,9 +68,9 @@ void HttpConnection::PassTime(MonoTime now) {
   if (sent_ < out_.size() && now >= sent_at_ + limits.send) return End();
   if (body_wanted_.has_value() &&
       now >= since_ + limits.body + std::chrono::seconds(body_.size() / kBytesOfASecond)) {
-    EndBody(DeadlineExceeded(fmt::format("{} bytes of the body have come in {} s, and not all of it",
-                                         body_.size(),
-                                         std::chrono::ceil<std::chrono::seconds>(now - since_).count())));
+    EndBody(DeadlineExceeded(
+        fmt::format("{} bytes of the body have come in {} s, and not all of it", body_.size(),
+                    std::chrono::ceil<std::chrono::seconds>(now - since_).count())));
   } else if (now >= alarm_) {
     alarm_ = MonoTime::max();
     stream_->TellMoved();
@@ -261,10 +261,10 @@ void HttpConnection::Answered(MonoTime now) {
 }
 
 void HttpConnection::Refuse(const HttpResponse& response, MonoTime now) {
-  out_ += HeadOf(response, {.length = response.body.size(),
-                            .closes = true,
-                            .fields = shared_.wake->fields()}) +
-          response.body;
+  out_ +=
+      HeadOf(response,
+             {.length = response.body.size(), .closes = true, .fields = shared_.wake->fields()}) +
+      response.body;
   refusal_ = out_.size() - sent_;
   sent_at_ = now;
   Write(now);

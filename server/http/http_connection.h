@@ -93,15 +93,14 @@ class HttpConnection {
   const uint64_t id_;
   HttpSocket socket_;
   Stage stage_ = Stage::kHead;
-  MonoTime since_;  // it is in this stage, or the body's first byte was waited for
+  MonoTime since_;       // it is in this stage, or the body's first byte was waited for
   bool served_ = false;  // a request before this one
-  bool read_waits_for_write_ = false, wants_write_ = false, ended_ = false,
-       closed_sending_ = false;
+  bool read_waits_for_write_ = false, wants_write_ = false, ended_ = false, closed_sending_ = false;
 
   std::string in_;
   size_t scanned_ = 0;  // of in_, for the end of the head
   std::string out_;
-  size_t sent_ = 0;  // of out_
+  size_t sent_ = 0;     // of out_
   size_t refusal_ = 0;  // bytes of out_ that no stream has written
   MonoTime sent_at_;
 

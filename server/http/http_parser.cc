@@ -1,13 +1,13 @@
-// The only file that includes Boost: its headers take longer to compile than the rest of the folder.
+// The only file that includes Boost: its headers take longer to compile than the rest of the
+// folder.
 
 #include "server/http/http_parser.h"
-
-#include <boost/beast/http/basic_parser.hpp>
-#include <boost/beast/http/error.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/beast/http/basic_parser.hpp>
+#include <boost/beast/http/error.hpp>
 #include <cctype>
 #include <utility>
 
@@ -35,6 +35,19 @@ bool ReadTarget(std::string_view target, HttpRequest& request) {
   return plain && IsPlainPath(request.path);
 }
 
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+// Whether bytes may begin what stands between two chunks: the library waits for the whole line.
+bool MayBeChunkHead(std::string_view bytes) {
+  if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);
+  if (bytes.empty() || bytes == "\r") return true;
+  const size_t end = bytes.find('\n');
+  return std::isxdigit(static_cast<unsigned char>(bytes.front())) != 0 &&
+         (end == bytes.npos || bytes[end - 1] == '\r');
+}
+
 }  // namespace
 
 class HttpParser::Parser final : public http::basic_parser<true> {
@@ -46,7 +59,7 @@ class HttpParser::Parser final : public http::basic_parser<true> {
 
   HttpRequest request;
   int version = 11;
-  bool bad_target = false, too_many = false;
+  bool bad_target = false, too_many = false, last_chunk = false;
   std::string* body = nullptr;
 
  private:
@@ -80,8 +93,9 @@ class HttpParser::Parser final : public http::basic_parser<true> {
     body->append(piece.data(), piece.size());
     return piece.size();
   }
-  void on_chunk_header_impl(std::uint64_t, string_view extensions, error_code& ec) override {
+  void on_chunk_header_impl(std::uint64_t size, string_view extensions, error_code& ec) override {
     ec = {};
+    last_chunk = size == 0;
     if (extensions.size() > kMaxExtensions) {
       ec = http::make_error_code(http::error::bad_chunk_extension);
     }
@@ -124,6 +138,9 @@ std::variant<HttpRequest, HttpResponse> HttpParser::Head(std::string_view head) 
     return Refusal(431, fmt::format("a request's head has at most {} bytes and {} fields", kMaxHead,
                                     kMaxFields));
   }
+  if (ec == http::make_error_code(http::error::bad_version)) {
+    return Refusal(505, "HTTP/1.1 and HTTP/1.0 are served");
+  }
   if (ec || !parser.is_header_done()) {
     return Refusal(400, fmt::format("this is not an HTTP/1.1 request: {}", ec.message()));
   }
@@ -132,8 +149,9 @@ std::variant<HttpRequest, HttpResponse> HttpParser::Head(std::string_view head) 
   }
   HttpRequest& request = parser.request;
   if (parser.bad_target) {
-    return Refusal(400, "a path begins with /, holds no \"..\" and no control character, and codes "
-                        "others as %XX");
+    return Refusal(400,
+                   "a path begins with /, holds no \"..\" and no control character, and codes "
+                   "others as %XX");
   }
   const auto count = [&](std::string_view name) {
     return std::ranges::count(request.fields, name, &std::pair<std::string, std::string>::first);
@@ -150,7 +168,12 @@ std::variant<HttpRequest, HttpResponse> HttpParser::Head(std::string_view head) 
     return Refusal(400, "a request has one Host");
   }
   request.chunked = codings > 0;
-  if (const auto length = parser.content_length(); lengths > 0 && length) request.length = *length;
+  if (lengths > 0) {
+    if (!IsNumber(request.Field("content-length")) || !parser.content_length()) {
+      return Refusal(400, "the Content-Length is no number");
+    }
+    request.length = *parser.content_length();
+  }
   request.keeps = !request.is_1_0 && parser.keep_alive();
   parser.eager(true);
   return request;
@@ -165,7 +188,10 @@ absl::StatusOr<size_t> HttpParser::Body(std::string_view bytes, std::string& bod
     const size_t took =
         parser.put(boost::asio::const_buffer(bytes.data() + used, bytes.size() - used), ec);
     used += took;
-    if (ec == http::make_error_code(http::error::need_more)) break;
+    if (ec == http::make_error_code(http::error::need_more)) {
+      if (!parser.chunked() || parser.last_chunk || MayBeChunkHead(bytes.substr(used))) break;
+      ec = http::make_error_code(http::error::bad_chunk);
+    }
     if (ec) return InvalidArgument(fmt::format("the body cannot be read: {}", ec.message()));
     if (took == 0) break;
   }

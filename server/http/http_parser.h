@@ -10,9 +10,9 @@
 
 namespace sft::server {
 
-// Reads one request, head and body, from the bytes of a connection: Boost.Beast's parser, and on top
-// of what that refuses all whose meaning a proxy and this server could read differently. The only
-// place that knows of Boost. Of one thread.
+// Reads one request, head and body, from the bytes of a connection: Boost.Beast's parser, and on
+// top of what that refuses all whose meaning a proxy and this server could read differently. The
+// only place that knows of Boost. Of one thread.
 class HttpParser {
  public:
   // A larger head, or one of more fields, is answered with 431.

@@ -67,7 +67,8 @@ std::string Lower(std::string_view text) {
 }  // namespace
 
 std::string HeadOf(const HttpResponse& response, const HttpFraming& framing) {
-  std::string head = fmt::format("HTTP/1.1 {} {}\r\n", response.status, StatusText(response.status));
+  std::string head =
+      fmt::format("HTTP/1.1 {} {}\r\n", response.status, StatusText(response.status));
   if (!response.content_type.empty()) {
     head += fmt::format("Content-Type: {}\r\n", response.content_type);
   }

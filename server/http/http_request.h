@@ -29,11 +29,11 @@ std::string HeadOf(const HttpResponse& response, const HttpFraming& framing);
 // The head of a request that is well-formed.
 struct HttpRequest {
   std::string method;
-  std::string path;      // as it was sent, without the query; begins with "/"
-  std::string query;     // as it was sent, without the "?"
-  bool is_1_0 = false;   // HTTP/1.0, else 1.1
-  bool keeps = false;    // the connection is to serve another request after this one
-  bool chunked = false;  // the body comes in chunks,
+  std::string path;                // as it was sent, without the query; begins with "/"
+  std::string query;               // as it was sent, without the "?"
+  bool is_1_0 = false;             // HTTP/1.0, else 1.1
+  bool keeps = false;              // the connection is to serve another request after this one
+  bool chunked = false;            // the body comes in chunks,
   std::optional<uint64_t> length;  // or has this length; neither: there is none
   // The fields, their names in lower case.
   std::vector<std::pair<std::string, std::string>> fields;

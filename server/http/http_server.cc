@@ -55,26 +55,24 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoin
   if (!wake.valid()) return ErrnoStatus("cannot create an eventfd", errno);
   io::UniqueFd poll(::epoll_create1(EPOLL_CLOEXEC));
   if (!poll.valid()) return ErrnoStatus("cannot create an epoll", errno);
-  std::unique_ptr<HttpServer> server(
-      new HttpServer(*std::move(listeners), std::move(poll), std::move(wake), handler, options));
+  Opened opened{*std::move(listeners), std::move(poll), std::move(wake)};
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(opened), handler, options));
   SFT_RETURN_IF_ERROR(server->Watch());
   server->thread_ = std::thread([&server = *server] { server.Loop(); });
   return server;
 }
 
-HttpServer::HttpServer(std::vector<io::UniqueFd> listeners, io::UniqueFd poll, io::UniqueFd wake,
-                       HttpHandler& handler, const Options& options)
-    : listeners_(std::move(listeners)),
-      poll_(std::move(poll)),
+HttpServer::HttpServer(Opened opened, HttpHandler& handler, const Options& options)
+    : listeners_(std::move(opened.listeners)),
+      poll_(std::move(opened.poll)),
       port_(rpc::PortOf(listeners_.front().get())),
       options_(options),
       shared_{handler, options_.limits,
-              std::make_shared<HttpWake>(std::move(wake), LinesOf(options_.fields))},
+              std::make_shared<HttpWake>(std::move(opened.wake), LinesOf(options_.fields))},
       next_(kFirstConnection) {}
 
 absl::Status HttpServer::Watch() {
-  SFT_RETURN_IF_ERROR(
-      Control(poll_.get(), EPOLL_CTL_ADD, shared_.wake->fd(), EPOLLIN, kWakeId));
+  SFT_RETURN_IF_ERROR(Control(poll_.get(), EPOLL_CTL_ADD, shared_.wake->fd(), EPOLLIN, kWakeId));
   for (size_t i = 0; i < listeners_.size(); ++i) {
     SFT_RETURN_IF_ERROR(
         Control(poll_.get(), EPOLL_CTL_ADD, listeners_[i].get(), EPOLLIN, kFirstListener + i));
@@ -208,8 +206,8 @@ void HttpServer::Settle(uint64_t id, Entry& entry) {
     connections_.erase(id);
     return;
   }
-  const uint32_t wanted = (connection.wants_read() ? EPOLLIN : 0u) |
-                          (connection.wants_write() ? EPOLLOUT : 0u);
+  const uint32_t wanted =
+      (connection.wants_read() ? EPOLLIN : 0u) | (connection.wants_write() ? EPOLLOUT : 0u);
   if (wanted != entry.watched &&
       Control(poll_.get(), EPOLL_CTL_MOD, connection.fd(), wanted, id).ok()) {
     entry.watched = wanted;

@@ -17,9 +17,7 @@
 namespace sft::server {
 
 // An HTTP/1.1 server. One thread serves all connections and never blocks on one of them: it reads
-// requests, gives them to the handler, and sends what others write (HttpStream). The distribution
-// ships cpp-httplib as a shared library only, which brings a second OpenSSL into a process that
-// links one statically.
+// requests, gives them to the handler, and sends what others write (HttpStream).
 class HttpServer {
  public:
   struct Options {
@@ -51,8 +49,11 @@ class HttpServer {
     uint32_t watched = 0;  // what epoll is to report of it
   };
 
-  HttpServer(std::vector<io::UniqueFd> listeners, io::UniqueFd poll, io::UniqueFd wake,
-             HttpHandler& handler, const Options& options);
+  struct Opened {
+    std::vector<io::UniqueFd> listeners;
+    io::UniqueFd poll, wake;  // an epoll, an eventfd
+  };
+  HttpServer(Opened opened, HttpHandler& handler, const Options& options);
   absl::Status Watch();
   void Loop();
   void TakeTold(MonoTime now);

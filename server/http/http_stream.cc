@@ -53,7 +53,9 @@ void HttpStream::Respond(const HttpResponse& response) {
   if (begun_) return;
   begun_ = ended_ = news_.ended = true;
   news_.closes = Closes();
-  Append(HeadOf(response, {.length = response.body.size(), .closes = news_.closes, .fields = wake_->fields()}));
+  Append(
+      HeadOf(response,
+             {.length = response.body.size(), .closes = news_.closes, .fields = wake_->fields()}));
   if (request_.method != "HEAD") Append(response.body);
   Say();
 }

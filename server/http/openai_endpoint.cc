@@ -43,9 +43,7 @@ bool OpenAiEndpoint::MakeRoom() {
   return true;
 }
 
-bool OpenAiEndpoint::Takes(const HttpRequest& request) {
-  return OpenAiCall::Takes(request.path);
-}
+bool OpenAiEndpoint::Takes(const HttpRequest& request) { return OpenAiCall::Takes(request.path); }
 
 void OpenAiEndpoint::Take(std::shared_ptr<HttpStream> stream) {
   const MutexLock lock(mutex_);

@@ -73,8 +73,9 @@ class Schemas {
         return OfType("string", "uint64");
       case FieldDescriptor::CPPTYPE_DOUBLE:
       case FieldDescriptor::CPPTYPE_FLOAT:
-        return {{"oneOf", {{{"type", "number"}},
-                           {{"type", "string"}, {"enum", {"NaN", "Infinity", "-Infinity"}}}}}};
+        return {{"oneOf",
+                 {{{"type", "number"}},
+                  {{"type", "string"}, {"enum", {"NaN", "Infinity", "-Infinity"}}}}}};
       case FieldDescriptor::CPPTYPE_BOOL:
         return {{"type", "boolean"}};
       case FieldDescriptor::CPPTYPE_ENUM:
@@ -100,9 +101,7 @@ class Schemas {
   Json all_ = Json::object();
 };
 
-Json Content(const char* type, Json schema) {
-  return {{type, {{"schema", std::move(schema)}}}};
-}
+Json Content(const char* type, Json schema) { return {{type, {{"schema", std::move(schema)}}}}; }
 
 Json Errors() {
   return {{"description", "The call was refused or failed."},
@@ -136,8 +135,7 @@ Json PathOf(const Method& method, const MethodDescriptor& described, Schemas& sc
                {"tags", {described.service()->name()}},
                {"requestBody",
                 {{"required", true},
-                 {"content",
-                  Content("application/json", schemas.Of(*described.input_type()))}}},
+                 {"content", Content("application/json", schemas.Of(*described.input_type()))}}},
                {"responses", {{"200", std::move(good)}, {"default", Errors()}}}};
   return {{"post", std::move(post)}};
 }
@@ -181,14 +179,14 @@ std::string OpenApiOf(const Methods& methods) {
     paths[path] = PathOf(method, *described, schemas);
   }
   paths[std::string(RestApi::kRoot) + "feed"] = FeedPath();
-  return DumpJson(Json{
-      {"openapi", "3.1.0"},
-      {"info", {{"title", "sft-server"}, {"version", kVersion}}},
-      {"paths", std::move(paths)},
-      {"components",
-       {{"schemas", schemas.Take()},
-        {"securitySchemes", {{"token", {{"type", "http"}, {"scheme", "bearer"}}}}}}},
-      {"security", {{{"token", Json::array()}}}}});
+  return DumpJson(
+      Json{{"openapi", "3.1.0"},
+           {"info", {{"title", "sft-server"}, {"version", kVersion}}},
+           {"paths", std::move(paths)},
+           {"components",
+            {{"schemas", schemas.Take()},
+             {"securitySchemes", {{"token", {{"type", "http"}, {"scheme", "bearer"}}}}}}},
+           {"security", {{{"token", Json::array()}}}}});
 }
 
 }  // namespace sft::server

@@ -26,15 +26,15 @@ PageMakers::~PageMakers() {
 }
 
 bool PageMakers::Has(const std::string& path) const {
-  return std::ranges::any_of(makers_,
-                             [&](const auto& maker) { return maker->page.path == path; });
+  return std::ranges::any_of(makers_, [&](const auto& maker) { return maker->page.path == path; });
 }
 
 void PageMakers::Answer(std::shared_ptr<HttpStream> stream) {
   stream->WhenMoved([stream = std::weak_ptr(stream), at = Clock::Real().Mono() + patience_] {
     const std::shared_ptr<HttpStream> late = stream.lock();
     if (late == nullptr || Clock::Real().Mono() < at) return;
-    late->Respond({503, HttpResponse().content_type,
+    late->Respond({503,
+                   HttpResponse().content_type,
                    "the page is not ready: the server's database is busy or hangs\n",
                    {}});
   });

@@ -43,8 +43,8 @@ HttpResponse Json(std::string body) {
 }
 
 HttpResponse OnlyBy(const char* method) {
-  HttpResponse response = ErrorResponse(
-      absl::UnimplementedError(fmt::format("this is asked with {}", method)));
+  HttpResponse response =
+      ErrorResponse(absl::UnimplementedError(fmt::format("this is asked with {}", method)));
   response.status = 405;
   response.fields.emplace_back("Allow", method);
   return response;
@@ -97,13 +97,14 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   if (slash != name.npos) name[slash] = '.';
   const Method* const method = methods_.Find(name);
   if (method == nullptr || !Serves(*method)) {
-    return stream->Respond(ErrorResponse(NotFound(fmt::format(
-        "there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,
-        request.path.substr(kRoot.size()).substr(0, 80), kRoot))));
+    return stream->Respond(ErrorResponse(NotFound(
+        fmt::format("there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,
+                    request.path.substr(kRoot.size()).substr(0, 80), kRoot))));
   }
   if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
   if (!IsJson(request.Field("content-type"))) {
-    HttpResponse refusal = ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
+    HttpResponse refusal =
+        ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }
@@ -165,8 +166,8 @@ void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& cal
                         const Method& method, const std::string& body) {
   HttpCall::Shared shared;
   HttpCall call(std::move(stream), shared);
-  const HttpResponse head{200, "text/event-stream", "",
-                          {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
+  const HttpResponse head{
+      200, "text/event-stream", "", {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
   const std::function<bool(const google::protobuf::Message&)> send =
       [&](const google::protobuf::Message& message) {
         if (!call.begun() && !call.Begin(head)) return false;

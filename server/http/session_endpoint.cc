@@ -15,9 +15,9 @@ constexpr size_t kMostBytes = 4096;
 HttpResponse WithCookie(const std::string& secret, std::string_view more) {
   HttpResponse response{204, "", "", {{"Cache-Control", "no-store"}}};
   if (!secret.empty() || !more.empty()) {
-    response.fields.emplace_back(
-        "Set-Cookie", fmt::format("{}={}; Path=/; Secure; HttpOnly; SameSite=Strict{}",
-                                  SessionEndpoint::kCookie, secret, more));
+    response.fields.emplace_back("Set-Cookie",
+                                 fmt::format("{}={}; Path=/; Secure; HttpOnly; SameSite=Strict{}",
+                                             SessionEndpoint::kCookie, secret, more));
   }
   return response;
 }
@@ -51,7 +51,8 @@ void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   }
   // A page of another site can make a browser send a form or plain text here, but no JSON.
   if (!request.Field("content-type").starts_with("application/json")) {
-    HttpResponse refusal = ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
+    HttpResponse refusal =
+        ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }

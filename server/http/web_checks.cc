@@ -6,8 +6,8 @@
 namespace sft::server {
 namespace {
 
-// Styles and scripts of our own alone, no frames, nothing from another host, and no text that becomes
-// code.
+// Styles and scripts of our own alone, no frames, nothing from another host, and no text that
+// becomes code.
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -30,10 +30,12 @@ std::optional<HttpResponse> WebChecks::Refuse(const HttpRequest& request) const 
   if (!host.empty() || !request.is_1_0) {
     const std::string asked = HostOnly(host);
     if (!rpc::IsLoopback(asked) && !hosts_.contains(asked)) {
-      return HttpResponse{421, HttpResponse().content_type,
-                          "this server does not answer to that name: use one of its certificate, or "
-                          "name it with --http-name; on its own machine, http://127.0.0.1\n",
-                          {}};
+      return HttpResponse{
+          421,
+          HttpResponse().content_type,
+          "this server does not answer to that name: use one of its certificate, or "
+          "name it with --http-name; on its own machine, http://127.0.0.1\n",
+          {}};
     }
   }
   const std::string_view origin = request.Field("origin");

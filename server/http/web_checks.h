@@ -17,8 +17,8 @@ class WebChecks {
   // By which names and addresses the server is reached, beside those of loopback.
   explicit WebChecks(const std::vector<std::string>& hosts);
 
-  // The answer to a request that is refused: 421 for a Host that is not ours, 403 for an Origin that
-  // is not.
+  // The answer to a request that is refused: 421 for a Host that is not ours, 403 for an Origin
+  // that is not.
   std::optional<HttpResponse> Refuse(const HttpRequest& request) const;
   // And to one for data that another site's page has sent.
   static std::optional<HttpResponse> RefuseForeign(const HttpRequest& request);

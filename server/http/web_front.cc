@@ -40,8 +40,11 @@ WebFront::WebFront(const Served& served, Options options)
       assets_(std::move(options.web_folder)),
       pages_(std::move(options.pages)),
       openai_(served.door, served.methods),
-      rest_(served.door, served.methods, served.hub, served.sessions, served.clock),
-      session_(served.door.gate(), served.sessions, served.hub) {}
+      session_(served.door.gate(), served.sessions, served.hub) {
+  if (!web_) return;
+  rest_ = std::make_unique<RestApi>(served.door, served.methods, served.hub, served.sessions,
+                                    served.clock);
+}
 
 // First of all, so that all streams are gone.
 WebFront::~WebFront() { server_.reset(); }
@@ -77,7 +80,8 @@ void WebFront::Handle(std::shared_ptr<HttpStream> stream) {
     return openai_.Take(std::move(stream));
   }
   if (web_) return HandleWeb(std::move(stream));
-  stream->Respond({404, HttpResponse().content_type,
+  stream->Respond({404,
+                   HttpResponse().content_type,
                    "there are /healthz, /metrics and /v1/models; --http switches the web page on\n",
                    {}});
 }
@@ -90,7 +94,7 @@ void WebFront::HandleWeb(std::shared_ptr<HttpStream> stream) {
   if (session) return session_.Handle(std::move(stream));
   if (request.path.starts_with(RestApi::kRoot)) {
     WebCaller caller = CallerOf(*stream);
-    return rest_.Handle(std::move(stream), std::move(caller));
+    return rest_->Handle(std::move(stream), std::move(caller));
   }
   stream->Respond(ErrorResponse(NotFound("the API is below /api/v1/")));
 }

@@ -60,7 +60,7 @@ class WebFront final : private HttpHandler {
   const Assets assets_;
   PageMakers pages_;
   OpenAiEndpoint openai_;
-  RestApi rest_;
+  std::unique_ptr<RestApi> rest_;  // null where the page is off
   SessionEndpoint session_;
   std::unique_ptr<tls::ServerContext> tls_;
   std::unique_ptr<HttpServer> server_;

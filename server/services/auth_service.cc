@@ -125,8 +125,6 @@ void AuthService::AddTo(Methods& methods) {
   methods.Unary(admin("AuthService.PutUser", kChange), this, &Self::PutUser);
   methods.Unary(admin("AuthService.ListUsers", Audit::kNone), this, &Self::ListUsers);
   methods.Unary(admin("AuthService.RemoveUser", kChange), this, &Self::RemoveUser);
-  methods.Unary({"AuthService.CreateWebCode", Caller::kUser, Role::kNone, Place::kAny}, this,
-                &Self::CreateWebCode);
   methods.Unary(admin("AuthService.ListAuditRecords", Audit::kNone), this, &Self::ListAuditRecords);
 }
 
@@ -240,22 +238,6 @@ absl::StatusOr<v1::User> AuthService::RemoveUser(CallContext& call,
   SFT_RETURN_IF_ERROR(access_.RemoveUser(request.user(), call.actor()));
   v1::User response;
   response.set_name(request.user());
-  return response;
-}
-
-absl::StatusOr<v1::WebCode> AuthService::CreateWebCode(CallContext& call,
-                                                       const v1::CreateWebCodeRequest&) {
-  if (sessions_.url().empty()) {
-    return FailedPrecondition(
-        "the web page of this server is off: its operator switches it on with --http HOST:PORT "
-        "(docs/operations.md)");
-  }
-  v1::WebCode response;
-  response.set_url(sessions_.url());
-  if (call.caller().local) return response;
-  response.set_code(sessions_.MakeCode(call.caller().token));
-  constexpr int64_t kLife = std::chrono::microseconds(WebSessions::kCodeLife).count();
-  *response.mutable_expire_time() = ToTimestamp(access_.now_us() + kLife);
   return response;
 }
 

@@ -3,7 +3,6 @@
 #include "server/core/access.h"
 #include "server/core/failed_calls.h"
 #include "server/door/methods.h"
-#include "server/door/web_sessions.h"
 #include "server/fleet/worker_registry.h"
 #include "server/store/store.h"
 #include "sft/v1/auth_service.pb.h"
@@ -13,13 +12,8 @@ namespace sft::server {
 // AuthService: users, tokens, nodes' certificates and the audit.
 class AuthService final {
  public:
-  AuthService(Access& access, Store& store, WorkerRegistry& registry, FailedCalls& failed,
-              WebSessions& sessions)
-      : access_(access),
-        store_(store),
-        registry_(registry),
-        failed_(failed),
-        sessions_(sessions) {}
+  AuthService(Access& access, Store& store, WorkerRegistry& registry, FailedCalls& failed)
+      : access_(access), store_(store), registry_(registry), failed_(failed) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -37,8 +31,6 @@ class AuthService final {
   absl::StatusOr<v1::ListUsersResponse> ListUsers(CallContext& call,
                                                   const v1::ListUsersRequest& request);
   absl::StatusOr<v1::User> RemoveUser(CallContext& call, const v1::RemoveUserRequest& request);
-  absl::StatusOr<v1::WebCode> CreateWebCode(CallContext& call,
-                                            const v1::CreateWebCodeRequest& request);
   absl::StatusOr<v1::ListAuditRecordsResponse> ListAuditRecords(
       CallContext& call, const v1::ListAuditRecordsRequest& request);
 
@@ -49,7 +41,6 @@ class AuthService final {
   Store& store_;
   WorkerRegistry& registry_;
   FailedCalls& failed_;
-  WebSessions& sessions_;
 };
 
 }  // namespace sft::server

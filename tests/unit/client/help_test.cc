@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                                            "generate", "chat", "nodes", "variants", "models",
                                            "explain", "completion", "compare", "data", "admin",
                                            "drain", "storage", "rm", "stats", "login", "whoami",
-                                           "hold", "release", "sweep", "init", "doctor"),
+                                           "hold", "release", "sweep", "init", "doctor", "web"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {
