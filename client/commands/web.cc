@@ -16,7 +16,7 @@ namespace {
 constexpr char kOpener[] = "xdg-open";
 
 // Whether somebody sits before a desktop of this machine, who could see a browser.
-bool HasDesktop(const Connection& connection) {
+bool HasDesktop(Connection& connection) {
   const auto set = [](const char* name) { return !GetEnv(name).value_or("").empty(); };
   return isatty(STDOUT_FILENO) == 1 && connection.console().terminal && !set("SSH_CONNECTION") &&
          (set("DISPLAY") || set("WAYLAND_DISPLAY"));

@@ -15,6 +15,7 @@
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
+#include "sft/v1/web_service.grpc.pb.h"
 
 // A server in this process: remembers what it was asked and answers what a test puts into its
 // public members. Tests change those only while no call is under way.
@@ -100,6 +101,8 @@ class FakeServer {
   std::vector<v1::NodeModel> models;
   v1::ServerInfo info;
   v1::Identity identity;
+  v1::WebCode web_code;
+  grpc::Status web_status;
 
   // DataService: content by hash; `cut_upload_after` breaks the next upload after so many bytes.
   std::map<std::string, std::string> blobs;
@@ -121,6 +124,7 @@ class FakeServer {
   class Cluster;
   class Admin;
   class Auth;
+  class Web;
   class Scheduling;
 
   std::unique_ptr<Jobs> jobs_service_;
@@ -128,6 +132,7 @@ class FakeServer {
   std::unique_ptr<Cluster> cluster_service_;
   std::unique_ptr<Admin> admin_service_;
   std::unique_ptr<Auth> auth_service_;
+  std::unique_ptr<Web> web_service_;
   std::unique_ptr<Scheduling> scheduling_service_;
   std::unique_ptr<grpc::Server> server_;
 };
