@@ -93,7 +93,7 @@ void EventCall::Send(Follower::Next next) {
     following_.reset();  // its place is free before its caller knows that it has ended
     const bool stops = absl::IsUnavailable(status) && calls_.hub.stopped();
     if (!status.ok() && !stream_->begun()) {
-      stream_->Respond(ErrorResponse(status));
+      stream_->Respond(RestError(status));
     } else if (absl::IsCancelled(status) || stops) {
       stream_->Cut();  // who comes again goes on from what he has
     } else {

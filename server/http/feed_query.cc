@@ -38,7 +38,7 @@ absl::Status TakeName(const std::string& name, const std::string& value, FeedQue
       return Bad(name, value, "the index of the first point, 0 or more");
     }
   } else if (name == "log") {
-    FeedQuery::Log& log = feed.logs.emplace_back();
+    FeedQuery::Log& log = feed.logs.emplace_back(FeedQuery::Log());
     if (!ReadNumbers(value, ':', log.rank, log.offset)) {
       return Bad(name, value, "a rank and the offset of the first byte, as 0:0");
     }
@@ -47,7 +47,7 @@ absl::Status TakeName(const std::string& name, const std::string& value, FeedQue
     }
   } else if (name == "jobs" || name == "nodes") {
     if (value != "1" && value != "0") return Bad(name, value, "1 or 0");
-    if (value == "1") (name == "jobs" ? feed.jobs : feed.nodes).emplace();
+    if (value == "1") (name == "jobs" ? feed.jobs : feed.nodes) = FeedQuery::List();
   } else if (name != "cursor") {
     return InvalidArgument(fmt::format(
         "\"{}\": there are job, metrics, log, jobs, nodes and cursor", name.substr(0, 80)));

@@ -38,13 +38,13 @@ class JsonExchange final : public Exchange {
   const std::function<bool()>& gone_;
 };
 
-HttpResponse Json(std::string body) {
+HttpResponse JsonAnswer(std::string body) {
   return {200, "application/json", std::move(body), {{"Cache-Control", "no-store"}}};
 }
 
 HttpResponse OnlyBy(const char* method) {
   HttpResponse response =
-      ErrorResponse(absl::UnimplementedError(fmt::format("this is asked with {}", method)));
+      RestError(absl::UnimplementedError(fmt::format("this is asked with {}", method)));
   response.status = 405;
   response.fields.emplace_back("Allow", method);
   return response;
@@ -97,14 +97,14 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   if (slash != name.npos) name[slash] = '.';
   const Method* const method = methods_.Find(name);
   if (method == nullptr || !Serves(*method)) {
-    return stream->Respond(ErrorResponse(NotFound(
+    return stream->Respond(RestError(NotFound(
         fmt::format("there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,
                     request.path.substr(kRoot.size()).substr(0, 80), kRoot))));
   }
   if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
   if (!IsJson(request.Field("content-type"))) {
     HttpResponse refusal =
-        ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
+        RestError(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }
@@ -115,7 +115,7 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   HttpStream& asked = *stream;
   asked.ReadBody(kMostBodyBytes, [this, stream = std::move(stream), caller = std::move(caller),
                                   method](absl::StatusOr<std::string> body) mutable {
-    if (!body.ok()) return stream->Respond(ErrorResponse(body.status()));
+    if (!body.ok()) return stream->Respond(RestError(body.status()));
     Run(std::move(stream), std::move(caller), *method, *std::move(body));
   });
 }
@@ -123,7 +123,7 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
 void RestApi::Give(Hands& hands, std::atomic<int>& waiting, std::shared_ptr<HttpStream> stream,
                    std::function<void()> work) {
   if (waiting >= kMostWaiting) {
-    return stream->Respond(ErrorResponse(Unavailable("too many calls wait: try again later")));
+    return stream->Respond(RestError(Unavailable("too many calls wait: try again later")));
   }
   ++waiting;
   hands.Give([&waiting, work = std::move(work)] {
@@ -159,7 +159,7 @@ void RestApi::RunUnary(HttpStream& stream, const WebCaller& caller, const Method
   const std::function<bool()> gone = [&] { return stream.Gone(); };
   JsonExchange exchange(caller.origin, body, take, gone);
   const absl::Status status = door_.Serve(method, exchange);
-  stream.Respond(status.ok() ? Json(std::move(answer)) : ErrorResponse(status));
+  stream.Respond(status.ok() ? JsonAnswer(std::move(answer)) : RestError(status));
 }
 
 void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& caller,
@@ -177,7 +177,7 @@ void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& cal
   JsonExchange exchange(caller.origin, body, send, gone);
   const absl::Status status = door_.Serve(method, exchange);
   if (!status.ok() && !call.begun()) {
-    (void)call.Respond(ErrorResponse(status));
+    (void)call.Respond(RestError(status));
     return;
   }
   if (!call.begun()) (void)call.Begin(head);
@@ -190,12 +190,12 @@ void RestApi::HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   const HttpRequest& request = stream->request();
   absl::StatusOr<FeedQuery> query =
       ReadFeedQuery(request.query, request.Field("last-event-id"), life_);
-  if (!query.ok()) return stream->Respond(ErrorResponse(query.status()));
+  if (!query.ok()) return stream->Respond(RestError(query.status()));
   Feed::Start(events_, methods_, std::move(stream), std::move(caller), *std::move(query), life_);
 }
 
 void RestApi::HandleDescription(std::shared_ptr<HttpStream> stream) {
-  Give(hands_, waiting_, stream, [this, stream] { stream->Respond(Json(OpenApiOf(methods_))); });
+  Give(hands_, waiting_, stream, [this, stream] { stream->Respond(JsonAnswer(OpenApiOf(methods_))); });
 }
 
 }  // namespace sft::server

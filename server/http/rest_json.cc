@@ -85,7 +85,7 @@ std::string ErrorJson(const absl::Status& status) {
   return DumpJson(error);
 }
 
-HttpResponse ErrorResponse(const absl::Status& status) {
+HttpResponse RestError(const absl::Status& status) {
   const Kind kind = KindOf(status);
   HttpResponse response{kind.http_status, "application/json", ErrorJson(status), {}};
   if (kind.retry_after_s > 0) {

@@ -21,7 +21,7 @@ std::string JsonOf(const google::protobuf::Message& message);
 // {"code": "NOT_FOUND", "message": "...", "details": [{"field": "...", "description": "..."}]}
 std::string ErrorJson(const absl::Status& status);
 // The answer to a call that failed. One that would fail again says so: `x-should-retry: false`.
-HttpResponse ErrorResponse(const absl::Status& status);
+HttpResponse RestError(const absl::Status& status);
 
 // A text as a JSON string, quotes included.
 std::string QuotedJson(std::string_view text);

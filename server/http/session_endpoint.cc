@@ -44,7 +44,7 @@ void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   }
   if (request.method != "POST") {
     HttpResponse refusal =
-        ErrorResponse(absl::UnimplementedError("a session is opened with POST, ended with DELETE"));
+        RestError(absl::UnimplementedError("a session is opened with POST, ended with DELETE"));
     refusal.status = 405;
     refusal.fields.emplace_back("Allow", "POST, DELETE");
     return stream->Respond(refusal);
@@ -52,13 +52,13 @@ void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   // A page of another site can make a browser send a form or plain text here, but no JSON.
   if (!request.Field("content-type").starts_with("application/json")) {
     HttpResponse refusal =
-        ErrorResponse(InvalidArgument("the Content-Type is not application/json"));
+        RestError(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }
   HttpStream& asked = *stream;
   asked.ReadBody(kMostBytes, [this, stream = std::move(stream)](absl::StatusOr<std::string> body) {
-    stream->Respond(body.ok() ? Open(*body, stream->peer()) : ErrorResponse(body.status()));
+    stream->Respond(body.ok() ? Open(*body, stream->peer()) : RestError(body.status()));
   });
 }
 
@@ -69,7 +69,7 @@ HttpResponse SessionEndpoint::Open(const std::string& body, const std::string& p
   const std::string code = given.is_object() ? TextIn(given, "code") : "";
   const std::string token = given.is_object() ? TextIn(given, "token") : "";
   if (code.empty() == token.empty()) {
-    return ErrorResponse(InvalidArgument(R"(the body is {"token": "..."} or {"code": "..."})"));
+    return RestError(InvalidArgument(R"(the body is {"token": "..."} or {"code": "..."})"));
   }
   CallOrigin origin;
   origin.peer = peer;
@@ -88,7 +88,7 @@ HttpResponse SessionEndpoint::Open(const std::string& body, const std::string& p
                           .peer = peer,
                           .method = "session",
                           .outcome = static_cast<int>(caller.status().code())});
-    return ErrorResponse(caller.status());
+    return RestError(caller.status());
   }
   return WithCookie(sessions_.Open(caller->token), "");
 }

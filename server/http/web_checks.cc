@@ -43,7 +43,7 @@ std::optional<HttpResponse> WebChecks::Refuse(const HttpRequest& request) const 
       origin == "https://" + std::string(host)) {
     return std::nullopt;
   }
-  return ErrorResponse(PermissionDenied("pages of other sites may not use this server"));
+  return RestError(PermissionDenied("pages of other sites may not use this server"));
 }
 
 std::optional<HttpResponse> WebChecks::RefuseForeign(const HttpRequest& request) {
@@ -51,7 +51,7 @@ std::optional<HttpResponse> WebChecks::RefuseForeign(const HttpRequest& request)
   // "none": typed into the browser, which sends no more than a GET.
   const bool reads = request.method == "GET" || request.method == "HEAD";
   if (site.empty() || site == "same-origin" || (reads && site == "none")) return std::nullopt;
-  return ErrorResponse(PermissionDenied("pages of other sites may not use this server"));
+  return RestError(PermissionDenied("pages of other sites may not use this server"));
 }
 
 std::vector<std::pair<std::string, std::string>> SecurityFields(bool has_site_certificate) {

@@ -71,7 +71,7 @@ void WebFront::Handle(std::shared_ptr<HttpStream> stream) {
     }
     if (request.path == kMetrics && closed_metrics_) {
       const auto caller = served_.door.gate().Authenticate(CallerOf(*stream).origin);
-      if (!caller.ok()) return stream->Respond(ErrorResponse(caller.status()));
+      if (!caller.ok()) return stream->Respond(RestError(caller.status()));
     }
     return pages_.Answer(std::move(stream));
   }
@@ -96,7 +96,7 @@ void WebFront::HandleWeb(std::shared_ptr<HttpStream> stream) {
     WebCaller caller = CallerOf(*stream);
     return rest_->Handle(std::move(stream), std::move(caller));
   }
-  stream->Respond(ErrorResponse(NotFound("the API is below /api/v1/")));
+  stream->Respond(RestError(NotFound("the API is below /api/v1/")));
 }
 
 }  // namespace sft::server
