@@ -75,7 +75,9 @@ void EventCall::Look() {
   if (finished_ || !Due()) return;
   look_at_ = MonoTime::max();
   const Follower::Next next = following_->Look();
-  if (next != Follower::Next::kEnd && !stream_->begun()) {
+  // The first look admits the call; what the second one cannot find is an answer, too.
+  const bool looked = std::exchange(admitted_, true);
+  if (next != Follower::Next::kEnd && looked && !stream_->begun()) {
     stream_->Begin({200,
                     "text/event-stream",
                     "",

@@ -86,7 +86,7 @@ class EventCall final : private Lookers::Task, private Exchange {
   std::string events_;  // of this look
   int count_ = 0;
   MonoTime not_before_{}, look_at_ = MonoTime::max();
-  bool finished_ = false;
+  bool admitted_ = false, finished_ = false;
 
   std::shared_ptr<EventCall> self_;
 };

@@ -95,7 +95,7 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   }
   const size_t slash = name.find('/');
   if (slash != name.npos) name[slash] = '.';
-  const Method* const method = methods_.Find(name);
+  const Method* const method = slash == name.npos ? nullptr : methods_.Find(name);
   if (method == nullptr || !Serves(*method)) {
     return stream->Respond(RestError(NotFound(
         fmt::format("there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,

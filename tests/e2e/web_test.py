@@ -96,7 +96,7 @@ class WebTest(harness.ServiceCase):
         # curl waits for leave to send what is large; HTTP/1.0 and --head work, too.
         (self.dir / "large.json").write_text(json.dumps({"name": "x" * 500_000}))
         large = curl("--json", f"@{self.dir}/large.json", f"{base}/api/v1/JobService/GetJob")
-        self.assertEqual(json.loads(large.stdout)["code"], "NOT_FOUND", large.stderr)
+        self.assertEqual(json.loads(large.stdout)["code"], "INVALID_ARGUMENT", large.stderr)
         self.assertEqual(curl("--http1.0", f"{base}/healthz").stdout, "ok\n")
         self.assertIn("text/html", curl("--head", f"{base}/jobs/{job}").stdout)
         self.assertIn('"state":"RUNNING"', curl("--max-time", "5", "--no-buffer", "--json", json.dumps({"name": job}),
