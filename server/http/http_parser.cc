@@ -39,13 +39,22 @@ bool IsNumber(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
 }
 
-// Whether bytes may begin what stands between two chunks: the library waits for the whole line.
-bool MayBeChunkHead(std::string_view bytes) {
-  if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);
-  if (bytes.empty() || bytes == "\r") return true;
+// What stands before a chunk's bytes, and behind the last chunk.
+enum class ChunkHead { kNone, kPart, kWhole };
+
+// What bytes begin with. The library is given whole ones alone: it cannot be given the beginning of
+// the last one twice.
+ChunkHead ChunkHeadIn(std::string_view bytes) {
+  if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);  // of the chunk before
+  if (bytes.empty() || bytes == "\r") return ChunkHead::kPart;
+  if (std::isxdigit(static_cast<unsigned char>(bytes.front())) == 0) return ChunkHead::kNone;
   const size_t end = bytes.find('\n');
-  return std::isxdigit(static_cast<unsigned char>(bytes.front())) != 0 &&
-         (end == bytes.npos || bytes[end - 1] == '\r');
+  if (end == bytes.npos) return ChunkHead::kPart;
+  if (bytes[end - 1] != '\r') return ChunkHead::kNone;
+  const std::string_view size = bytes.substr(0, bytes.find_first_not_of('0'));
+  const bool last = size.size() == bytes.find_first_not_of("0123456789abcdefABCDEF");
+  if (!last) return ChunkHead::kWhole;
+  return bytes.find("\r\n\r\n", end - 1) == bytes.npos ? ChunkHead::kPart : ChunkHead::kWhole;
 }
 
 }  // namespace
@@ -59,7 +68,8 @@ class HttpParser::Parser final : public http::basic_parser<true> {
 
   HttpRequest request;
   int version = 11;
-  bool bad_target = false, too_many = false, last_chunk = false;
+  bool bad_target = false, too_many = false;
+  std::uint64_t left_of_chunk = 0;
   std::string* body = nullptr;
 
  private:
@@ -95,12 +105,13 @@ class HttpParser::Parser final : public http::basic_parser<true> {
   }
   void on_chunk_header_impl(std::uint64_t size, string_view extensions, error_code& ec) override {
     ec = {};
-    last_chunk = size == 0;
+    left_of_chunk = size;
     if (extensions.size() > kMaxExtensions) {
       ec = http::make_error_code(http::error::bad_chunk_extension);
     }
   }
   std::size_t on_chunk_body_impl(std::uint64_t, string_view piece, error_code& ec) override {
+    left_of_chunk -= piece.size();
     return on_body_impl(piece, ec);
   }
   void on_finish_impl(error_code& ec) override { ec = {}; }
@@ -184,14 +195,16 @@ absl::StatusOr<size_t> HttpParser::Body(std::string_view bytes, std::string& bod
   parser.body = &body;
   size_t used = 0;
   while (!parser.is_done() && used < bytes.size()) {
-    error_code ec;
-    const size_t took =
-        parser.put(boost::asio::const_buffer(bytes.data() + used, bytes.size() - used), ec);
-    used += took;
-    if (ec == http::make_error_code(http::error::need_more)) {
-      if (!parser.chunked() || parser.last_chunk || MayBeChunkHead(bytes.substr(used))) break;
-      ec = http::make_error_code(http::error::bad_chunk);
+    const std::string_view rest = bytes.substr(used);
+    if (parser.chunked() && parser.left_of_chunk == 0) {
+      const ChunkHead head = ChunkHeadIn(rest);
+      if (head == ChunkHead::kNone) return InvalidArgument("the body cannot be read: bad chunk");
+      if (head == ChunkHead::kPart) break;
     }
+    error_code ec;
+    const size_t took = parser.put(boost::asio::const_buffer(rest.data(), rest.size()), ec);
+    used += took;
+    if (ec == http::make_error_code(http::error::need_more)) ec = {};
     if (ec) return InvalidArgument(fmt::format("the body cannot be read: {}", ec.message()));
     if (took == 0) break;
   }

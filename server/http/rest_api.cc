@@ -89,7 +89,9 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   std::string name = request.path.substr(kRoot.size());
   const bool gets = request.method == "GET" || request.method == "HEAD";
   if (name == "feed" || name == "openapi.json") {
-    if (!gets) return stream->Respond(OnlyBy("GET"));
+    if (!gets || (name == "feed" && request.method != "GET")) {
+      return stream->Respond(OnlyBy("GET"));
+    }
     return name == "feed" ? HandleFeed(std::move(stream), std::move(caller))
                           : HandleDescription(std::move(stream));
   }

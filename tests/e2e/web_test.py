@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import pathlib
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ import urllib.parse
 import harness
 
 SUCCEEDED = 0
+DEPS = pathlib.Path(os.environ.get("SFT_DEPS_DIR", pathlib.Path(__file__).parents[2] / "build/deps"))
 
 
 class Events:
@@ -106,7 +108,7 @@ class WebTest(harness.ServiceCase):
             self.assertEqual(curl("--compressed", "--output", str(self.dir / "asset"), base + asset).returncode, 0, asset)
 
     def test_the_description_is_openapi(self):
-        python = harness.BUILD.parent / "deps/clients/bin/python"
+        python = DEPS / "clients/bin/python"
         if not python.exists():
             self.skipTest(f"{python} is missing: deploy/bootstrap --clients installs openapi-spec-validator")
         self.start_server(http=f"127.0.0.1:{self.http}")

@@ -130,6 +130,7 @@ TEST(HttpParserTest, ReadsBodiesInChunks) {
       200);
   EXPECT_EQ(body, "hello!");
   EXPECT_EQ(Read(Post(chunked, "5\r\nhel")), 1);
+  EXPECT_EQ(Read(Post(chunked, "000\r\n\r\n")), 200);
   for (const char* bad : {"{}", "x\r\nhello\r\n0\r\n\r\n", "-1\r\n", "5\r\nhelloX0\r\n\r\n",
                           "5 \nhello", "11111111111111111\r\nx"}) {
     EXPECT_EQ(Read(Post(chunked, bad)), 400) << bad;
@@ -168,6 +169,25 @@ TEST(HttpParserTest, EachSplitIsReadAlike) {
     EXPECT_EQ(body, "hello") << split;
     EXPECT_EQ(so_far, "") << split;
   }
+}
+
+// The end of a body may come byte by byte, and be asked for again and again.
+TEST(HttpParserTest, TheLastChunkMayComeByteByByte) {
+  const std::string head = Post("Transfer-Encoding: chunked\r\n");
+  HttpParser parser;
+  ASSERT_TRUE(std::holds_alternative<HttpRequest>(parser.Head(head)));
+  std::string so_far, body;
+  for (const char byte : std::string("2;x\r\nhi\r\n0\r\nT: u\r\n\r\n")) {
+    EXPECT_FALSE(parser.done());
+    so_far += byte;
+    for (int i = 0; i < 3; ++i) {
+      const auto used = parser.Body(so_far, body);
+      ASSERT_TRUE(used.ok()) << used.status();
+      so_far.erase(0, *used);
+    }
+  }
+  EXPECT_TRUE(parser.done());
+  EXPECT_EQ(body, "hi");
 }
 
 TEST(PercentTest, DecodesWhatIsCodedAndNothingElse) {
