@@ -105,8 +105,7 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   }
   if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
   if (!IsJson(request.Field("content-type"))) {
-    HttpResponse refusal =
-        RestError(InvalidArgument("the Content-Type is not application/json"));
+    HttpResponse refusal = RestError(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }
@@ -197,7 +196,8 @@ void RestApi::HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller) {
 }
 
 void RestApi::HandleDescription(std::shared_ptr<HttpStream> stream) {
-  Give(hands_, waiting_, stream, [this, stream] { stream->Respond(JsonAnswer(OpenApiOf(methods_))); });
+  Give(hands_, waiting_, stream,
+       [this, stream] { stream->Respond(JsonAnswer(OpenApiOf(methods_))); });
 }
 
 }  // namespace sft::server

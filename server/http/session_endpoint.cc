@@ -51,8 +51,7 @@ void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   }
   // A page of another site can make a browser send a form or plain text here, but no JSON.
   if (!request.Field("content-type").starts_with("application/json")) {
-    HttpResponse refusal =
-        RestError(InvalidArgument("the Content-Type is not application/json"));
+    HttpResponse refusal = RestError(InvalidArgument("the Content-Type is not application/json"));
     refusal.status = 415;
     return stream->Respond(refusal);
   }

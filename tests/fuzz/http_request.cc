@@ -56,7 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto feed = ReadFeedQuery("job=x&metrics=0&log=0:0&jobs=1", text, "life");
   if (feed.ok()) {
     const std::string cursor = CursorOf(*feed, "life");
-    sft::fuzz::Require(CursorOf(*ReadFeedQuery("job=x&metrics=0&log=0:0&jobs=1", cursor, "life"), "life") == cursor);
+    sft::fuzz::Require(CursorOf(*ReadFeedQuery("job=x&metrics=0&log=0:0&jobs=1", cursor, "life"),
+                                "life") == cursor);
   }
   (void)ReadFeedQuery(text, "", "life");
   return 0;
