@@ -89,6 +89,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddStats(app, session);
   AddStorage(app, session);
   AddLogin(app, session);
+  AddWeb(app, session);
   AddAdmin(app, session);
   AddExplain(app);
   AddInit(app, session);

@@ -129,6 +129,8 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.data_dir = data_dir;
   settings.listen = listen;
   settings.http = options.http;
+  settings.web = {options.dev || !options.http.empty(), options.web_dir, options.http_tls_cert,
+                  options.http_tls_key, options.http_names};
   settings.require_token = options.require_token;
   settings.accept_copy = options.accept_copy;
   settings.dev = options.dev;
@@ -157,10 +159,11 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
     SFT_RETURN_IF_ERROR(worker.Start());
     SFT_ASSIGN_OR_RETURN(ending, WaitForWorker(*server, worker, clock));
   }
-  const std::string http = server->http_address();
+  const std::string http = server->http_address(), page = server->web_url();
   fmt::print("sft-server {} listening on {} ({}, data {}{}{})\n", kVersion, server->address(),
              server->open() ? "no TLS: this machine only" : "TLS and tokens", data_dir,
              http.empty() ? "" : ", http ", http);
+  if (!page.empty()) fmt::print("web page: {}\n", page);
   std::fflush(stdout);
   obs::TellServiceManager("READY=1");
   absl::Status watched;

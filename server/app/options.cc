@@ -173,6 +173,33 @@ void AddDevelopment(CLI::App& app, Options& options) {
       ->group(kDev);
 }
 
+void AddHttp(CLI::App& app, Options& options) {
+  const char* kHttp = "HTTP and the web page (docs/operations.md)";
+  app.add_option("--http", options.http,
+                 "Address of the web page, the REST API, /healthz, /metrics and the "
+                 "OpenAI-compatible endpoint, HOST:PORT, or off; with TLS where it is not loopback "
+                 "[loopback, the port after --listen's, with the page and the API under --dev "
+                 "alone]")
+      ->group(kHttp);
+  auto* certificate =
+      app.add_option("--http-tls-cert", options.http_tls_cert,
+                     "PEM file with the certificate of the site for it, and those that lead to its "
+                     "authority [the server's own, which browsers do not know]")
+          ->group(kHttp);
+  app.add_option("--http-tls-key", options.http_tls_key, "PEM file with its key")
+      ->needs(certificate)
+      ->group(kHttp);
+  app.add_option("--http-name", options.http_names,
+                 "Host name by which browsers reach it, where no certificate says so: of a proxy; "
+                 "may be given several times")
+      ->group(kHttp);
+  app.add_option("--web-dir", options.web_dir,
+                 "Folder with the page's files, in place of those in this program: for who works "
+                 "on them")
+      ->check(CLI::ExistingDirectory)
+      ->group(kHttp);
+}
+
 // Commands that do one thing to a data folder and exit.
 void AddCommands(CLI::App& app, Options& options) {
   const auto add = [&](const char* name, const char* what, Options::Command command,
@@ -246,10 +273,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--require-token", options.require_token,
                "TLS and tokens on loopback too, where everybody on the machine may do everything");
-  app.add_option(
-      "--http", options.http,
-      "Address of /healthz, /metrics and the OpenAI-compatible endpoint, without TLS, or off "
-      "[loopback, the port after --listen's]");
+  AddHttp(app, options);
   app.add_option("--data-dir", options.data_dir,
                  "Folder of the database, data sets, adapters and logs [--dev: temporary]");
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")

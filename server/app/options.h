@@ -17,6 +17,9 @@ struct Options {
   bool dev = false;
   std::string listen = "127.0.0.1:7070";
   std::string http;  // empty: loopback, the port after --listen's; "off": none
+  // Of the web page: its files' folder, the site's certificate and key, names of a proxy before it.
+  std::string web_dir, http_tls_cert, http_tls_key;
+  std::vector<std::string> http_names;
   bool require_token = false;
   std::string data_dir;
   std::string log_level = "info";
@@ -59,9 +62,8 @@ struct Options {
   int cpu_slots = -1;
 };
 
-// The endpoint of /metrics, /healthz and OpenAI's API for an Options::http other than "off". By
-// default the port after the gRPC one, on loopback, because these pages have neither TLS nor
-// tokens.
+// The endpoint of all HTTP for an Options::http other than "off". By default the port after the
+// gRPC one, on loopback.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 
 // The parsed options, or how the program shall exit instead.

@@ -13,7 +13,6 @@
 #include "server/app/credentials.h"
 #include "server/core/access.h"
 #include "server/http/metrics_page.h"
-#include "server/http/openai_endpoint.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
 #include "server/jobs/wait_explainer.h"
@@ -26,6 +25,7 @@
 #include "server/services/scheduling_service.h"
 #include "server/services/serving_service.h"
 #include "server/services/storage_service.h"
+#include "server/services/web_service.h"
 #include "server/services/webhook_service.h"
 #include "server/services/worker_service.h"
 #include "server/state/names.h"
@@ -112,14 +112,19 @@ struct Server::Parts {
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
-        operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
+        operator_service(*store, clock, registry, disk,
+                         [this] {
+                           hub.Bump(ChangeHub::kSomeNode);
+                           loop.Wake();
+                         }),
         scheduling_service(sweeps, projects, jobs, waits),
         serving_service(serving),
         storage_service(*store, survey, removal),
         webhook_service(webhooks),
+        web_sessions(clock),
+        web_service(web_sessions, clock),
         door(gate),
         methods(AllMethods()),
-        openai(door, methods),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
@@ -139,6 +144,7 @@ struct Server::Parts {
     serving_service.AddTo(all);
     storage_service.AddTo(all);
     webhook_service.AddTo(all);
+    web_service.AddTo(all);
     return all;
   }
 
@@ -194,13 +200,14 @@ struct Server::Parts {
   ServingService serving_service;
   StorageService storage_service;
   WebhookService webhook_service;
+  WebSessions web_sessions;
+  WebService web_service;
   Door door;
   const Methods methods;
-  OpenAiEndpoint openai;
   Sessions sessions;
   const std::string host;
   std::string http_host;
-  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<WebFront> http;
   std::unique_ptr<GrpcServer> grpc;
 };
 
@@ -264,29 +271,41 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
           {parts.methods, parts.door, parts.sessions, parts.hub, clock, settings.read_patience},
           credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
   if (settings.http != "off") {
-    SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
-                         HttpEndpoint(settings.listen, settings.http));
-    parts.http_host = endpoint.host;
-    FigureSources sources = {
-        *parts.store,
-        parts.registry,
-        &parts.disk,
-        &parts.gate,
-        [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); },
-        &parts.loop.tick_seconds(),
-        {}};
-    if (credentials.has_value()) {
-      SFT_ASSIGN_OR_RETURN(sources.certificates, ExpiryOf(*credentials));
-    }
-    HttpServer::Options options;
-    options.taker = &parts.openai;
-    SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, Pages(sources), options));
-    parts.serving_service.SetBaseUrl("http://" + server->http_address() + "/v1");
+    SFT_RETURN_IF_ERROR(server->StartHttp(settings, credentials, clock));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
   parts.webhook_sender.Start();
   return server;
+}
+
+absl::Status Server::StartHttp(const Settings& settings,
+                               const std::optional<Credentials>& credentials, Clock& clock) {
+  Parts& parts = *parts_;
+  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings.listen, settings.http));
+  parts.http_host = endpoint.host;
+  SFT_ASSIGN_OR_RETURN(WebFront::Options plan,
+                       PlanWeb(settings.web, endpoint, parts.gate.open(), credentials));
+  FigureSources sources = {
+      *parts.store,
+      parts.registry,
+      &parts.disk,
+      &parts.gate,
+      [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); },
+      &parts.loop.tick_seconds(),
+      {}};
+  if (credentials.has_value()) {
+    SFT_ASSIGN_OR_RETURN(sources.certificates, ExpiryOf(*credentials));
+  }
+  plan.pages = Pages(sources);
+  SFT_ASSIGN_OR_RETURN(
+      parts.http,
+      WebFront::Start(endpoint, {parts.door, parts.methods, parts.hub, parts.web_sessions, clock},
+                      plan));
+  const std::string url = WebUrl(plan, settings.web, endpoint, parts.http->port());
+  if (plan.web) parts.web_sessions.SetUrl(url);
+  parts.serving_service.SetBaseUrl(url + "/v1");
+  return absl::OkStatus();
 }
 
 Server::~Server() {
@@ -309,6 +328,8 @@ std::string Server::http_address() const {
   if (parts_->http == nullptr) return "";
   return rpc::Endpoint{parts_->http_host, parts_->http->port()}.ToString();
 }
+
+std::string Server::web_url() const { return parts_->web_sessions.url(); }
 
 const Methods& Server::methods() const { return parts_->methods; }
 

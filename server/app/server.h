@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,11 +10,11 @@
 #include "common/rpc/endpoint.h"
 #include "server/app/options.h"
 #include "server/app/reconcile_loop.h"
+#include "server/app/web.h"
 #include "server/blob/log_store.h"
 #include "server/database/data_dir_lock.h"
 #include "server/fleet/delivery_limits.h"
 #include "server/fleet/hub_models.h"
-#include "server/http/http_server.h"
 #include "server/jobs/judges.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
@@ -31,6 +32,7 @@ class Server {
     std::string data_dir;
     rpc::Endpoint listen;
     std::string http;  // as Options::http
+    WebSettings web;
     bool dev = false;
     bool require_token = false;
     bool accept_copy = false;  // see Options::accept_copy
@@ -56,6 +58,7 @@ class Server {
   // The address that it really listens on.
   std::string address() const;
   std::string http_address() const;  // empty: off
+  std::string web_url() const;       // of the web page; empty: off
   // All methods that callers can use.
   const Methods& methods() const;
   // True without TLS and tokens; the server is then reachable from this machine only.
@@ -74,6 +77,8 @@ class Server {
  private:
   struct Parts;
   Server();
+  absl::Status StartHttp(const Settings& settings, const std::optional<Credentials>& credentials,
+                         Clock& clock);
   std::unique_ptr<Parts> parts_;
 };
 

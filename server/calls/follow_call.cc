@@ -64,36 +64,14 @@ bool FollowCall::Write(const google::protobuf::Message& message) {
   return !gone_;
 }
 
-absl::Status FollowCall::Subscribe() {
-  keys_ = call_->keys();
-  if (subscription_ != nullptr) {
-    subscription_->SetKeys(keys_);
-    return absl::OkStatus();
-  }
-  SFT_ASSIGN_OR_RETURN(
-      subscription_, followers_.hub_.Subscribe(keys_, [this] { followers_.lookers_.Wake(*this); }));
-  return absl::OkStatus();
-}
-
 Follower::Next FollowCall::LookOnce() {
-  using Next = Follower::Next;
   if (call_ == nullptr) {
     origin_ = OriginOf(context_);
-    call_ =
-        std::make_unique<FollowedCall>(followers_.door_, method_, static_cast<Exchange&>(*this));
+    call_ = std::make_unique<Following>(followers_.door_, followers_.hub_, method_,
+                                        static_cast<Exchange&>(*this),
+                                        [this] { followers_.lookers_.Wake(*this); });
   }
-  const Next next = call_->Look();
-  if (next == Next::kEnd) return next;
-  absl::Status ends;
-  if (call_->keys() != keys_) {
-    ends = Subscribe();
-    if (ends.ok()) return Next::kAgain;  // what changed before it subscribed
-  } else if (next == Next::kWait && followers_.hub_.stopped()) {
-    ends = Unavailable("the server is stopping: ask again from where you are");
-  }
-  if (ends.ok()) return next;
-  call_->End(ends);
-  return Next::kEnd;
+  return call_->Look();
 }
 
 void FollowCall::Look() {
@@ -118,7 +96,6 @@ void FollowCall::Look() {
 // Its place is free before its caller knows that it has ended.
 void FollowCall::Finish() {
   const grpc::Status status = rpc::ToGrpc(call_->status());
-  subscription_.reset();
   call_.reset();
   followers_.lookers_.Remove(*this);
   stream_.Finish(status, finished_.Begin());

@@ -6,15 +6,12 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "common/base/mutex.h"
 #include "server/calls/followers.h"
-#include "server/calls/lookers.h"
 #include "server/calls/queued_call.h"
-#include "server/core/change_hub.h"
-#include "server/door/followed_call.h"
+#include "server/door/following.h"
+#include "server/door/lookers.h"
 
 namespace sft::server {
 
@@ -50,7 +47,6 @@ class FollowCall final : public QueuedCall, private Lookers::Task, private Excha
 
   // The parts of a look.
   Follower::Next LookOnce();
-  absl::Status Subscribe();
   void Finish();
 
   Followers& followers_;
@@ -63,9 +59,7 @@ class FollowCall final : public QueuedCall, private Lookers::Task, private Excha
   std::atomic<bool> gone_{false};
 
   // Touched by looks alone.
-  std::unique_ptr<FollowedCall> call_;
-  std::vector<std::string> keys_;
-  std::unique_ptr<ChangeHub::Subscription> subscription_;
+  std::unique_ptr<Following> call_;
   Follower::Next next_ = Follower::Next::kAgain;
   std::deque<grpc::ByteBuffer> answers_;  // of the last look; front: on its way
 

@@ -2,9 +2,9 @@
 
 #include "server/calls/call_queue.h"
 #include "server/calls/grpc_methods.h"
-#include "server/calls/lookers.h"
 #include "server/core/change_hub.h"
 #include "server/door/door.h"
+#include "server/door/lookers.h"
 
 namespace sft::server {
 

@@ -8,8 +8,8 @@
 
 #include "server/calls/call_queue.h"
 #include "server/calls/grpc_methods.h"
-#include "server/calls/hands.h"
 #include "server/door/door.h"
+#include "server/door/hands.h"
 #include "server/fleet/worker_registry.h"
 #include "sft/v1/worker_service.pb.h"
 

@@ -74,7 +74,18 @@ absl::StatusOr<Principal> Access::OfToken(std::string_view text) const {
       !EqualSecrets(found->second.secret_sha256, hash)) {
     return join ? UnknownJoin() : Unknown();
   }
-  const TokenRecord& token = found->second;
+  return OfRecord(found->second);
+}
+
+absl::StatusOr<Principal> Access::OfSession(const std::string& token_id) const {
+  const MutexLock lock(mutex_);
+  const auto found = tokens_.find(token_id);
+  if (found == tokens_.end() || found->second.kind != TokenKind::kUser) return Unknown();
+  return OfRecord(found->second);
+}
+
+absl::StatusOr<Principal> Access::OfRecord(const TokenRecord& token) const {
+  const bool join = token.kind == TokenKind::kJoin;
   if (token.revoked_us > 0) {
     return absl::UnauthenticatedError(
         fmt::format("token {} was revoked at {}", token.id, Time(token.revoked_us)));

@@ -30,6 +30,8 @@ class Access {
   // Authenticates a token. UNAUTHENTICATED for one that is unknown, expired, revoked or of a
   // deleted user; a wrong secret is not distinguished from an unknown id.
   absl::StatusOr<Principal> OfToken(std::string_view text) const;
+  // The same for a token of a user whose secret was shown before: by its id, for a session.
+  absl::StatusOr<Principal> OfSession(const std::string& token_id) const;
   // Authenticates a node by a client certificate whose key the peer has proved to hold.
   absl::StatusOr<Principal> OfCertificate(const std::string& pem) const;
 
@@ -62,6 +64,7 @@ class Access {
   Access(Store& store, Clock& clock, std::optional<tls::Identity> authority)
       : store_(store), clock_(clock), authority_(std::move(authority)) {}
   absl::Status Reload();
+  absl::StatusOr<Principal> OfRecord(const TokenRecord& token) const SFT_REQUIRES(mutex_);
   // Checks that the token may replace a key already registered under the name.
   absl::Status CheckNewKey(const TokenRecord& token, const std::string& node,
                            const std::string& key) const SFT_REQUIRES(mutex_);

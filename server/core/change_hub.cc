@@ -3,6 +3,15 @@
 #include <fmt/format.h>
 
 namespace sft::server {
+namespace {
+
+// The list in which a key's change is one; empty: none.
+std::string_view ListOf(std::string_view key) {
+  if (key.starts_with("log/")) return "";
+  return key.starts_with("nodes/") ? ChangeHub::kNodes : ChangeHub::kJobs;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChangeHub::Subscription>> ChangeHub::Subscribe(
     std::vector<std::string> keys, std::function<void()> wake) {
@@ -45,6 +54,34 @@ void ChangeHub::Remove(Subscription& follower) {
 
 void ChangeHub::Bump(const std::string& key) {
   const MutexLock lock(mutex_);
+  Wake(key);
+  const std::string_view list = ListOf(key);
+  if (list.empty()) return;
+  Keep(key);
+  Wake(std::string(list));
+}
+
+void ChangeHub::Keep(const std::string& key) {
+  uint64_t& place = place_of_[key];
+  changes_.erase(place);
+  place = ++last_place_;
+  changes_.emplace(place, key);
+  if (changes_.size() <= kMaxChanges) return;
+  forgotten_ = changes_.begin()->first;
+  place_of_.erase(changes_.begin()->second);
+  changes_.erase(changes_.begin());
+}
+
+ChangeHub::Changes ChangeHub::ChangesSince(std::string_view list, uint64_t place) const {
+  const MutexLock lock(mutex_);
+  Changes changes{{}, last_place_, place >= forgotten_ && place <= last_place_};
+  for (auto each = changes_.upper_bound(place); each != changes_.end(); ++each) {
+    if (ListOf(each->second) == list) changes.keys.push_back(each->second);
+  }
+  return changes;
+}
+
+void ChangeHub::Wake(const std::string& key) {
   const auto found = followers_.find(key);
   if (found == followers_.end()) return;
   for (const Subscription* follower : found->second) follower->wake_();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/mutex.h"
@@ -43,20 +44,40 @@ class ChangeHub {
   // it must be short, and may not call the hub. RESOURCE_EXHAUSTED at the limit.
   absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(std::vector<std::string> keys,
                                                           std::function<void()> wake);
+  // A key is a job's id, "nodes/NODE" or "log/STREAM". A change of the first two is also one of
+  // kJobs or kNodes, by which lists of them are followed.
   void Bump(const std::string& key);
+  static constexpr char kJobs[] = "jobs", kNodes[] = "nodes";
+  static constexpr char kSomeNode[] = "nodes/";  // one that is not named
   // Something changed that concerns everybody.
   void BumpAll();
   // The server stops: wakes everybody, who then end.
   void Shutdown();
   bool stopped() const;
 
+  // What of a list has changed behind a place in the order of all changes.
+  struct Changes {
+    std::vector<std::string> keys;
+    uint64_t place = 0;     // of the last one
+    bool complete = false;  // false: there were more, which nobody knows any more
+  };
+  Changes ChangesSince(std::string_view list, uint64_t place) const;
+
  private:
+  // Changes that are kept, one for each key.
+  static constexpr size_t kMaxChanges = 4096;
+
   void Add(Subscription& follower) SFT_REQUIRES(mutex_);
   void Remove(Subscription& follower) SFT_REQUIRES(mutex_);
+  void Wake(const std::string& key) SFT_REQUIRES(mutex_);
+  void Keep(const std::string& key) SFT_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::string, std::set<Subscription*>> followers_ SFT_GUARDED_BY(mutex_);  // none empty
   std::set<Subscription*> all_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> place_of_ SFT_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> changes_ SFT_GUARDED_BY(mutex_);  // by place
+  uint64_t last_place_ SFT_GUARDED_BY(mutex_) = 0, forgotten_ SFT_GUARDED_BY(mutex_) = 0;
   bool stopped_ SFT_GUARDED_BY(mutex_) = false;
 };
 

@@ -57,8 +57,7 @@ absl::Status NeedsRole(const Principal& principal, Role needed, const std::strin
 }  // namespace
 
 absl::Status CallContext::Identify(const std::string& project) {
-  absl::StatusOr<Principal> principal =
-      gate_.Authenticate(origin_.certificate_pem, origin_.authorization);
+  absl::StatusOr<Principal> principal = gate_.Authenticate(origin_);
   if (!principal.ok()) return principal.status();
   caller_ = *std::move(principal);
   const Caller wanted = rule_.caller;

@@ -13,6 +13,7 @@ struct CallOrigin {
   std::string peer;             // "ipv4:10.0.0.3:4711"
   std::string certificate_pem;  // whose key TLS has proved; empty: none
   std::string authorization;    // "Bearer ..."; empty: none
+  std::string session_token;    // id of the token that opened the caller's session; empty: none
   std::string incarnation;      // the life of the worker that calls; empty: it does not say
 };
 

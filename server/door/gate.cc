@@ -10,8 +10,7 @@ constexpr size_t kMaxTold = 4096;
 
 }  // namespace
 
-absl::StatusOr<Principal> Gate::Authenticate(const std::string& certificate_pem,
-                                             std::string_view authorization) const {
+absl::StatusOr<Principal> Gate::Authenticate(const CallOrigin& origin) const {
   if (open_) {
     Principal local;
     local.kind = Principal::Kind::kUser;
@@ -21,10 +20,12 @@ absl::StatusOr<Principal> Gate::Authenticate(const std::string& certificate_pem,
   }
   constexpr std::string_view kBearer = "Bearer ";
   // A node that joins anew shows its token beside a certificate that may be too old.
+  const std::string_view authorization = origin.authorization;
   if (authorization.starts_with(kBearer)) {
     return access_.OfToken(authorization.substr(kBearer.size()));
   }
-  if (!certificate_pem.empty()) return access_.OfCertificate(certificate_pem);
+  if (!origin.certificate_pem.empty()) return access_.OfCertificate(origin.certificate_pem);
+  if (!origin.session_token.empty()) return access_.OfSession(origin.session_token);
   return absl::UnauthenticatedError(
       "this server asks for a token: `sftctl login HOST:PORT` keeps one, SFT_TOKEN gives one");
 }

@@ -2,12 +2,12 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 
 #include "common/base/mutex.h"
 #include "server/core/access.h"
 #include "server/core/call_times.h"
 #include "server/core/failed_calls.h"
+#include "server/door/exchange.h"
 #include "server/store/store.h"
 
 namespace sft::server {
@@ -25,9 +25,8 @@ class Gate {
   Gate(Access& access, Store& store, Clock& clock, bool open)
       : access_(access), store_(store), clock_(clock), open_(open), failed_(store, clock) {}
 
-  // By the peer's certificate (PEM, its key proved by TLS) or its "authorization" metadata.
-  absl::StatusOr<Principal> Authenticate(const std::string& certificate_pem,
-                                         std::string_view authorization) const;
+  // By what it brings: its certificate, its "authorization" or its session.
+  absl::StatusOr<Principal> Authenticate(const CallOrigin& origin) const;
   bool open() const { return open_; }
   Store& store() { return store_; }
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }

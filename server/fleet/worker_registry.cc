@@ -221,6 +221,7 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
   }
   spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
                message.slots_size(), message.models_size(), message.version());
+  hub_.Bump(NodeName(message.node()));
   wake_();
   return absl::OkStatus();
 }
@@ -278,6 +279,7 @@ void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link)
     entry->second.link.reset();
   }
   spdlog::warn("the stream of node {} has ended", node);
+  hub_.Bump(NodeName(node));
   wake_();
 }
 
@@ -362,6 +364,7 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
   }
   if (gpus_ != nullptr) gpus_->Add(node, UnixMicros(clock_.Wall()), std::move(readings));
   for (const absl::Status& why : news.refused) refusals_.Count(node, why);
+  hub_.Bump(NodeName(node));  // how its slots are used is never stored
   if (news.idle && news.wakes) wake_();
   return news;
 }

@@ -1,36 +1,34 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
-#include "common/io/file.h"
-#include "server/http/http_request.h"
+#include "server/http/http_stream.h"
 
 namespace sft::server {
 
-// A request whose connection has a thread of its own, which may wait: for the rest of the body, and
-// while the caller reads slowly. Of that thread, but for what it shares with others.
+// A request for one thread, which may wait: for the body, and while the caller reads slowly. Of
+// that thread, but for what it shares with others.
 class HttpCall {
  public:
-  // Longest wait for the whole body, and for a caller who reads nothing.
-  static constexpr std::chrono::seconds kBodyTimeout{30}, kReadTimeout{30};
-
   struct Shared {
     std::atomic<bool> ended = false;        // set by others: ends all waits
     std::atomic<bool> awaits_body = false;  // all of it has not come
   };
   // Borrows `shared`.
-  HttpCall(HttpRequest request, io::UniqueFd fd, std::string begun, Shared& shared);
+  HttpCall(std::shared_ptr<HttpStream> stream, Shared& shared);
+  // What is not answered by then is cut off.
+  ~HttpCall();
 
-  const HttpRequest& request() const { return request_; }
-  // "ipv4:127.0.0.1:4711"
-  const std::string& peer() const { return peer_; }
+  const HttpRequest& request() const { return stream_->request(); }
+  const std::string& peer() const { return stream_->peer(); }
 
-  // OUT_OF_RANGE for a body of more than `most` bytes, DEADLINE_EXCEEDED for one that does not
-  // come, RESOURCE_EXHAUSTED for one whose place another needed, INVALID_ARGUMENT for one whose
-  // length is not told or not kept to.
+  // As HttpStream::ReadBody; also RESOURCE_EXHAUSTED for one whose place another needed, and
+  // CANCELLED when the caller has gone.
   absl::StatusOr<std::string> ReadBody(size_t most);
 
   // All of these are false when the caller has gone.
@@ -39,23 +37,22 @@ class HttpCall {
   bool Begin(const HttpResponse& head);
   bool Write(std::string_view piece);
   bool End();
-  bool begun() const { return begun_; }
+  bool begun() const { return stream_->begun(); }
 
-  // Whether the caller has closed the connection.
-  bool Gone() const;
+  // Whether the caller has closed the connection, or half of it: none of this API does so.
+  bool Gone() const { return shared_.ended || stream_->Gone(); }
 
  private:
-  // False at the deadline, and when it is ended.
-  bool Await(int16_t events, MonoTime deadline) const;
-  bool Send(std::string_view bytes);
+  // What the server's thread tells of; outlives the call.
+  struct Moved {
+    Mutex mutex;
+    CondVar changed;
+    std::optional<absl::StatusOr<std::string>> body SFT_GUARDED_BY(mutex);
+  };
 
-  const HttpRequest request_;
-  const io::UniqueFd fd_;
+  const std::shared_ptr<HttpStream> stream_;
   Shared& shared_;
-  const std::string peer_;
-  const bool in_chunks_;  // HTTP/1.0 knows no chunks: the connection's end is the body's
-  std::string body_;
-  bool begun_ = false;
+  const std::shared_ptr<Moved> moved_;
 };
 
 }  // namespace sft::server

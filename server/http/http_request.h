@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,35 +12,37 @@ namespace sft::server {
 // An HTTP response.
 struct HttpResponse {
   int status = 200;
-  std::string content_type = "text/plain; charset=utf-8";
+  std::string content_type = "text/plain; charset=utf-8";  // empty: there is no body
   std::string body;
   std::vector<std::pair<std::string, std::string>> fields;  // more of the head
 };
 
-// The bytes to send for it; the connection is closed after them.
-std::string ToBytes(const HttpResponse& response);
-// The head of an answer whose body comes in chunks (RFC 9112, 7.1).
-std::string ChunkedHead(const HttpResponse& response);
-// The head of one whose body ends with the connection.
-std::string EndlessHead(const HttpResponse& response);
+// How the end of a response's body is told.
+struct HttpFraming {
+  std::optional<size_t> length = std::nullopt;  // by its length
+  bool chunked = false;          // or in chunks (RFC 9112, 7.1); else by the connection's end
+  bool closes = false;           // the connection ends with it
+  std::string_view fields = "";  // more of the head, each with its line's end
+};
+std::string HeadOf(const HttpResponse& response, const HttpFraming& framing);
 
-// The head of a request, parsed.
+// The head of a request that is well-formed.
 struct HttpRequest {
   std::string method;
-  std::string path;     // without the query
-  std::string version;  // "HTTP/1.1"
+  std::string path;                // as it was sent, without the query; begins with "/"
+  std::string query;               // as it was sent, without the "?"
+  bool is_1_0 = false;             // HTTP/1.0, else 1.1
+  bool keeps = false;              // the connection is to serve another request after this one
+  bool chunked = false;            // the body comes in chunks,
+  std::optional<uint64_t> length;  // or has this length; neither: there is none
   // The fields, their names in lower case.
   std::vector<std::pair<std::string, std::string>> fields;
   // The first value of a field; empty: it is not there.
   std::string_view Field(std::string_view name) const;
-  // The response to a request that is not served: malformed, or with a Host that does not name this
-  // machine. A page of another site whose name was pointed at a loopback address (DNS
-  // rebinding) reaches this server from a browser on it, and its Host reveals it.
-  std::optional<HttpResponse> refused;
 };
 
-// `head` goes up to the empty line. `host` is the name or address that the server was told to
-// listen at; names and addresses of loopback are accepted too.
-HttpRequest ParseRequest(std::string_view head, std::string_view host);
+// "host:port" or "[::1]:port" without the port and the brackets, in lower case; empty for what is
+// neither.
+std::string HostOnly(std::string_view value);
 
 }  // namespace sft::server

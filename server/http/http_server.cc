@@ -1,12 +1,10 @@
 #include "server/http/http_server.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,282 +15,204 @@
 namespace sft::server {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kMostAccepts = 128, kMostEvents = 256;
 // Pause after an accept that failed for lack of descriptors or memory.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// What epoll reports of a connection is its number; of what is none, one of these.
+constexpr uint64_t kWakeId = 0, kFirstListener = 1, kFirstConnection = 1000;
+// The end of the server, told as of a connection.
+constexpr uint64_t kStop = 0;
 
 MonoTime Now() { return Clock::Real().Mono(); }
+
+absl::Status Control(int poll, int operation, int fd, uint32_t events, uint64_t id) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (::epoll_ctl(poll, operation, fd, &event) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot watch a connection", errno);
+}
+
+std::string LinesOf(const std::vector<std::pair<std::string, std::string>>& fields) {
+  std::string lines;
+  for (const auto& [name, value] : fields) lines += fmt::format("{}: {}\r\n", name, value);
+  return lines;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoint& endpoint,
-                                                              std::vector<Page> pages,
-                                                              Options options) {
-  if (!rpc::IsLoopback(endpoint.host)) {
-    return PermissionDenied(
-        fmt::format("--http {}: only loopback addresses are served until TLS and tokens exist",
-                    endpoint.ToString()));
-  }
-  auto listening = rpc::Listen(endpoint);
-  if (!listening.ok()) {
-    return Annotate(listening.status(),
+                                                              HttpHandler& handler,
+                                                              const Options& options) {
+  auto listeners = rpc::Listen(endpoint);
+  if (!listeners.ok()) {
+    return Annotate(listeners.status(),
                     fmt::format("cannot listen for HTTP on {} (give another --http HOST:PORT, or "
                                 "--http off)",
                                 endpoint.ToString()));
   }
-  io::UniqueFd listener = std::move(listening->front());
   io::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus("cannot create an eventfd", errno);
-  std::unique_ptr<HttpServer> server(new HttpServer(
-      std::move(listener), std::move(wake), rpc::Endpoint(endpoint), std::move(pages), options));
+  io::UniqueFd poll(::epoll_create1(EPOLL_CLOEXEC));
+  if (!poll.valid()) return ErrnoStatus("cannot create an epoll", errno);
+  Opened opened{*std::move(listeners), std::move(poll), std::move(wake)};
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(opened), handler, options));
+  SFT_RETURN_IF_ERROR(server->Watch());
+  server->thread_ = std::thread([&server = *server] { server.Loop(); });
   return server;
 }
 
-HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint endpoint,
-                       std::vector<Page> pages, Options options)
-    : listener_(std::move(listener)),
-      wake_(std::move(wake)),
-      endpoint_(std::move(endpoint)),
-      port_(rpc::PortOf(listener_.get())),
-      options_(options) {
-  for (Page& page : pages) {
-    makers_.push_back(std::make_unique<Maker>());
-    makers_.back()->page = std::move(page);
+HttpServer::HttpServer(Opened opened, HttpHandler& handler, const Options& options)
+    : listeners_(std::move(opened.listeners)),
+      poll_(std::move(opened.poll)),
+      port_(rpc::PortOf(listeners_.front().get())),
+      options_(options),
+      shared_{handler, options_.limits,
+              std::make_shared<HttpWake>(std::move(opened.wake), LinesOf(options_.fields))},
+      next_(kFirstConnection) {}
+
+absl::Status HttpServer::Watch() {
+  SFT_RETURN_IF_ERROR(Control(poll_.get(), EPOLL_CTL_ADD, shared_.wake->fd(), EPOLLIN, kWakeId));
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    SFT_RETURN_IF_ERROR(
+        Control(poll_.get(), EPOLL_CTL_ADD, listeners_[i].get(), EPOLLIN, kFirstListener + i));
   }
-  for (const auto& maker : makers_) {
-    maker->thread = std::thread([this, &maker = *maker] { Make(maker); });
-  }
-  thread_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
 }
 
 HttpServer::~HttpServer() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
-    for (const auto& maker : makers_) maker->asked.NotifyAll();
-  }
-  Wake();
+  if (!thread_.joinable()) return;
+  shared_.wake->Tell(kStop);
   thread_.join();
-  for (const auto& maker : makers_) maker->thread.join();
-}
-
-void HttpServer::Wake() {
-  const uint64_t one = 1;
-  // A full counter wakes as well.
-  if (::write(wake_.get(), &one, sizeof(one)) < 0 && errno != EAGAIN) {
-    spdlog::error("{}", Message(ErrnoStatus("cannot wake the HTTP thread", errno)));
-  }
-}
-
-void HttpServer::Make(Maker& maker) {
-  obs::NameThread("http page");
-  uint64_t number = 0;
-  while (true) {
-    {
-      const MutexLock lock(mutex_);
-      while (maker.wanted == maker.begun && !stopping_) maker.asked.Wait(mutex_);
-      if (stopping_) return;
-      number = ++maker.begun;
-    }
-    HttpResponse response = maker.page.make();
-    {
-      const MutexLock lock(mutex_);
-      made_.push_back({&maker, number, std::move(response)});
-    }
-    Wake();
-  }
 }
 
 void HttpServer::Loop() {
   obs::NameThread("http");
-  std::vector<pollfd> waiting;
-  while (true) {
-    waiting.clear();
-    waiting.push_back({wake_.get(), POLLIN, 0});
-    waiting.push_back(
-        {listener_.get(), static_cast<int16_t>(Now() >= accepts_again_ ? POLLIN : 0), 0});
-    for (const Connection& connection : connections_) {
-      // With no events requested, poll still reports a client that has gone.
-      const int16_t wanted = connection.stage == Stage::kHead     ? POLLIN
-                             : connection.stage == Stage::kAnswer ? POLLOUT
-                                                                  : 0;
-      waiting.push_back({connection.fd.get(), wanted, 0});
+  epoll_event events[kMostEvents];
+  while (accepts_) {
+    const int count = ::epoll_wait(poll_.get(), events, kMostEvents, WaitMs(Now()));
+    if (count < 0 && errno != EINTR) {
+      spdlog::error("{}", Message(ErrnoStatus("HTTP ends: epoll_wait", errno)));
+      break;
     }
-    if (::poll(waiting.data(), waiting.size(), PollTimeoutMs()) < 0 && errno != EINTR) {
-      spdlog::error("{}", Message(ErrnoStatus("the HTTP pages end: poll", errno)));
-      return;
+    const MonoTime now = Now();
+    std::vector<int> ready;  // last, so that a connection whose request has arrived is not ended
+    for (int i = 0; i < count; ++i) {
+      const uint64_t id = events[i].data.u64;
+      if (id == kWakeId) {
+        TakeTold(now);
+      } else if (id < kFirstConnection) {
+        ready.push_back(listeners_[id - kFirstListener].get());
+      } else if (const auto found = connections_.find(id); found != connections_.end()) {
+        const uint32_t happened = events[i].events;
+        const bool broken = (happened & (EPOLLERR | EPOLLHUP)) != 0;
+        found->second.connection->Move((happened & EPOLLIN) != 0 || broken,
+                                       (happened & EPOLLOUT) != 0, now);
+        if (broken) found->second.connection->End();
+        Settle(id, found->second);
+      }
     }
-    if (waiting[0].revents != 0 && !TakeMade()) return;
-    size_t i = 2;
-    for (Connection& connection : connections_) {
-      if (waiting[i++].revents != 0 && !connection.ended) Move(connection);
-    }
-    EndLate();
-    // Last, so that a connection whose request has arrived is not ended for a new one.
-    if ((waiting[1].revents & POLLIN) != 0) Accept();
+    PassTime(now);
+    if (now < accepts_again_) continue;
+    for (const int listener : ready) Accept(listener, now);
   }
+  connections_.clear();
 }
 
-int HttpServer::PollTimeoutMs() const {
-  MonoTime next = MonoTime::max();
-  if (Now() < accepts_again_) next = accepts_again_;
-  for (const Connection& connection : connections_) next = std::min(next, connection.deadline);
+int HttpServer::WaitMs(MonoTime now) const {
+  MonoTime next = next_time_;
+  if (now < accepts_again_) next = std::min(next, accepts_again_);
   if (next == MonoTime::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Now()).count();
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
 }
 
-bool HttpServer::TakeMade() {
-  uint64_t count = 0;
-  if (::read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) return false;
-  std::vector<Made> made;
-  {
-    const MutexLock lock(mutex_);
-    if (stopping_) return false;
-    made.swap(made_);
+void HttpServer::TakeTold(MonoTime now) {
+  for (const uint64_t id : shared_.wake->Take()) {
+    if (id == kStop) accepts_ = false;
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    found->second.connection->Move(false, false, now);
+    Settle(id, found->second);
   }
-  for (const Made& page : made) {
-    for (Connection& connection : connections_) {
-      if (connection.stage == Stage::kPage && connection.maker == page.maker &&
-          connection.number <= page.number) {
-        Answer(connection, page.response);
-      }
-    }
-  }
-  return true;
 }
 
-void HttpServer::Accept() {
+void HttpServer::Accept(int listener, MonoTime now) {
   // Bounded, so that a flood of new connections does not delay the others.
-  for (int i = 0; i < kBacklog; ++i) {
-    io::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  for (int i = 0; i < kMostAccepts; ++i) {
+    io::UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         // The listener stays readable; making room may help when descriptors ran out.
-        MakeRoom();
-        accepts_again_ = Now() + kAcceptPause;
+        (void)MakeRoom();
+        accepts_again_ = now + kAcceptPause;
       }
       return;
     }
-    if (connections_.size() >= options_.max_connections) MakeRoom();
-    Connection& connection = connections_.emplace_back();
-    connection.fd = std::move(fd);
-    connection.deadline = Now() + options_.head_timeout;
-    Move(connection);
-    if (connection.ended) connections_.pop_back();
+    HttpSocket socket(std::move(fd), options_.tls);
+    if (!Admit(socket)) continue;
+    const uint64_t id = next_++;
+    const int number = socket.fd();
+    if (!socket.from_loopback()) ++of_address_[socket.address()];
+    Entry& entry = connections_[id];
+    entry.connection = std::make_unique<HttpConnection>(shared_, id, std::move(socket), now);
+    entry.watched = EPOLLIN;
+    const absl::Status watched = Control(poll_.get(), EPOLL_CTL_ADD, number, entry.watched, id);
+    if (!watched.ok()) {
+      spdlog::warn("{}", Message(watched));
+      entry.connection->End();
+    }
+    Settle(id, entry);
   }
 }
 
-void HttpServer::MakeRoom() {
-  for (const Stage stage : {Stage::kHead, Stage::kAnswer, Stage::kPage}) {
-    const auto oldest =
-        std::find_if(connections_.begin(), connections_.end(),
-                     [&](const Connection& connection) { return connection.stage == stage; });
-    if (oldest == connections_.end()) continue;
-    connections_.erase(oldest);
-    return;
-  }
+bool HttpServer::Admit(const HttpSocket& socket) {
+  const auto found = of_address_.find(socket.address());
+  if (found != of_address_.end() && found->second >= options_.max_of_one) return false;
+  return connections_.size() < options_.max_connections || MakeRoom();
 }
 
-void HttpServer::EndLate() {
-  const MonoTime now = Now();
-  for (Connection& connection : connections_) {
-    if (connection.ended || now < connection.deadline) continue;
-    if (connection.stage == Stage::kPage) {
-      Answer(connection, {503, HttpResponse().content_type,
-                          "the page is not ready: the server's database is busy or hangs\n"});
-    } else {
-      connection.ended = true;
+bool HttpServer::MakeRoom() {
+  auto oldest = connections_.end();
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
+    const HttpConnection& connection = *each->second.connection;
+    if (!connection.idle()) continue;
+    if (oldest == connections_.end() || connection.since() < oldest->second.connection->since()) {
+      oldest = each;
     }
   }
-  connections_.remove_if([](const Connection& connection) { return connection.ended; });
+  if (oldest == connections_.end()) return false;
+  oldest->second.connection->End();
+  Settle(oldest->first, oldest->second);
+  return true;
 }
 
-void HttpServer::Move(Connection& connection) {
-  switch (connection.stage) {
-    case Stage::kHead:
-      return ReadHead(connection);
-    case Stage::kPage:
-      connection.ended = true;  // here only an error or a hangup is reported
-      return;
-    case Stage::kAnswer:
-      return WriteAnswer(connection);
+void HttpServer::PassTime(MonoTime now) {
+  if (now < next_time_) return;
+  next_time_ = MonoTime::max();
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const auto current = each++;  // Settle may remove it
+    current->second.connection->PassTime(now);
+    Settle(current->first, current->second);
   }
 }
 
-void HttpServer::ReadHead(Connection& connection) {
-  char bytes[2048];
-  std::string& head = connection.head;
-  while (head.size() <= kMaxHead) {
-    const ssize_t got = ::recv(connection.fd.get(), bytes, sizeof(bytes), 0);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      connection.ended = true;
-      return;
-    }
-    // The empty line may have begun in the bytes before.
-    const size_t from = head.size() < 3 ? 0 : head.size() - 3;
-    head.append(bytes, static_cast<size_t>(got));
-    const size_t end = head.find("\r\n\r\n", from);
-    if (end == head.npos || end > kMaxHead) continue;
-    connection.begun = head.substr(end + 4);
-    head.resize(end + 2);
-    return Dispatch(connection);
-  }
-  Answer(connection, {431, HttpResponse().content_type, "the request's head is too large\n"});
-}
-
-void HttpServer::Dispatch(Connection& connection) {
-  HttpRequest request = ParseRequest(connection.head, endpoint_.host);
-  if (request.refused.has_value()) return Answer(connection, *request.refused);
-  if (options_.taker == nullptr || !options_.taker->Takes(request)) {
-    return MakePage(connection, request);
-  }
-  connection.ended = true;
-  options_.taker->Take(std::move(request), std::move(connection.fd), std::move(connection.begun));
-}
-
-void HttpServer::MakePage(Connection& connection, const HttpRequest& request) {
-  if (request.method != "GET") {
-    return Answer(connection, {405, HttpResponse().content_type, "only GET is served\n"});
-  }
-  std::vector<std::string> paths;
-  for (const auto& maker : makers_) {
-    paths.push_back(maker->page.path);
-    if (maker->page.path != request.path) continue;
-    connection.stage = Stage::kPage;
-    connection.deadline = Now() + options_.page_timeout;
-    const MutexLock lock(mutex_);
-    connection.maker = maker.get();
-    connection.number = maker->wanted = maker->begun + 1;
-    maker->asked.NotifyOne();
+void HttpServer::Settle(uint64_t id, Entry& entry) {
+  HttpConnection& connection = *entry.connection;
+  if (connection.over()) {
+    const auto found = of_address_.find(connection.socket().address());
+    if (found != of_address_.end() && --found->second == 0) of_address_.erase(found);
+    connections_.erase(id);
     return;
   }
-  if (options_.taker != nullptr) paths.emplace_back("/v1/models");
-  Answer(connection, {404, HttpResponse().content_type,
-                      fmt::format("there are {}\n", fmt::join(paths, " and "))});
-}
-
-void HttpServer::Answer(Connection& connection, const HttpResponse& response) {
-  connection.stage = Stage::kAnswer;
-  connection.deadline = Now() + options_.send_timeout;
-  connection.answer = ToBytes(response);
-  WriteAnswer(connection);
-}
-
-void HttpServer::WriteAnswer(Connection& connection) {
-  const std::string& answer = connection.answer;
-  while (connection.sent < answer.size()) {
-    const ssize_t put = ::send(connection.fd.get(), answer.data() + connection.sent,
-                               answer.size() - connection.sent, MSG_NOSIGNAL);
-    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) break;
-    connection.sent += static_cast<size_t>(put);
+  const uint32_t wanted =
+      (connection.wants_read() ? EPOLLIN : 0u) | (connection.wants_write() ? EPOLLOUT : 0u);
+  if (wanted != entry.watched &&
+      Control(poll_.get(), EPOLL_CTL_MOD, connection.fd(), wanted, id).ok()) {
+    entry.watched = wanted;
   }
-  connection.ended = true;
+  next_time_ = std::min(next_time_, connection.wakes_at());
 }
 
 }  // namespace sft::server

@@ -1,132 +1,86 @@
 #pragma once
 
-#include <functional>
-#include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
-#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
-#include "server/http/http_request.h"
+#include "common/tls/server_session.h"
+#include "server/http/http_connection.h"
 
 namespace sft::server {
 
-// Takes over connections whose requests are no pages. Both are called by the server's one thread,
-// and must not block it.
-class HttpTaker {
- public:
-  virtual ~HttpTaker() = default;
-  virtual bool Takes(const HttpRequest& request) const = 0;
-  // `begun`: what has come of the body.
-  virtual void Take(HttpRequest request, io::UniqueFd connection, std::string begun) = 0;
-};
-
-// A small HTTP server on loopback. One thread serves all connections and never blocks on one of
-// them; each page for GET requests is made on a thread of its own, once for all who wait for it, so
-// that a slow page does not delay another. What is no page can be given away with its connection
-// once its head is there (HttpTaker). The distribution ships
-// cpp-httplib and prometheus-cpp as shared libraries only, and they bring a second OpenSSL into a
-// process that links one statically; what is served here does not need them. No TLS.
+// An HTTP/1.1 server. One thread serves all connections and never blocks on one of them: it reads
+// requests, gives them to the handler, and sends what others write (HttpStream).
 class HttpServer {
  public:
-  // Largest request head; a larger one is answered with 431.
-  static constexpr size_t kMaxHead = 8192;
-
-  struct Page {
-    std::string path;
-    std::function<HttpResponse()> make;
-  };
   struct Options {
-    // Simultaneous connections. One more ends the oldest that has not sent its request; if all
-    // have, the oldest whose answer is not taken, then the oldest.
-    size_t max_connections = 64;
-    // From the connection to the end of the request's head.
-    Nanos head_timeout = std::chrono::seconds(2);
-    // A page that takes longer is answered with 503.
-    Nanos page_timeout = std::chrono::seconds(5);
-    // From the answer to its last byte.
-    Nanos send_timeout = std::chrono::seconds(5);
-    HttpTaker* taker = nullptr;  // borrowed; outlives the server
+    // Simultaneous connections: one more ends the oldest that asks nothing. Those of one address
+    // other than loopback.
+    size_t max_connections = 1000, max_of_one = 100;
+    HttpLimits limits;
+    // Null: without TLS. Borrowed, and outlives the server.
+    const tls::ServerContext* tls = nullptr;
+    // More of the head of each answer.
+    std::vector<std::pair<std::string, std::string>> fields = {};
   };
 
+  // The handler is borrowed, and outlives the server. UNAVAILABLE when the port is taken.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const rpc::Endpoint& endpoint,
-                                                           std::vector<Page> pages,
-                                                           Options options);
+                                                           HttpHandler& handler,
+                                                           const Options& options);
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const rpc::Endpoint& endpoint,
-                                                           std::vector<Page> pages) {
-    return Start(endpoint, std::move(pages), Options());
+                                                           HttpHandler& handler) {
+    return Start(endpoint, handler, Options());
   }
+  // Closes all connections: their streams are gone.
   ~HttpServer();
   int port() const { return port_; }
 
  private:
-  enum class Stage { kHead, kPage, kAnswer };  // one that was given away has ended
-  // A page and the thread that makes it. Versions of the page are numbered; a request gets the next
-  // one to be begun. The server's mutex_ guards the numbers.
-  struct Maker {
-    Page page;
-    uint64_t begun = 0, wanted = 0;
-    CondVar asked;
-    std::thread thread;
-  };
-  struct Connection {
-    io::UniqueFd fd;
-    MonoTime deadline{};
-    Stage stage = Stage::kHead;
-    std::string head;
-    std::string begun;             // of the body, with the head
-    const Maker* maker = nullptr;  // the page that it waits for,
-    uint64_t number = 0;           // in this version or a later one
-    std::string answer;
-    size_t sent = 0;
-    bool ended = false;
-  };
-  struct Made {
-    const Maker* maker;
-    uint64_t number;
-    HttpResponse response;
+  struct Entry {
+    std::unique_ptr<HttpConnection> connection;
+    uint32_t watched = 0;  // what epoll is to report of it
   };
 
-  HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint endpoint,
-             std::vector<Page> pages, Options options);
-  void Loop() SFT_EXCLUDES(mutex_);
-  void Make(Maker& maker) SFT_EXCLUDES(mutex_);
-  void Wake();
-  // False when the server is to end.
-  bool TakeMade() SFT_EXCLUDES(mutex_);
-  void Accept();
-  // Reads or writes as far as possible without blocking.
-  void Move(Connection& connection);
-  void ReadHead(Connection& connection);
-  void Dispatch(Connection& connection);
-  void MakePage(Connection& connection, const HttpRequest& request);
-  void Answer(Connection& connection, const HttpResponse& response);
-  void WriteAnswer(Connection& connection);
-  void EndLate();
-  // Ends one connection to admit a new one.
-  void MakeRoom();
-  int PollTimeoutMs() const;
+  struct Opened {
+    std::vector<io::UniqueFd> listeners;
+    io::UniqueFd poll, wake;  // an epoll, an eventfd
+  };
+  HttpServer(Opened opened, HttpHandler& handler, const Options& options);
+  absl::Status Watch();
+  void Loop();
+  void TakeTold(MonoTime now);
+  void Accept(int listener, MonoTime now);
+  // Whether one more may come from there.
+  bool Admit(const HttpSocket& socket);
+  // Ends the oldest connection that asks nothing. False: there is none.
+  bool MakeRoom();
+  void PassTime(MonoTime now);
+  // After something happened to it.
+  void Settle(uint64_t id, Entry& entry);
+  int WaitMs(MonoTime now) const;
 
   // Constant after construction.
-  const io::UniqueFd listener_;
-  const io::UniqueFd wake_;  // an eventfd
-  const rpc::Endpoint endpoint_;
+  const std::vector<io::UniqueFd> listeners_;
+  const io::UniqueFd poll_;  // an epoll
   const int port_;
   const Options options_;
-  std::vector<std::unique_ptr<Maker>> makers_;
+  HttpConnection::Shared shared_;
 
-  // Used by thread_ only; the oldest first.
-  std::list<Connection> connections_;
-  MonoTime accepts_again_{};  // set after a failed accept
-
-  Mutex mutex_;
-  std::vector<Made> made_ SFT_GUARDED_BY(mutex_);
-  bool stopping_ SFT_GUARDED_BY(mutex_) = false;
+  // Used by thread_ only, after Start.
+  std::map<uint64_t, Entry> connections_;
+  std::map<std::string, size_t> of_address_;  // none at 0, none of loopback
+  uint64_t next_ = 0;
+  MonoTime next_time_ = MonoTime::max();  // no connection asks for an earlier one
+  MonoTime accepts_again_{};              // set after a failed accept
+  bool accepts_ = true;
   std::thread thread_;
 };
 

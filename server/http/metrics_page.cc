@@ -261,7 +261,7 @@ HttpResponse MetricsPage(const FigureSources& sources) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", MetricsText(*figures, sources)};
 }
 
-std::vector<HttpServer::Page> Pages(const FigureSources& sources) {
+std::vector<HttpPage> Pages(const FigureSources& sources) {
   return {{"/healthz", [&store = sources.store] { return HealthPage(store); }},
           {"/metrics", [sources] { return MetricsPage(sources); }}};
 }

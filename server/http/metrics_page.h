@@ -11,7 +11,7 @@
 #include "server/core/disk_watch.h"
 #include "server/door/gate.h"
 #include "server/fleet/worker_registry.h"
-#include "server/http/http_server.h"
+#include "server/http/page_makers.h"
 #include "server/store/store.h"
 
 namespace sft::server {
@@ -30,7 +30,7 @@ struct FigureSources {
 
 // The server's pages: /healthz (200 "ok" while the database answers, else 503 with the reason) and
 // /metrics.
-std::vector<HttpServer::Page> Pages(const FigureSources& sources);
+std::vector<HttpPage> Pages(const FigureSources& sources);
 
 HttpResponse HealthPage(Store& store);
 HttpResponse MetricsPage(const FigureSources& sources);

@@ -6,6 +6,7 @@
 
 #include "common/base/ids.h"
 #include "server/http/openai_endpoint.h"
+#include "server/http/percent.h"
 #include "server/openai/answer.h"
 #include "server/openai/errors.h"
 #include "server/openai/tokenizer.h"
@@ -43,25 +44,8 @@ class HttpExchange final : public Exchange {
   bool read_ = false;
 };
 
-// "%3A" as ":"; what is no such code stays.
-std::string Decoded(std::string_view text) {
-  std::string decoded;
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9'                 ? c - '0'
-           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-                                                : -1;
-  };
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 &&
-        digit(text[i + 2]) >= 0) {
-      decoded += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
-}
+// What stands in a path, whose codes the server has checked.
+std::string Decoded(std::string_view text) { return PercentDecoded(text).value_or(std::string()); }
 
 std::string EventOf(const std::string& data) { return fmt::format("data: {}\n\n", data); }
 
@@ -88,7 +72,7 @@ HttpResponse ErrorResponse(const absl::Status& status) {
 
 bool OpenAiCall::Takes(const std::string& path) {
   const std::string page = RouteOf(path).page;
-  return path.starts_with(kJobs) || page.starts_with("/v1/") || page == "/tokenize" ||
+  return page == "/v1" || page.starts_with("/v1/") || page == "/tokenize" ||
          page == "/detokenize" || page == "/tokenizer_info";
 }
 

@@ -43,22 +43,19 @@ bool OpenAiEndpoint::MakeRoom() {
   return true;
 }
 
-bool OpenAiEndpoint::Takes(const HttpRequest& request) const {
-  return OpenAiCall::Takes(request.path);
-}
+bool OpenAiEndpoint::Takes(const HttpRequest& request) { return OpenAiCall::Takes(request.path); }
 
-void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::string begun) {
+void OpenAiEndpoint::Take(std::shared_ptr<HttpStream> stream) {
   const MutexLock lock(mutex_);
   Reap();
   // Some more may be told that there are too many; beyond those, connections are closed.
-  if (running_.size() >= kMostCalls + kMostRefused) return;
+  if (running_.size() >= kMostCalls + kMostRefused) return stream->Cut();
   const bool refused = !MakeRoom();
   Running& running = running_.emplace_back();
-  auto serve = [this, refused, &running, request = std::move(request), fd = std::move(connection),
-                begun = std::move(begun)]() mutable {
+  auto serve = [this, refused, &running, stream]() mutable {
     obs::NameThread("openai");
     {
-      HttpCall http(std::move(request), std::move(fd), std::move(begun), running.shared);
+      HttpCall http(std::move(stream), running.shared);
       OpenAiCall call(door_, methods_, parsers_, http);
       if (refused) {
         call.Refuse(ResourceExhausted(
@@ -76,6 +73,7 @@ void OpenAiEndpoint::Take(HttpRequest request, io::UniqueFd connection, std::str
     // The machine has no thread left: the connection is closed.
     spdlog::error("a request for an answer is not served: {}", error.what());
     running_.pop_back();
+    stream->Cut();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <list>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -8,7 +9,6 @@
 #include "server/door/methods.h"
 #include "server/http/body_parsers.h"
 #include "server/http/http_call.h"
-#include "server/http/http_server.h"
 #include "sft/v1/serving_service.pb.h"
 
 namespace sft::server {
@@ -18,7 +18,7 @@ namespace sft::server {
 // answers are translated (server/openai), and the door admits, runs and records the call. A thread
 // for each request, kMostCalls at most; one more ends the oldest whose body has not come, and is
 // refused where there is none. Thread-safe.
-class OpenAiEndpoint final : public HttpTaker {
+class OpenAiEndpoint {
  public:
   static constexpr int kMostCalls = 128, kMostRefused = 32;
   static constexpr size_t kMostBodyBytes = 4 << 20;
@@ -26,10 +26,10 @@ class OpenAiEndpoint final : public HttpTaker {
   // Both are borrowed.
   OpenAiEndpoint(Door& door, const Methods& methods) : door_(door), methods_(methods) {}
   // Ends the calls under way.
-  ~OpenAiEndpoint() override;
+  ~OpenAiEndpoint();
 
-  bool Takes(const HttpRequest& request) const override;
-  void Take(HttpRequest request, io::UniqueFd connection, std::string begun) override;
+  static bool Takes(const HttpRequest& request);
+  void Take(std::shared_ptr<HttpStream> stream) SFT_EXCLUDES(mutex_);
 
  private:
   struct Running {

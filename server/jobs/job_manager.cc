@@ -257,6 +257,7 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
     views[i] = ViewOfNew(jobs[i], jobs[i].schedule,
                          shared_text == nullptr ? std::move(texts[i].spec) : "");
   }
+  for (const JobRecord& job : jobs) hub_.Bump(job.id);
   wake_();
   return views;
 }
@@ -424,6 +425,8 @@ absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request, 
       actor.audit);
   if (!stored.ok()) return stored;
   hub_.Bump(ref.id);
+  SFT_ASSIGN_OR_RETURN(const JobRef made, ParseJobName(view->name()));
+  hub_.Bump(made.id);
   wake_();
   return view;
 }

@@ -14,8 +14,10 @@ class Authenticator final : public grpc::AuthMetadataProcessor {
   bool IsBlocking() const override { return false; }  // all of it is in memory
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                        OutputMetadata*) override {
-    const auto principal =
-        gate_.Authenticate(CertificateOf(*context), ValueOf(metadata, "authorization"));
+    CallOrigin origin;
+    origin.certificate_pem = CertificateOf(*context);
+    origin.authorization = ValueOf(metadata, "authorization");
+    const auto principal = gate_.Authenticate(origin);
     if (!principal.ok()) Tell(metadata, principal.status());
     return rpc::ToGrpc(principal.status());
   }

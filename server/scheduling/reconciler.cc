@@ -352,6 +352,7 @@ absl::Status Reconciler::Tick() {
     const int64_t commits = store_.commits();
     stored = UpdateNodes(now_us, changed);
     if (stored.ok() && store_.commits() != commits) {
+      hub_.Bump(ChangeHub::kSomeNode);
       absl::StatusOr<SchedulerInput> again = Look(now_us);
       stored = again.status();
       if (again.ok()) input = *std::move(again);

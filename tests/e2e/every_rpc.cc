@@ -17,6 +17,7 @@
 #include "sft/v1/serving_service.pb.h"
 #include "sft/v1/storage_service.pb.h"
 #include "sft/v1/webhook_service.pb.h"
+#include "sft/v1/web_service.pb.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::testing_support {
@@ -40,6 +41,7 @@ std::vector<const MethodDescriptor*> Methods() {
   (void)v1::GetTokenizerRequest::descriptor();
   (void)v1::GetStorageRequest::descriptor();
   (void)v1::Webhook::descriptor();
+  (void)v1::CreateCodeRequest::descriptor();
   (void)v1::WorkerMessage::descriptor();
   std::vector<const MethodDescriptor*> methods;
   const auto files = io::ListDir(std::string(SFT_SOURCE_DIR) + "/proto/sft/v1");

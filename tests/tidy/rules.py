@@ -37,7 +37,7 @@ EDGES = {
                     "server/core", "server/resume", "server/gangs", "server/fleet",
                     "server/scheduling"],
     "server/webhooks": ["common", "proto", "server/state", "server/store", "server/core"],
-    "server/door": ["common/base", "proto", "server/state", "server/store", "server/core"],
+    "server/door": ["common/base", "common/io", "common/obs", "proto", "server/state", "server/store", "server/core"],
     "server/services": ["common", "proto", "server/state", "server/store", "server/blob",
                         "server/core", "server/resume", "server/gangs", "server/fleet",
                         "server/stored", "server/scheduling", "server/jobs", "server/webhooks",

@@ -347,6 +347,20 @@ class FakeServer::Auth : public v1::AuthService::Service {
   FakeServer& fake_;
 };
 
+class FakeServer::Web : public v1::WebService::Service {
+ public:
+  explicit Web(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status CreateCode(grpc::ServerContext*, const v1::CreateCodeRequest*,
+                          v1::WebCode* response) override {
+    *response = fake_.web_code;
+    return fake_.web_status;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
 class FakeServer::Scheduling : public v1::SchedulingService::Service {
  public:
   explicit Scheduling(FakeServer& fake) : fake_(fake) {}
@@ -421,6 +435,7 @@ FakeServer::FakeServer()
       cluster_service_(std::make_unique<Cluster>(*this)),
       admin_service_(std::make_unique<Admin>(*this)),
       auth_service_(std::make_unique<Auth>(*this)),
+      web_service_(std::make_unique<Web>(*this)),
       scheduling_service_(std::make_unique<Scheduling>(*this)),
       webhook_service_(std::make_unique<Webhooks>(*this)) {
   info.set_version(kVersion);
@@ -432,6 +447,7 @@ FakeServer::FakeServer()
   builder.RegisterService(cluster_service_.get());
   builder.RegisterService(admin_service_.get());
   builder.RegisterService(auth_service_.get());
+  builder.RegisterService(web_service_.get());
   builder.RegisterService(scheduling_service_.get());
   builder.RegisterService(webhook_service_.get());
   server_ = builder.BuildAndStart();

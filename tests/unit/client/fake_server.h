@@ -17,6 +17,7 @@
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 #include "sft/v1/webhook_service.grpc.pb.h"
+#include "sft/v1/web_service.grpc.pb.h"
 
 // A server in this process: remembers what it was asked and answers what a test puts into its
 // public members. Tests change those only while no call is under way.
@@ -116,6 +117,8 @@ class FakeServer {
   std::map<std::string, std::string> tokenizer;  // its files, of whatever model
   v1::ServerInfo info;
   v1::Identity identity;
+  v1::WebCode web_code;
+  grpc::Status web_status;
 
   // DataService: content by hash; `cut_upload_after` breaks the next upload after so many bytes.
   std::map<std::string, std::string> blobs;
@@ -144,6 +147,7 @@ class FakeServer {
   class Cluster;
   class Admin;
   class Auth;
+  class Web;
   class Scheduling;
   class Webhooks;
 
@@ -152,6 +156,7 @@ class FakeServer {
   std::unique_ptr<Cluster> cluster_service_;
   std::unique_ptr<Admin> admin_service_;
   std::unique_ptr<Auth> auth_service_;
+  std::unique_ptr<Web> web_service_;
   std::unique_ptr<Scheduling> scheduling_service_;
   std::unique_ptr<Webhooks> webhook_service_;
   std::unique_ptr<grpc::Server> server_;

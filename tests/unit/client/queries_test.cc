@@ -640,6 +640,26 @@ TEST(VersionTest, AServerThatDoesNotFitIsRefusedWithBothVersions) {
   EXPECT_THAT(run.err, HasSubstr("upgrade this program"));
 }
 
+TEST(WebTest, PrintsTheAddressWithTheCodeBehindTheFragment) {
+  FakeServer server;
+  server.web_code.set_url("http://127.0.0.1:7071");
+  EXPECT_EQ(Sftctl(server, {"web"}).out, "http://127.0.0.1:7071/\n");
+  server.web_code.set_url("https://sft.example.org");
+  server.web_code.set_code("abc");
+  server.web_code.mutable_expire_time()->set_seconds(1'700'000'000);
+  const Outcome run = Sftctl(server, {"web", "--no-open"});
+  EXPECT_EQ(run.code, kSucceeded);
+  EXPECT_EQ(run.out, "https://sft.example.org/#code=abc\n");
+  EXPECT_THAT(run.err, HasSubstr("once, for a minute"));
+  const nlohmann::json told = ParseJson(Sftctl(server, {"web", "--json"}).out);
+  EXPECT_EQ(told["url"], "https://sft.example.org/#code=abc");
+  EXPECT_EQ(told["expire_time"], "2023-11-14T22:13:20Z");
+  server.web_status = grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the page is off");
+  const Outcome off = Sftctl(server, {"web"});
+  EXPECT_NE(off.code, kSucceeded);
+  EXPECT_THAT(off.err, HasSubstr("the page is off"));
+}
+
 TEST(UnreachableTest, NamesTheAddressAndWhatToDo) {
   std::ostringstream out, err;
   const Console console{out, err};

@@ -36,7 +36,9 @@ gpus_per_node = 1
 // A server with TLS on loopback, as `sft-server init` and --require-token make it.
 class SecureServerTest : public testing::Test {
  protected:
-  SecureServerTest() : dir_(io::MakeTempDir("secure-test").value()) {
+  // `http`: as Settings::http; not "off" with the web page.
+  explicit SecureServerTest(const std::string& http = "off")
+      : dir_(io::MakeTempDir("secure-test").value()) {
     const std::string told = Initialise(dir_, {}, Clock::Real()).value();
     admin_token_ = Word(told, "admin token ");
     join_token_ = Word(told, "join token ");
@@ -44,7 +46,8 @@ class SecureServerTest : public testing::Test {
     Server::Settings settings;
     settings.data_dir = dir_;
     settings.listen = {"127.0.0.1", 0};
-    settings.http = "off";
+    settings.http = http;
+    settings.web.web = http != "off";
     settings.require_token = true;
     auto server = Server::Start(settings, Clock::Real());
     EXPECT_TRUE(server.ok()) << server.status();

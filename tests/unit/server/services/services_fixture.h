@@ -31,13 +31,18 @@ inline constexpr char kTwoRows[] = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
 // The whole server in this process, spoken to over a gRPC channel inside it.
 class ServicesTest : public testing::Test {
  protected:
-  ServicesTest() : dir_(io::MakeTempDir("services-test").value()) {
-    Server::Settings settings;
-    settings.data_dir = dir_;
-    settings.listen = {"127.0.0.1", 0};
-    settings.http = "off";
-    settings.read_patience = std::chrono::seconds(2);
-    auto server = Server::Start(settings, Clock::Real());
+  // `http`: as Settings::http; not "off" with the web page.
+  explicit ServicesTest(const std::string& http = "off")
+      : dir_(io::MakeTempDir("services-test").value()) {
+    settings_.data_dir = dir_;
+    settings_.listen = {"127.0.0.1", 0};
+    settings_.http = http;
+    settings_.web.web = http != "off";
+    settings_.read_patience = std::chrono::seconds(2);
+    Start();
+  }
+  void Start() {
+    auto server = Server::Start(settings_, Clock::Real());
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     const auto channel = server_->InProcessChannel();
@@ -80,6 +85,7 @@ class ServicesTest : public testing::Test {
   }
 
   const std::string dir_;
+  Server::Settings settings_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::DataService::Stub> data_;

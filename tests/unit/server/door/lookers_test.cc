@@ -1,4 +1,4 @@
-#include "server/calls/lookers.h"
+#include "server/door/lookers.h"
 
 #include <gtest/gtest.h>
 

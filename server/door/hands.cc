@@ -1,4 +1,4 @@
-#include "server/calls/hands.h"
+#include "server/door/hands.h"
 
 #include <utility>
 
@@ -6,10 +6,10 @@
 
 namespace sft::server {
 
-Hands::Hands(int count) {
+Hands::Hands(int count, const std::string& name) {
   for (int i = 0; i < count; ++i) {
-    threads_.emplace_back([this] {
-      obs::NameThread("hands");
+    threads_.emplace_back([this, name] {
+      obs::NameThread(name);
       Loop();
     });
   }

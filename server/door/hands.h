@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,7 +13,8 @@ namespace sft::server {
 // Threads for work that may wait for the disk, given by one that may not wait.
 class Hands {
  public:
-  explicit Hands(int count);
+  // `name` is that of its threads.
+  explicit Hands(int count, const std::string& name = "hands");
   ~Hands() { Stop(); }
   Hands(const Hands&) = delete;
 

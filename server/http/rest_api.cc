@@ -1,0 +1,203 @@
+#include "server/http/rest_api.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "common/base/ids.h"
+#include "server/http/feed.h"
+#include "server/http/http_call.h"
+#include "server/http/openapi.h"
+#include "server/http/rest_json.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kLifeLength = 6;
+constexpr Nanos kPatience = std::chrono::milliseconds(20);
+
+// One request in JSON; `write` takes each answer. False: nobody wants more.
+class JsonExchange final : public Exchange {
+ public:
+  JsonExchange(const CallOrigin& origin, const std::string& body,
+               const std::function<bool(const google::protobuf::Message&)>& write,
+               const std::function<bool()>& gone)
+      : origin_(origin), body_(body), write_(write), gone_(gone) {}
+  const CallOrigin& origin() const override { return origin_; }
+  absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
+    SFT_RETURN_IF_ERROR(ReadJson(body_, message));
+    return true;
+  }
+  bool Write(const google::protobuf::Message& message) override { return write_(message); }
+  bool Gone() const override { return gone_(); }
+
+ private:
+  const CallOrigin& origin_;
+  const std::string& body_;
+  const std::function<bool(const google::protobuf::Message&)>& write_;
+  const std::function<bool()>& gone_;
+};
+
+HttpResponse JsonAnswer(std::string body) {
+  return {200, "application/json", std::move(body), {{"Cache-Control", "no-store"}}};
+}
+
+HttpResponse OnlyBy(const char* method) {
+  HttpResponse response =
+      RestError(absl::UnimplementedError(fmt::format("this is asked with {}", method)));
+  response.status = 405;
+  response.fields.emplace_back("Allow", method);
+  return response;
+}
+
+// The media type alone.
+bool IsJson(std::string_view type) {
+  const std::string_view media = type.substr(0, type.find(';'));
+  return media.substr(0, media.find_last_not_of(' ') + 1) == "application/json";
+}
+
+}  // namespace
+
+RestApi::RestApi(Door& door, const Methods& methods, ChangeHub& hub, WebSessions& sessions,
+                 Clock& clock)
+    : door_(door),
+      methods_(methods),
+      life_(RandomId("", kLifeLength)),
+      events_{door, hub, sessions, clock},
+      hands_(kThreads, "rest"),
+      stream_hands_(kStreamThreads, "rest stream") {
+  events_.lookers.Start();
+}
+
+RestApi::~RestApi() {
+  hands_.Stop();
+  stream_hands_.Stop();
+  // Each is looked at once more, as its caller has gone.
+  while (events_.live > 0) Clock::Real().Sleep(kPatience);
+  events_.lookers.Stop();
+}
+
+bool RestApi::Serves(const Method& method) {
+  const Caller caller = method.rule.caller;
+  const bool of_users = caller == Caller::kUser || caller == Caller::kEither;
+  return of_users && method.kind != Method::Kind::kClientStream &&
+         method.kind != Method::Kind::kStanding;
+}
+
+void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
+  const HttpRequest& request = stream->request();
+  std::string name = request.path.substr(kRoot.size());
+  const bool gets = request.method == "GET" || request.method == "HEAD";
+  if (name == "feed" || name == "openapi.json") {
+    if (!gets || (name == "feed" && request.method != "GET")) {
+      return stream->Respond(OnlyBy("GET"));
+    }
+    return name == "feed" ? HandleFeed(std::move(stream), std::move(caller))
+                          : HandleDescription(std::move(stream));
+  }
+  const size_t slash = name.find('/');
+  if (slash != name.npos) name[slash] = '.';
+  const Method* const method = slash == name.npos ? nullptr : methods_.Find(name);
+  if (method == nullptr || !Serves(*method)) {
+    return stream->Respond(RestError(NotFound(
+        fmt::format("there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,
+                    request.path.substr(kRoot.size()).substr(0, 80), kRoot))));
+  }
+  if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
+  if (!IsJson(request.Field("content-type"))) {
+    HttpResponse refusal = RestError(InvalidArgument("the Content-Type is not application/json"));
+    refusal.status = 415;
+    return stream->Respond(refusal);
+  }
+  // Of who is nobody no body is read; the door says why, and counts it.
+  if (!door_.gate().Authenticate(caller.origin).ok()) {
+    return Run(std::move(stream), std::move(caller), *method, "");
+  }
+  HttpStream& asked = *stream;
+  asked.ReadBody(kMostBodyBytes, [this, stream = std::move(stream), caller = std::move(caller),
+                                  method](absl::StatusOr<std::string> body) mutable {
+    if (!body.ok()) return stream->Respond(RestError(body.status()));
+    Run(std::move(stream), std::move(caller), *method, *std::move(body));
+  });
+}
+
+void RestApi::Give(Hands& hands, std::atomic<int>& waiting, std::shared_ptr<HttpStream> stream,
+                   std::function<void()> work) {
+  if (waiting >= kMostWaiting) {
+    return stream->Respond(RestError(Unavailable("too many calls wait: try again later")));
+  }
+  ++waiting;
+  hands.Give([&waiting, work = std::move(work)] {
+    --waiting;
+    work();
+  });
+}
+
+void RestApi::Run(std::shared_ptr<HttpStream> stream, WebCaller caller, const Method& method,
+                  std::string body) {
+  if (method.kind == Method::Kind::kFollow) {
+    return EventCall::Start(events_, std::move(stream), std::move(caller),
+                            std::shared_ptr<const Method>(std::shared_ptr<void>(), &method),
+                            std::move(body));
+  }
+  const bool unary = method.kind == Method::Kind::kUnary;
+  const auto work = [this, unary, stream, caller = std::move(caller), &method,
+                     body = std::move(body)] {
+    return unary ? RunUnary(*stream, caller, method, body)
+                 : RunStream(stream, caller, method, body);
+  };
+  Give(unary ? hands_ : stream_hands_, unary ? waiting_ : waiting_streams_, stream, work);
+}
+
+void RestApi::RunUnary(HttpStream& stream, const WebCaller& caller, const Method& method,
+                       const std::string& body) {
+  std::string answer;
+  const std::function<bool(const google::protobuf::Message&)> take =
+      [&](const google::protobuf::Message& message) {
+        answer = JsonOf(message);
+        return true;
+      };
+  const std::function<bool()> gone = [&] { return stream.Gone(); };
+  JsonExchange exchange(caller.origin, body, take, gone);
+  const absl::Status status = door_.Serve(method, exchange);
+  stream.Respond(status.ok() ? JsonAnswer(std::move(answer)) : RestError(status));
+}
+
+void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& caller,
+                        const Method& method, const std::string& body) {
+  HttpCall::Shared shared;
+  HttpCall call(std::move(stream), shared);
+  const HttpResponse head{
+      200, "text/event-stream", "", {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
+  const std::function<bool(const google::protobuf::Message&)> send =
+      [&](const google::protobuf::Message& message) {
+        if (!call.begun() && !call.Begin(head)) return false;
+        return call.Write(EventText("", "", JsonOf(message)));
+      };
+  const std::function<bool()> gone = [&] { return call.Gone(); };
+  JsonExchange exchange(caller.origin, body, send, gone);
+  const absl::Status status = door_.Serve(method, exchange);
+  if (!status.ok() && !call.begun()) {
+    (void)call.Respond(RestError(status));
+    return;
+  }
+  if (!call.begun()) (void)call.Begin(head);
+  (void)call.Write(status.ok() ? EventText("end", "", "{}")
+                               : EventText("error", "", ErrorJson(status)));
+  (void)call.End();
+}
+
+void RestApi::HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller) {
+  const HttpRequest& request = stream->request();
+  absl::StatusOr<FeedQuery> query =
+      ReadFeedQuery(request.query, request.Field("last-event-id"), life_);
+  if (!query.ok()) return stream->Respond(RestError(query.status()));
+  Feed::Start(events_, methods_, std::move(stream), std::move(caller), *std::move(query), life_);
+}
+
+void RestApi::HandleDescription(std::shared_ptr<HttpStream> stream) {
+  Give(hands_, waiting_, stream,
+       [this, stream] { stream->Respond(JsonAnswer(OpenApiOf(methods_))); });
+}
+
+}  // namespace sft::server
