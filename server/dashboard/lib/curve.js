@@ -26,20 +26,22 @@ export class Curve {
     return points.length > 0;
   }
 
+  // A step that was there already is run again by a later attempt: what followed it is void.
   add(point) {
     const step = number(point.step);
     const time = Date.parse(point.time) / 1000;
     if (Number.isNaN(this.begin)) this.begin = time - number(point.step_seconds);
     const seconds = time - this.begin;
+    const last = (name) => (this.steps.length > 0 ? this.steps.last(name) : 0);
     if (point.is_eval) {
-      this.validations.push(step, [number(point.val_loss), this.steps.length ? this.steps.last('tokens') : 0, seconds]);
+      this.validations.cut(step);
+      this.validations.push(step, [number(point.val_loss), last('tokens'), seconds]);
       for (const { name, value } of point.values || []) this.grades.set(name, number(value));
       return;
     }
+    if (this.steps.cut(step)) this.validations.cut(step);
     // A point stands for all steps since the previous one.
-    const before = this.steps.length ? this.steps.last('step') : 0;
-    const seen = this.steps.length ? this.steps.last('tokens') : 0;
-    const tokens = (before < step ? seen : 0) + number(point.tokens) * Math.max(1, step - before);
+    const tokens = last('tokens') + number(point.tokens) * (step - last('step'));
     this.steps.push(step, [number(point.loss), number(point.lr), number(point.grad_norm),
       number(point.tokens_per_second), number(point.of_limit), number(point.gpu_memory_bytes), tokens, seconds]);
   }

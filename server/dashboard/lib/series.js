@@ -23,8 +23,7 @@ class Column {
   }
 }
 
-// Points with a step and named values, in the order of their steps. A point at an earlier step than
-// the last one is of a later attempt: it and those after it replace what was there.
+// Points with a step and named values, in the order of their steps.
 export class Points {
   constructor(names) {
     this.names = names;
@@ -35,13 +34,17 @@ export class Points {
     return this.columns.step.length;
   }
 
+  // Drops points at `step` and later; whether there were any.
+  cut(step) {
+    if (this.length === 0 || this.last('step') < step) return false;
+    const kept = firstNotBelow(this.column('step'), step);
+    for (const column of Object.values(this.columns)) column.length = kept;
+    return true;
+  }
+
+  // `step` is beyond the last one.
   push(step, values) {
-    const steps = this.columns.step;
-    if (steps.length > 0 && steps.values[steps.length - 1] >= step) {
-      const kept = firstNotBelow(steps.view(), step);
-      for (const column of Object.values(this.columns)) column.length = kept;
-    }
-    steps.push(step);
+    this.columns.step.push(step);
     for (let i = 0; i < this.names.length; ++i) this.columns[this.names[i]].push(values[i]);
   }
 

@@ -1,0 +1,165 @@
+// A rank's log: its last lines at once, the rest when it is asked for; searched in the page.
+import { bytesOf, stream } from '../lib/api.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/dom.js';
+import { bytes, lines as cleanLines, number, whole, withoutAnsi } from '../lib/format.js';
+import { useKeys } from '../lib/keys.js';
+import { route, setQuery } from '../lib/router.js';
+import { Failure } from './bits.js';
+
+const LINE_PX = 18;
+const TAIL_LINES = 5000;
+// More is not searched in the page.
+const MOST_BYTES = 64 << 20;
+
+// The text of one log: whole lines, from the byte `begin` of the file to `end`.
+export class LogText {
+  constructor() {
+    this.lines = [];
+    this.begin = 0;
+    this.end = 0;
+    this.open = '';
+    this.gaps = 0;
+    this.decoder = new TextDecoder();
+  }
+
+  // Appends bytes of the file that begin at `offset`.
+  bytes(offset, data) {
+    if (this.end === 0 && this.lines.length === 0) this.begin = offset;
+    this.end = offset + data.length;
+    this.text(this.decoder.decode(data, { stream: true }));
+  }
+
+  text(text) {
+    const parts = (this.open + text).split('\n');
+    this.open = parts.pop();
+    for (const part of parts) this.lines.push(cleanLines(withoutAnsi(part)));
+  }
+
+  // A line of the page's own, between those of the log.
+  remark(text) {
+    this.lines.push(`... ${text}`);
+  }
+
+  all() {
+    return this.open ? [...this.lines, cleanLines(withoutAnsi(this.open))] : this.lines;
+  }
+}
+
+// Reads a log from an offset on, or its last lines; `most` bytes at most.
+export async function readLog(log, request, signal, most = MOST_BYTES) {
+  for await (const part of stream('JobService/ReadLog', request, signal)) {
+    if (part.gap && number(part.gap.end) > number(part.gap.begin)) {
+      log.remark(`${whole(number(part.gap.end) - number(part.gap.begin))} bytes were removed by the log's limit`);
+    }
+    log.bytes(number(part.offset), bytesOf(part.data));
+    if (log.end - log.begin > most) return;
+  }
+}
+
+export function download(name, parts, type = 'text/plain') {
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob(parts, { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
+// Index of the line that says what the verdict's evidence says, from the end; -1: none does.
+export function evidenceLine(all, evidence) {
+  const wanted = evidence.flatMap((text) => text.split('\n')).map((line) => line.trim()).filter((line) => line.length >= 8);
+  for (const text of wanted.reverse()) {
+    for (let i = all.length - 1; i >= 0; --i) {
+      if (all[i].includes(text)) return i;
+    }
+  }
+  return -1;
+}
+
+// `log` and `version` come from the page, which feeds it; `live`: more may come.
+export function LogView({ log, version, live, error, onWhole, onSave, evidence }) {
+  const query = route.use().query;
+  const box = useRef(null);
+  const field = useRef(null);
+  const [top, setTop] = useState(0);
+  const [follow, setFollow] = useState(live);
+  const [at, setAt] = useState(-1);
+  const [text, setText] = useState(query.get('find') || '');
+  const all = log.all();
+  const needle = text.toLowerCase();
+  const found = useRef({ key: '', lines: [] });
+  const key = `${needle}/${version}`;
+  if (found.current.key !== key) {
+    const hits = [];
+    if (needle) all.forEach((line, i) => { if (line.toLowerCase().includes(needle)) hits.push(i); });
+    found.current = { key, lines: hits };
+  }
+  const hits = found.current.lines;
+
+  const show = (line) => {
+    setAt(line);
+    setFollow(false);
+    box.current.scrollTop = Math.max(0, line * LINE_PX - box.current.clientHeight / 3);
+  };
+  const search = (next) => {
+    setText(next);
+    setQuery({ find: next });
+    if (next && log.begin > 0) onWhole();
+  };
+  const step = (by) => {
+    if (hits.length === 0) return;
+    const index = by > 0 ? hits.find((line) => line > at) ?? hits[0]
+      : [...hits].reverse().find((line) => line < at) ?? hits[hits.length - 1];
+    show(index);
+  };
+  const toEvidence = () => show(evidenceLine(all, evidence));
+  useKeys({ '/': () => field.current.focus(), n: () => step(1), N: () => step(-1) });
+  useLayoutEffect(() => {
+    if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [version, follow]);
+  useEffect(() => {
+    if (query.get('jump') !== 'evidence' || all.length === 0) return;
+    const line = evidenceLine(all, evidence);
+    if (line >= 0) show(line);
+    else if (log.begin > 0) onWhole();
+  }, [version, query.get('jump')]);
+
+  const first = Math.max(0, Math.floor(top / LINE_PX) - 20);
+  const end = Math.min(all.length, first + 40 + Math.ceil((box.current?.clientHeight || 600) / LINE_PX));
+  const marked = (line) => {
+    if (!needle) return line;
+    const parts = [];
+    let from = 0;
+    for (let i = line.toLowerCase().indexOf(needle); i >= 0; i = line.toLowerCase().indexOf(needle, from)) {
+      parts.push(line.slice(from, i), html`<mark>${line.slice(i, i + needle.length)}</mark>`);
+      from = i + needle.length;
+    }
+    return [...parts, line.slice(from)];
+  };
+  return html`<div class="tools">
+      <label>search <input ref=${field} type="search" value=${text} placeholder="text in the log" aria-keyshortcuts="/"
+        onInput=${(event) => search(event.target.value)}
+        onKeyDown=${(event) => { if (event.key === 'Enter') step(event.shiftKey ? -1 : 1); }} /></label>
+      <span class="buttons"><button type="button" onClick=${() => step(-1)} disabled=${hits.length === 0} aria-label="Previous hit">↑</button>
+      <button type="button" onClick=${() => step(1)} disabled=${hits.length === 0} aria-label="Next hit">↓</button></span>
+      <span class="dim" role="status">${needle ? `${whole(hits.length)} lines` : ''}</span>
+      ${evidence.length > 0 && evidenceLine(all, evidence) >= 0 ? html`<button type="button" onClick=${toEvidence}>To the verdict's evidence</button>` : null}
+      ${live ? html`<label class="checkbox"><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /><span>follow</span></label>` : null}
+      ${log.begin > 0 ? html`<button type="button" onClick=${onWhole}>Load the first ${bytes(log.begin)} too</button>` : null}
+      <button type="button" onClick=${onSave}>Download</button>
+    </div>
+    <${Failure} error=${error} />
+    <div class="log" ref=${box} tabindex="0" role="region" aria-label="Log"
+      onScroll=${(event) => {
+        setTop(event.target.scrollTop);
+        const atEnd = event.target.scrollTop + event.target.clientHeight >= event.target.scrollHeight - 2 * LINE_PX;
+        if (!atEnd && follow) setFollow(false);
+      }}>
+      <div class="lines" style=${{ height: `${all.length * LINE_PX}px`, paddingTop: `${first * LINE_PX}px` }}>
+        ${all.slice(first, end).map((line, i) => html`<div key=${first + i} class=${`line ${first + i === at ? 'here' : ''} ${line.startsWith('... ') ? 'dim' : ''}`}>${marked(line)}</div>`)}
+      </div>
+      ${all.length === 0 ? html`<p class="dim pad">${live ? 'nothing yet' : 'the log is empty'}</p>` : null}
+    </div>
+    <p class="dim">${whole(all.length)} lines, ${bytes(log.end - log.begin)}${log.begin > 0 ? ` (the last ${whole(TAIL_LINES)} lines; the whole log is read for a search)` : ''}</p>`;
+}
+
+export { MOST_BYTES, TAIL_LINES };
