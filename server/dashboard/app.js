@@ -53,8 +53,8 @@ function Live() {
   const time = feedTime.use();
   const now = useNow();
   if (state === 'off') return null;
-  const age = time > 0 && state !== 'ended' ? `, last change ${duration(Math.max(0, (now - time) / 1000))} ago` : '';
-  return html`<span class="live ${state}"><span class="dot" aria-hidden="true"></span> ${state}<span class="age">${age}</span></span>`;
+  const age = time > 0 && state !== 'ended' ? `last change ${duration(Math.max(0, (now - time) / 1000))} ago` : '';
+  return html`<span class="feed ${state}"><span class="dot" aria-hidden="true"></span> ${state} <span class="age">${age}</span></span>`;
 }
 
 function ThemeChoice() {

@@ -42,12 +42,14 @@ export const plural = (many, word) => `${whole(many)} ${word}${many === 1 ? '' :
 export const millis = (time) => (time ? Date.parse(time) : NaN);
 export const utc = (time) => (time ? `${new Date(time).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '-');
 
-// "3m12s ago", "in 2h05m".
+// "3m ago", "in 2h05m": without seconds from a minute on, which would only flicker.
 export function ago(time, now = Date.now()) {
   if (!time) return '-';
   const seconds = (now - millis(time)) / 1000;
-  if (Math.abs(seconds) < 1) return 'now';
-  return seconds >= 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
+  const size = Math.abs(seconds);
+  if (size < 1) return 'now';
+  const text = size >= 60 && size < 3600 ? `${Math.floor(size / 60)}m` : duration(size);
+  return seconds >= 0 ? `${text} ago` : `in ${text}`;
 }
 
 // A figure of a curve, as short as it can be read: 1.2345, 2.00e-5, 12.3k.
@@ -61,6 +63,12 @@ export function figure(value) {
   if (size < 1000) return value.toFixed(2);
   return count(value);
 }
+
+// The same for an axis, where digits that say nothing are left out: 2.5, 0.001.
+export const axisFigure = (value) => {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1000) ? figure(value) : String(Number(value.toPrecision(4)));
+};
 
 // Text of others in one line: control characters are shown, as sftctl does.
 export function oneLine(text) {

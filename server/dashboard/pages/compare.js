@@ -116,10 +116,10 @@ export function ComparePage() {
     ${runs.length === 0 ? html`<p class="dim pad">${reading ? 'loading' : html`Mark jobs in the <a href="/">list</a> (<kbd>x</kbd>) and choose Compare, or name them above.`}</p>` : html`
       <${Overlay} runs=${runs} metric=${metric} version=${version} />
       <h2>Figures</h2>
-      <${Table} caption="Figures of the jobs" head=${['', ...heads.map((name) => ({ name, right: true }))]}
+      <${Table} caption="Figures of the jobs" head=${[{ name: 'Figure', unseen: true }, ...heads.map((name) => ({ name, right: true }))]}
         rows=${figures.map(([name, of]) => ({ key: name, cells: [name, ...runs.map(of)] }))} />
       <h2>Keys that differ</h2>
-      <${Table} caption="Keys that differ" head=${['Key', ...heads]} empty="none: the jobs have the same settings"
+      <${Table} caption="Keys that differ" head=${['Key', ...heads.map((name) => ({ name }))]} empty="none: the jobs have the same settings"
         rows=${different.map(({ key, values }) => ({ key, cells: [html`<code>${oneLine(key)}</code>`, ...values.map((value) => html`<code>${oneLine(value)}</code>`)] }))} />
       <p><${Command} text=${group ? `sftctl compare --group ${group}` : `sftctl compare ${ids.join(' ')}`} /></p>`}`;
 }

@@ -111,7 +111,8 @@ function useJob(name, logPlace) {
   return { ...it, wholeLog };
 }
 
-function Verdict({ job }) {
+// `brief`: without the evidence, where another view needs the room.
+function Verdict({ job, brief }) {
   const verdict = job.verdict;
   if (!verdict || job.state === 'SUCCEEDED' || job.state === 'CANCELLED') return null;
   const who = verdict.rank >= 0 && verdict.node ? `rank ${verdict.rank} on ${shortName(verdict.node)}` : '';
@@ -121,10 +122,10 @@ function Verdict({ job }) {
     <p class="message">${lines(verdict.message)}</p>
     ${verdict.advice ? html`<p><strong>What to do:</strong> ${lines(verdict.advice)}</p>` : null}
     ${verdict.action ? html`<p><strong>What was done:</strong> ${lines(verdict.action)}</p>` : null}
-    ${who ? html`<p><strong>Blamed:</strong> ${who}</p>` : null}
-    ${(verdict.evidence || []).length > 0 ? html`<details open><summary>Evidence</summary>
+    ${who && !brief ? html`<p><strong>Blamed:</strong> ${who}</p>` : null}
+    ${(verdict.evidence || []).length > 0 && !brief ? html`<details open><summary>Evidence</summary>
       <pre tabindex="0" aria-label="Evidence">${verdict.evidence.map(lines).join('\n')}</pre></details>` : null}
-    ${verdict.process || verdict.rank >= 0 ? html`<p><a href="${jobLink(job.name)}?${where}&jump=evidence">Show it in the log</a></p>` : null}
+    ${(verdict.process || verdict.rank >= 0) && !brief ? html`<p><a href="${jobLink(job.name)}?${where}&jump=evidence">Show it in the log</a></p>` : null}
   </section>`;
 }
 
@@ -204,7 +205,7 @@ export function JobPage({ name }) {
   const live = !isEnded(job) && !logPlace?.attempt;
   return html`<${Head} job=${job} />
     ${error ? html`<${Failure} error=${error} />` : null}
-    <${Verdict} job=${job} />
+    <${Verdict} job=${job} brief=${view !== 'curves'} />
     <${Figures} job=${job} />
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>
     ${view === 'curves' ? html`<${JobCurves} curve=${curve} version=${curve.version} answers=${countsAnswers(job)}><${JobGpus} job=${job} /></${JobCurves}>` : null}

@@ -99,8 +99,8 @@ function Progress({ job }) {
   const { step, total_steps: total } = job.progress || {};
   if (isEnded(job) || number(total) === 0) return html`<span class="cut" title=${oneLine(job.reason)}>${oneLine(job.reason) || progressText(job)}</span>`;
   const share = number(step) / number(total);
-  return html`<span class="progress"><${Bar} share=${share} label="progress" /> <span>${percent(share)}</span>
-    <span class="dim">${oneLine(progressText(job))}</span></span>`;
+  return html`<span class="progress"><${Bar} share=${share} label="progress" />
+    <span class="cut" title=${percent(share)}>${oneLine(progressText(job))}</span></span>`;
 }
 
 function ends(job) {

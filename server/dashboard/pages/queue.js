@@ -3,7 +3,7 @@ import { callAll } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/dom.js';
 import { openFeed } from '../lib/feed.js';
 import { number, oneLine, plural, shortName } from '../lib/format.js';
-import { Ago, Failure, JobLink, JobLinks, Table, Time } from '../parts/bits.js';
+import { Ago, Failure, JobLink, JobLinks, Table } from '../parts/bits.js';
 import { JobButtons } from '../parts/actions.js';
 
 const typeOf = (job) => (job.variant || '').replace(/-\d+x$/, '') || 'not yet known';
@@ -38,11 +38,11 @@ function Line({ type, jobs, variants }) {
     .sort((a, b) => b.gpus_per_node - a.gpus_per_node)[0];
   return html`<section><h2>${type} <span class="dim">${plural(jobs.length, 'job')} waiting${variants.some((variant) => variant.gpu_type === type)
     ? free ? `; free now: at most ${free.gpus_per_node} on one node (${plural(free.nodes_free, 'node')})` : '; nothing is free now' : ''}</span></h2>
-    <${Table} caption="Jobs that wait for ${type}" head=${[{ name: 'Place', right: true }, 'Job', 'Owner', 'Asks for', 'Priority', { name: 'Why it waits', class: 'text' }, 'Expected start', 'At the latest', 'Submitted', '']}
+    <${Table} caption="Jobs that wait for ${type}" head=${[{ name: 'Place', right: true }, { name: 'Job', class: 'name' }, 'Owner', { name: 'Asks for', class: 'once' }, 'Priority', { name: 'Why it waits', class: 'text' }, 'Expected start', 'At the latest', 'Submitted', { name: 'Action', unseen: true, class: 'once' }]}
       rows=${[...jobs].sort(order).map((job) => ({ key: job.name, cells: [job.outlook?.place || '-',
         html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>`, oneLine(job.owner), oneLine(job.variant), job.priority || 'normal',
         html`${job.held ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0 ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
-        job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-', job.outlook?.promised_start_time ? html`<${Time} time=${job.outlook.promised_start_time} />` : '-',
+        job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-', job.outlook?.promised_start_time ? html`<${Ago} time=${job.outlook.promised_start_time} />` : '-',
         html`<${Ago} time=${job.create_time} />`, html`<${JobButtons} job=${job} />`] }))} /></section>`;
 }
 

@@ -41,7 +41,7 @@ export function StatsPage() {
       ['jobs', `${whole(total.succeeded)} succeeded, ${whole(total.failed)} failed, ${whole(total.cancelled)} cancelled`],
       ['waits', `${whole(total.placed)} placed, median ${wait(total.wait_median_seconds)}, p90 ${wait(total.wait_p90_seconds)}`]]} />
     <h2>Utilisation</h2>
-    <${Table} caption="Utilisation by type" head=${['Type', '', { name: 'Held', right: true }, { name: 'Available', right: true }, { name: 'Share', right: true }]}
+    <${Table} caption="Utilisation by type" head=${['Type', { name: 'As a bar', unseen: true }, { name: 'Held', right: true }, { name: 'Available', right: true }, { name: 'Share', right: true }]}
       rows=${(stats.types || []).map((type) => ({ key: type.gpu_type, cells: [oneLine(type.gpu_type), html`<${Bar} share=${number(type.held_hours) / number(type.available_hours)} label="held" />`,
         `${number(type.held_hours).toFixed(1)} h`, `${number(type.available_hours).toFixed(1)} h`, share(number(type.held_hours), number(type.available_hours))] }))} />
     <h2>By ${by}</h2>

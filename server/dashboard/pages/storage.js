@@ -28,7 +28,7 @@ export function StoragePage() {
   const full = disk.level === 'FULL' || disk.level === 'LOW';
   return html`<div class="head"><h1>Storage</h1><span class="dim">measured <${Ago} time=${storage.measured} /></span></div>
     <${Failure} error=${error} />
-    <p class="progress"><${Bar} share=${used} label="disk in use" level=${full ? 'high' : ''} /> <span>${diskText(disk)}</span></p>
+    <p class="progress disk"><${Bar} share=${used} label="disk in use" level=${full ? 'high' : ''} /> <span>${diskText(disk)}</span></p>
     <div class="two"><section><h2>By kind</h2><${Table} caption="By kind" head=${['Kind', { name: 'Items', right: true }, { name: 'Size', right: true }]}
       rows=${(storage.kinds || []).map((use) => ({ key: use.kind, cells: [STORED_KINDS[use.kind] || use.kind, whole(use.items), bytes(use.bytes)] }))} /></section>
     <section><h2>By project</h2><${Table} caption="By project" head=${['Project', { name: 'Size', right: true }, { name: 'Data sets', right: true }, { name: 'Artifacts', right: true }]}

@@ -154,8 +154,8 @@ export function SubmitPage() {
       <p class="buttons"><button type="button" class=${answer ? '' : 'main'} disabled=${busy !== ''} onClick=${check}>${busy === 'check' ? 'checking' : 'Dry run'}</button>
         <button type="button" class=${answer ? 'main' : ''} disabled=${busy !== '' || !answer || problems.length > 0 || missing.length > 0} onClick=${submit}>${busy === 'submit' ? 'submitting' : 'Submit'}</button>
         <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer ? '' : ' --dry-run'}`} /></p>
-      ${!answer && !error ? html`<p class="dim">A dry run comes first: it says all that a submit would refuse.</p>` : null}
     </section><section aria-live="polite">
+      ${!answer && !error ? html`<p class="dim">A dry run comes first: it says here what the job would be, and all that a submit would refuse.</p>` : null}
       ${error && problems.length === 0 ? html`<${Failure} error=${error} />` : null}
       <${Problems} problems=${problems} name=${name} onLine=${toLine} />
       ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>${oneLine(warning.key)}</code> ${oneLine(warning.message)}</p>`)}

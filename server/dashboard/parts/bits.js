@@ -25,7 +25,7 @@ export function tell(text) {
 const clock = shared(Date.now());
 setInterval(() => { if (!document.hidden) clock.set(Date.now()); }, 1000);
 
-// "3m12s ago", with the time itself beside it on hover.
+// "3m ago", with the time itself beside it on hover.
 export function Ago({ time }) {
   const now = clock.use();
   if (!time) return html`<span class="dim">-</span>`;
@@ -73,12 +73,12 @@ export const Failure = ({ error }) => (error
 export const Facts = ({ items }) => html`<dl class="facts">${items.filter((item) => item && item[1] !== '' && item[1] !== null && item[1] !== undefined)
   .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
-// A plain table: `head` of names (or {name, right}), `rows` of cells.
+// A plain table: `head` of names (or {name, right, class, unseen}), `rows` of cells.
 export function Table({ caption, head, rows, empty = 'nothing yet' }) {
   const heads = head.map((each) => (typeof each === 'string' ? { name: each } : each));
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="unseen">${caption}</caption>
-    <thead><tr>${heads.map((each) => html`<th scope="col" class=${each.right ? 'right' : ''}>${each.name}</th>`)}</tr></thead>
+    <thead><tr>${heads.map((each) => html`<th scope="col" class=${each.right ? 'right' : ''}>${each.unseen ? html`<span class="unseen">${each.name}</span>` : each.name}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.key} class=${row.class || ''}>${(row.cells || row).map((cell, i) =>
       html`<td class=${heads[i].right ? 'right' : heads[i].class || ''}>${cell}</td>`)}</tr>`)}</tbody>
   </table>${rows.length === 0 ? html`<p class="dim pad">${empty}</p>` : null}</div>`;

@@ -1,7 +1,7 @@
 // One chart: drawn when it is in view, from at most 2,000 buckets of each curve; the same figures as a
 // table below it.
 import { html, uPlot, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/dom.js';
-import { figure, whole } from '../lib/format.js';
+import { axisFigure, figure, whole } from '../lib/format.js';
 import { drawn, firstNotBelow, joined, MOST_BUCKETS } from '../lib/series.js';
 
 const TABLE_ROWS = 200;
@@ -63,8 +63,8 @@ function makePlot(element, curves, options) {
       y: { distr: options.log ? 3 : 1 },
     },
     axes: [
-      { ...axis, size: 26, values: (plot, ticks) => ticks.map((tick) => options.xText(tick)) },
-      { ...axis, size: 58, values: (plot, ticks) => ticks.map((tick) => (tick === null ? '' : options.text(tick))) },
+      { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.xText(tick)) },
+      { ...axis, size: 54, values: (plot, ticks) => ticks.map((tick) => (tick === null ? '' : options.axisText(tick))) },
     ],
     series: [{}, ...curves.map((curve) => ({
       label: curve.name,
@@ -131,7 +131,7 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
   useLayoutEffect(() => {
     if (!inView) return undefined;
     plot.current = makePlot(holder.current, curves, {
-      height, log, sync, text, xText,
+      height, log, sync, xText, axisText: text === figure ? axisFigure : text,
       range: () => latest.current.range,
       onZoom: (next) => latest.current.onZoom?.(next),
       onCursor: (x) => {

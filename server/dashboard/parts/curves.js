@@ -87,7 +87,7 @@ export function JobCurves({ curve, version, answers, children }) {
     ${chart('Learning rate', [of('lr', 'learning rate', 'curve-4')])}
     ${chart('Gradient norm', [of('grad_norm', 'gradient norm', 'curve-5')])}
     ${speed}
-    ${chart('Share of the limit', [of('of_limit', 'of limit', 'curve-6', ratio)], { text: ratio,
+    ${chart('% of limit', [of('of_limit', 'of limit', 'curve-6', ratio)], { text: ratio,
       note: ofLimit.length > 0 && number(ofLimit[ofLimit.length - 1]) === 0
         ? 'the limit of these slots was not measured' : 'speed beside what the GPUs’ measured rates allow' })}
     ${chart('Memory per GPU', [of('gpu_memory_bytes', 'memory', 'curve-7', bytes)], { text: bytes, note: 'the rank with the most' })}

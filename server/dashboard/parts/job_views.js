@@ -7,6 +7,7 @@ import { actionsOf, askJob } from './actions.js';
 import { Command, Failure, Table, Time } from './bits.js';
 import { download } from './log.js';
 
+const ACTION = { name: 'Action', unseen: true };
 // Larger files are fetched by sftctl, which goes on where a download broke.
 const MOST_DOWNLOADED = 64 << 20;
 
@@ -51,7 +52,7 @@ export function Checkpoints({ job }) {
   const [list, error] = useAnswer(() => call('JobService/ListCheckpoints', { name: job.name }), [job.name, job.checkpoint_step, job.state]);
   const resumes = actionsOf(job).includes('resume');
   return html`<${Failure} error=${error} />
-    <${Table} caption="Checkpoints, newest first" head=${[{ name: 'Step', right: true }, { name: 'Attempt', right: true }, { name: 'Size', right: true }, 'Why', { name: 'Metric', right: true }, 'Where', 'Saved', '']}
+    <${Table} caption="Checkpoints, newest first" head=${[{ name: 'Step', right: true }, { name: 'Attempt', right: true }, { name: 'Size', right: true }, 'Why', { name: 'Metric', right: true }, 'Where', 'Saved', ACTION]}
       rows=${(list?.checkpoints || []).map((each) => ({ key: `${each.step}/${each.attempt}`, cells: [whole(each.step), each.attempt, bytes(each.bytes),
         `${each.reason}${each.best ? ', the best' : ''}`, each.metric === undefined ? '' : figure(number(each.metric)), oneLine(each.place) + (each.problem ? ` (${oneLine(each.problem)})` : ''),
         html`<${Time} time=${each.commit_time} />`, resumes ? html`<button type="button" class="small" onClick=${() => askJob('resume', job, number(each.step))}>Resume from here</button>` : ''] }))}
@@ -85,7 +86,7 @@ export function Results({ job }) {
   if (names.length === 0) return html`<p class="dim pad">${isEnded(job) ? 'The job has delivered nothing.' : 'Results are here once the job has succeeded.'}</p>`;
   return html`<${Failure} error=${error || failure} />${(artifacts || []).map((artifact) => html`<section key=${artifact.name}>
     <h2>${artifact.kind} <span class="dim">${bytes(artifact.bytes)}, ${utc(artifact.create_time)}${artifact.node ? `, on ${shortName(artifact.node)} in ${oneLine(artifact.node_path)}` : ''}</span></h2>
-    <${Table} caption="Files of the ${artifact.kind}" head=${['File', { name: 'Size', right: true }, 'SHA-256', '']}
+    <${Table} caption="Files of the ${artifact.kind}" head=${['File', { name: 'Size', right: true }, 'SHA-256', ACTION]}
       rows=${(artifact.files || []).map((file) => ({ key: file.path, cells: [oneLine(file.path), bytes(file.blob?.size), html`<code class="dim">${(file.blob?.sha256 || '').slice(0, 16)}</code>`,
         html`<${FileRow} artifact=${artifact} file=${file} onError=${setFailure} />`] }))} />
     <p><${Command} text=${`sftctl download ${id}`} /></p></section>`)}`;

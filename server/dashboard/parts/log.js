@@ -99,6 +99,7 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
     setAt(line);
     setFollow(false);
     box.current.scrollTop = Math.max(0, line * LINE_PX - box.current.clientHeight / 3);
+    box.current.scrollIntoView({ block: 'nearest' });
   };
   const search = (next) => {
     setText(next);
