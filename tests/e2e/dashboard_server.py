@@ -311,6 +311,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._begin_stream()
         job, index = query.get("job", [""])[0], int(query.get("metrics", ["0"])[0])
         logs = {int(rank): int(offset) for rank, offset in (each.split(":") for each in query.get("log", []))}
+        for part in filter(None, query.get("cursor", [""])[0].split(";")):
+            if part[0] == "m" and "metrics" in query:
+                index = int(part[1:])
+            elif part[0] == "l":
+                logs.update({int(part[1:].split(":")[0]): int(part.split(":")[2])} if "log" in query else {})
+        cursor = lambda: ";".join([f"m{index}"] + [f"l{rank}:1:{offset}" for rank, offset in logs.items()])
         seen, sent_jobs = None, {name: json.dumps(each) for name, each in fleet.jobs.items()}
         try:
             while not self.server.stopping.wait(FEED_S if seen else 0):
@@ -320,15 +326,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     texts = {rank: fleet.logs.get((job, rank), b"")[offset:] for rank, offset in logs.items()}
                     jobs = {name: json.dumps(each) for name, each in fleet.jobs.items()} if "jobs" in query else {}
                 if job and now != seen:
-                    self._event(json.loads(now), "job")
+                    self._event(json.loads(now), "job", cursor())
                 seen = now
                 if points and "metrics" in query:
                     index += len(points)
-                    self._event({"points": points, "next": str(index)}, "metrics")
+                    self._event({"points": points, "next": index}, "metrics", cursor())
                 for rank, text in texts.items():
                     if text:
                         logs[rank] += len(text)
-                        self._event({"rank": rank, "text": text.decode(errors="replace"), "next": str(logs[rank])}, "log")
+                        self._event({"rank": rank, "attempt": 1, "text": text.decode(errors="replace"), "next": logs[rank]}, "log", cursor())
                 changed = [name for name, text in jobs.items() if sent_jobs.get(name) != text]
                 if changed:
                     self._event({"changed": changed}, "jobs")

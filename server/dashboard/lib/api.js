@@ -14,7 +14,8 @@ export class CallError extends Error {
 }
 
 // True where a later try may succeed: the server is away or busy.
-export const isPassing = (error) => !(error instanceof CallError) || error.status === 503 || error.status === 429;
+export const isPassing = (error) => !(error instanceof CallError) || error.code === 'UNAVAILABLE' ||
+  [429, 502, 503, 504].includes(error.status);
 
 async function post(path, request, signal) {
   let response;

@@ -1,6 +1,5 @@
-// The page's one stream of changes (/api/v1/feed). It is closed while the page is hidden. Each time it
-// is opened it is asked for what the page does not have yet, so that nothing is missed and nothing
-// comes twice.
+// The page's one stream of changes (/api/v1/feed). It is closed while the page is hidden. Opened again
+// it goes on from the cursor of its last message, so that nothing is missed and nothing comes twice.
 import { call } from './api.js';
 import { shared } from './dom.js';
 
@@ -12,20 +11,20 @@ export const feedState = shared('off');
 // When the last point or change came, in milliseconds of the page's clock; 0: none yet.
 export const feedTime = shared(0);
 
-// Opens the stream. `query()` says what to ask for ({job, metrics, log: [...], jobs, nodes}), `handlers`
+// Opens the stream. `query()` says what to ask for ({job, metrics, log, jobs, nodes}), `handlers`
 // has a function for each type of event, given its data, and `open`, called when the stream stands.
 // Returns what closes it.
 export function openFeed(query, handlers) {
   let source = null;
+  let cursor = '';
   let wait = FIRST_WAIT_MS;
   let timer = 0;
   let closed = false;
 
   const address = () => {
     const parameters = new URLSearchParams();
-    for (const [name, value] of Object.entries(query())) {
-      for (const each of Array.isArray(value) ? value : [value]) parameters.append(name, each);
-    }
+    for (const [name, value] of Object.entries(query())) parameters.append(name, value);
+    if (cursor) parameters.append('cursor', cursor);
     return `/api/v1/feed?${parameters}`;
   };
   const stop = () => {
@@ -44,7 +43,8 @@ export function openFeed(query, handlers) {
     }, wait);
     wait = Math.min(2 * wait, LONGEST_WAIT_MS);
   };
-  const took = () => {
+  const took = (event) => {
+    if (event.lastEventId) cursor = event.lastEventId;
     wait = FIRST_WAIT_MS;
     feedTime.set(Date.now());
   };
@@ -60,12 +60,12 @@ export function openFeed(query, handlers) {
     for (const [type, handler] of Object.entries(handlers)) {
       if (type === 'open') continue;
       source.addEventListener(type, (event) => {
-        took();
+        took(event);
         handler(JSON.parse(event.data));
       });
     }
-    source.addEventListener('end', () => {
-      took();
+    source.addEventListener('end', (event) => {
+      took(event);
       close();
       feedState.set('ended');
     });

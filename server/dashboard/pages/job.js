@@ -39,11 +39,6 @@ function useJob(name, logPlace) {
     const request = logPlace && { name, ...logPlace };
     const tookJob = (job) => {
       if (it.job && it.job.state !== job.state) spoken.set(`${shortName(job.name)} is ${job.state}`);
-      if (it.job && it.log && job.attempt !== it.job.attempt && !logPlace.attempt) {
-        // The log of the next attempt begins at its own offset 0.
-        it.log.remark(`attempt ${it.job.attempt} has ended; what follows is of attempt ${job.attempt}`);
-        it.log.end = 0;
-      }
       it.job = job;
       it.error = null;
       show();
@@ -52,10 +47,15 @@ function useJob(name, logPlace) {
     const handlers = {
       job: tookJob,
       metrics: ({ points, next }) => { if (it.curve.take(points, next)) show(); },
-      log: ({ rank, text, next }) => {
-        if (!follows() || rank !== logPlace.rank || number(next) <= it.log.end) return;
-        it.log.text(text);
-        it.log.end = number(next);
+      log: ({ rank, attempt, text, next, gap, error }) => {
+        if (!follows() || rank !== logPlace.rank) return;
+        it.log.of(attempt);
+        if (error) it.logError = new Error(error);
+        if (gap) it.log.gap(gap);
+        if (number(next) > it.log.end) {
+          it.log.text(text);
+          it.log.end = number(next);
+        }
         show();
       },
       open: () => { it.error = null; },

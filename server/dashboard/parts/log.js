@@ -18,7 +18,8 @@ export class LogText {
     this.begin = 0;
     this.end = 0;
     this.open = '';
-    this.gaps = 0;
+    // The attempt that the last bytes are of; 0: not known yet.
+    this.attempt = 0;
     this.decoder = new TextDecoder();
   }
 
@@ -35,6 +36,20 @@ export class LogText {
     for (const part of parts) this.lines.push(cleanLines(withoutAnsi(part)));
   }
 
+  // What follows is of this attempt, whose log begins at its own offset 0.
+  of(attempt) {
+    if (attempt === this.attempt) return;
+    if (this.attempt > 0) {
+      this.remark(`attempt ${this.attempt} has ended; what follows is of attempt ${attempt}`);
+      this.end = 0;
+    }
+    this.attempt = attempt;
+  }
+
+  gap({ begin, end }) {
+    if (number(end) > number(begin)) this.remark(`${whole(number(end) - number(begin))} bytes were removed by the log's limit`);
+  }
+
   // A line of the page's own, between those of the log.
   remark(text) {
     this.lines.push(`... ${text}`);
@@ -48,9 +63,8 @@ export class LogText {
 // Reads a log from an offset on, or its last lines; `most` bytes at most.
 export async function readLog(log, request, signal, most = MOST_BYTES) {
   for await (const part of stream('JobService/ReadLog', request, signal)) {
-    if (part.gap && number(part.gap.end) > number(part.gap.begin)) {
-      log.remark(`${whole(number(part.gap.end) - number(part.gap.begin))} bytes were removed by the log's limit`);
-    }
+    log.of(part.attempt);
+    if (part.gap) log.gap(part.gap);
     log.bytes(number(part.offset), bytesOf(part.data));
     if (log.end - log.begin > most) return;
   }
