@@ -54,7 +54,8 @@ function Live() {
   const now = useNow();
   if (state === 'off') return null;
   const age = time > 0 && state !== 'ended' ? `last change ${duration(Math.max(0, (now - time) / 1000))} ago` : '';
-  return html`<span class="feed ${state}"><span class="dot" aria-hidden="true"></span> ${state} <span class="age">${age}</span></span>`;
+  return html`<span class="feed ${state}"><span class="dot" aria-hidden="true"></span> ${state} <span class="age">
+    ${age}</span></span>`;
 }
 
 function ThemeChoice() {
@@ -64,7 +65,8 @@ function ThemeChoice() {
     choose(event.target.value);
     setTheme(event.target.value);
   };
-  return html`<label>theme <select value=${theme} onChange=${change}>${Object.keys(THEMES).map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`;
+  return html`<label>theme <select value=${theme} onChange=${change}>
+    ${Object.keys(THEMES).map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`;
 }
 
 function Who() {
@@ -102,7 +104,8 @@ function Shell() {
   const found = pageOf(path);
   useKeys({
     ...Object.fromEntries(PAGES.map((page) => [page.key, () => go(page.path)])),
-    ...Object.fromEntries(VIEW_KEYS.map((view, i) => [String(i + 1), () => (jobOf(route.get().path) ? setQuery({ view, jump: '', find: '' }) : false)])),
+    ...Object.fromEntries(VIEW_KEYS.map((view, i) =>
+      [String(i + 1), () => (jobOf(route.get().path) ? setQuery({ view, jump: '', find: '' }) : false)])),
     '?': () => helpOpen.set(true),
     Escape: back,
   });
@@ -113,7 +116,8 @@ function Shell() {
     if (login) me.set(null);
     else call('AuthService/WhoAmI').then(me.set, () => undefined);
   }, [login]);
-  const link = (page) => html`<a key=${page.path} href=${page.path} aria-current=${page === found || (job && page.path === '/jobs') ? 'page' : null}
+  const link = (page) => html`<a key=${page.path} href=${page.path}
+    aria-current=${page === found || (job && page.path === '/jobs') ? 'page' : null}
     title="${page.key}">${page.title}</a>`;
   const content = () => {
     if (login) return html`<${LoginPage} />`;
@@ -122,9 +126,11 @@ function Shell() {
     return html`<h1>There is no such page</h1><p><a href="/jobs">Jobs</a></p>`;
   };
   return html`<a class="skip" href="#main">To the content</a>
-    <header><a class="brand" href="/jobs">sft</a><nav aria-label="Pages">${PAGES.map(link)}</nav><span class="push"></span><${Live} /></header>
+    <header><a class="brand" href="/jobs">sft</a><nav aria-label="Pages">${PAGES.map(link)}</nav><span class="push">
+      </span><${Live} /></header>
     <main id="main" tabindex="-1">${content()}</main>
-    <footer><${Who} /><span class="push"></span><${ThemeChoice} /><button type="button" class="small" onClick=${() => helpOpen.set(true)} aria-keyshortcuts="?">Keys</button></footer>
+    <footer><${Who} /><span class="push"></span><${ThemeChoice} /><button type="button" class="small"
+      onClick=${() => helpOpen.set(true)} aria-keyshortcuts="?">Keys</button></footer>
     <${Notice} /><${Spoken} /><${ActionDialog} /><${HelpDialog} />`;
 }
 

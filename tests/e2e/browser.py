@@ -49,21 +49,33 @@ class BrowserCase(unittest.TestCase):
 
     def new_page(self, url, scheme="light", width=1280, height=800):
         """A page of a browser that has never been here; `self.page` is the newest."""
-        context = self.browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme,
-                                           reduced_motion="reduce", base_url=url)
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", base_url=url
+        )
         context.set_default_timeout(DEADLINE_MS)
         self.addCleanup(context.close)
         page = context.new_page()
         self.page, self.url = page, url
         self.foreign, self.errors, self.expected_errors = [], [], ()
         host = urllib.parse.urlsplit(url).netloc
-        context.on("request", lambda request: self.foreign.append(request.url)
-                   if urllib.parse.urlsplit(request.url).netloc not in (host, "") and
-                   not request.url.startswith(("blob:", "data:")) else None)
-        page.on("console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None)
+        context.on(
+            "request",
+            lambda request: (
+                self.foreign.append(request.url)
+                if urllib.parse.urlsplit(request.url).netloc not in (host, "")
+                and not request.url.startswith(("blob:", "data:"))
+                else None
+            ),
+        )
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.add_init_script("window.refused = []; document.addEventListener('securitypolicyviolation', "
-                             "(event) => window.refused.push(event.violatedDirective + ' ' + event.blockedURI));")
+        page.add_init_script(
+            "window.refused = []; document.addEventListener('securitypolicyviolation', "
+            "(event) => window.refused.push(event.violatedDirective + ' ' + event.blockedURI));"
+        )
         self.addCleanup(self.assert_clean, page)
         return page
 
@@ -73,8 +85,9 @@ class BrowserCase(unittest.TestCase):
             return
         self.assertEqual(page.evaluate("window.refused"), [])
         self.assertEqual(self.foreign, [])
-        self.assertEqual([error for error in self.errors
-                          if not any(part in error for part in self.expected_errors)], [])
+        self.assertEqual(
+            [error for error in self.errors if not any(part in error for part in self.expected_errors)], []
+        )
 
     def see(self, text, page=None):
         """Waits until the text is on the page."""
@@ -86,15 +99,20 @@ class BrowserCase(unittest.TestCase):
 
     def steps_of(self, title):
         """The x of what a chart draws."""
-        return self.page.evaluate("""(title) => {
+        return self.page.evaluate(
+            """(title) => {
           const chart = [...document.querySelectorAll('figure.chart')].find((each) => each.querySelector('strong').textContent === title);
           return chart?.querySelector('.plot').uplot?.data[0] ?? [];
-        }""", title)
+        }""",
+            title,
+        )
 
     def axe(self):
         """What axe-core finds, one line for each."""
         # By evaluate: the page's policy refuses a script element with text.
         self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("""async () => (await axe.run({resultTypes: ['violations']})).violations.map((each) =>
-          ({id: each.id, nodes: each.nodes.map((node) => node.html.slice(0, 160) + ' ' + node.failureSummary.slice(0, 300))}))""")
+        found = self.page.evaluate(
+            """async () => (await axe.run({resultTypes: ['violations']})).violations.map((each) =>
+          ({id: each.id, nodes: each.nodes.map((node) => node.html.slice(0, 160) + ' ' + node.failureSummary.slice(0, 300))}))"""
+        )
         return [f"{each['id']}: {json.dumps(each['nodes'][:3])}" for each in found]

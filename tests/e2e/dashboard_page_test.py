@@ -15,19 +15,50 @@ from dashboard_sample import HOSTILE, sample_fleet
 from dashboard_server import Fleet, Server, at
 
 PAGES = {
-    "jobs": "/jobs", "job": "/jobs/job-k3v9qx", "verdict": "/jobs/job-b7c2ye", "log": "/jobs/job-b7c2ye?view=log&rank=3&jump=evidence",
-    "timeline": "/jobs/job-k3v9qx?view=timeline", "checkpoints": "/jobs/job-b7c2ye?view=checkpoints",
-    "results": "/jobs/job-m2x6rd?view=results", "settings": "/jobs/job-k3v9qx?view=settings",
-    "compare": "/compare?jobs=job-k3v9qx,job-m2x6rd,job-t8w2mc", "queue": "/queue", "fleet": "/fleet", "storage": "/storage",
-    "stats": "/stats", "audit": "/audit", "submit": "/submit",
+    "jobs": "/jobs",
+    "job": "/jobs/job-k3v9qx",
+    "verdict": "/jobs/job-b7c2ye",
+    "log": "/jobs/job-b7c2ye?view=log&rank=3&jump=evidence",
+    "timeline": "/jobs/job-k3v9qx?view=timeline",
+    "checkpoints": "/jobs/job-b7c2ye?view=checkpoints",
+    "results": "/jobs/job-m2x6rd?view=results",
+    "settings": "/jobs/job-k3v9qx?view=settings",
+    "compare": "/compare?jobs=job-k3v9qx,job-m2x6rd,job-t8w2mc",
+    "queue": "/queue",
+    "fleet": "/fleet",
+    "storage": "/storage",
+    "stats": "/stats",
+    "audit": "/audit",
+    "submit": "/submit",
 }
 # What each page shows once its answers are there.
-SHOWN = {"jobs": "qwen3-8b-support-r32", "job": "all 832 points", "verdict": "lower hyperparameters.learning_rate", "log": "sft-rank: the loss is nan at step 312",
-         "timeline": "48104 of 48210 rows", "checkpoints": "steps, the best", "results": "adapter_model.safetensors",
-         "settings": "Qwen/Qwen3-8B", "compare": "Keys that differ", "queue": "llama-70b-full", "fleet": "fallen off the bus",
-         "storage": "Largest items", "stats": "1204.40", "audit": "PERMISSION_DENIED", "submit": "A dry run comes first"}
+SHOWN = {
+    "jobs": "qwen3-8b-support-r32",
+    "job": "all 832 points",
+    "verdict": "lower hyperparameters.learning_rate",
+    "log": "sft-rank: the loss is nan at step 312",
+    "timeline": "48104 of 48210 rows",
+    "checkpoints": "steps, the best",
+    "results": "adapter_model.safetensors",
+    "settings": "Qwen/Qwen3-8B",
+    "compare": "Keys that differ",
+    "queue": "llama-70b-full",
+    "fleet": "fallen off the bus",
+    "storage": "Largest items",
+    "stats": "1204.40",
+    "audit": "PERMISSION_DENIED",
+    "submit": "A dry run comes first",
+}
 PICTURES = os.environ.get("SFT_DASHBOARD_PICTURES", "")  # a folder: docs/images
-IN_PICTURES = {"jobs": "light", "job": "dark", "verdict": "light", "compare": "light", "queue": "light", "fleet": "dark", "submit": "light"}
+IN_PICTURES = {
+    "jobs": "light",
+    "job": "dark",
+    "verdict": "light",
+    "compare": "light",
+    "queue": "light",
+    "fleet": "dark",
+    "submit": "light",
+}
 MANY_JOBS = 5000
 MANY_POINTS = 100_000
 PAINT_S = 1
@@ -48,7 +79,14 @@ class DashboardPageTest(BrowserCase):
 
     def one_job(self, points, **fields):
         fleet = Fleet()
-        fleet.add_job("job-one", "RUNNING", attempt=1, start_time=at(-3000), progress={"step": str(points), "total_steps": "200000"}, **fields)
+        fleet.add_job(
+            "job-one",
+            "RUNNING",
+            attempt=1,
+            start_time=at(-3000),
+            progress={"step": str(points), "total_steps": "200000"},
+            **fields,
+        )
         fleet.add_points("job-one", points)
         return fleet
 
@@ -97,7 +135,9 @@ class DashboardPageTest(BrowserCase):
         run.update(display_name=HOSTILE, owner=HOSTILE, reason=HOSTILE, group=HOSTILE, priority=HOSTILE)
         run["resolved"].append({"key": HOSTILE, "value": HOSTILE, "origin": HOSTILE})
         run["warnings"] = [{"key": HOSTILE, "line": 1, "message": HOSTILE}]
-        fleet.events["job-k3v9qx"].append({"sequence": "99", "time": at(0), "type": HOSTILE, "message": HOSTILE, "attempt": 1})
+        fleet.events["job-k3v9qx"].append(
+            {"sequence": "99", "time": at(0), "type": HOSTILE, "message": HOSTILE, "attempt": 1}
+        )
         fleet.logs[("job-k3v9qx", 0)] += HOSTILE.encode() + b"\x1b[31mred\x1b[0m \x1b]0;title\x07\r\x00end\n"
         fleet.jobs["job-b7c2ye"]["verdict"].update(message=HOSTILE, advice=HOSTILE, evidence=[HOSTILE])
         fleet.nodes[0]["unusable"] = fleet.nodes[0]["slots"][0]["product_name"] = HOSTILE
@@ -106,10 +146,14 @@ class DashboardPageTest(BrowserCase):
         for name, path in {**PAGES, "its log": "/jobs/job-k3v9qx?view=log"}.items():
             page.goto(path)
             if name == "its log":
-                self.see("\"quotes\"red \\x00end")
+                self.see('"quotes"red \\x00end')
             elif name not in ("results", "submit", "stats", "log", "checkpoints"):
                 self.see(HOSTILE)
-            self.assertEqual(page.evaluate("[window.hostile, document.querySelectorAll('main img, main script').length]"), [None, 0], name)
+            self.assertEqual(
+                page.evaluate("[window.hostile, document.querySelectorAll('main img, main script').length]"),
+                [None, 0],
+                name,
+            )
 
     def test_a_curve_of_100000_points_is_painted_within_a_second_and_keeps_its_spikes(self):
         fleet = self.one_job(MANY_POINTS)
@@ -119,7 +163,9 @@ class DashboardPageTest(BrowserCase):
         begin = time.monotonic()
         self.wait_for("() => document.querySelector('.note')?.textContent.includes('100,000 points')")
         print(f"{MANY_POINTS} points read and drawn after {time.monotonic() - begin:.2f} s")
-        drawn = page.evaluate("(() => { const [x, y] = document.querySelector('.plot').uplot.data; return [x.length, Math.max(...y)]; })()")
+        drawn = page.evaluate(
+            "(() => { const [x, y] = document.querySelector('.plot').uplot.data; return [x.length, Math.max(...y)]; })()"
+        )
         self.assertLessEqual(drawn[0], 3 * 2000)
         self.assertEqual(drawn[1], 9.5)
         # The points are here; from a change of the view to the frame that shows it, all charts in view.
@@ -171,7 +217,9 @@ class DashboardPageTest(BrowserCase):
         self.open("/jobs/job-one", fleet)
         self.see("all 100 points")
         with fleet.lock:
-            fleet.points["job-one"] += [{**fleet.points["job-one"][0], "step": str(step), "loss": 5.0, "attempt": 2} for step in range(61, 81)]
+            fleet.points["job-one"] += [
+                {**fleet.points["job-one"][0], "step": str(step), "loss": 5.0, "attempt": 2} for step in range(61, 81)
+            ]
         self.wait_for("() => document.querySelector('.note').textContent === 'all 80 points'")
         self.assertEqual(self.steps_of("Loss"), list(range(1, 81)))
 
@@ -191,8 +239,10 @@ class DashboardPageTest(BrowserCase):
             self.server = Server(fleet, port)
             self.see(f"more 9 of {restart}")
         lines = self.wait_for("() => [...document.querySelectorAll('.log .line')].map((line) => line.textContent)")
-        wanted = [f"line {number}" for number in range(100)] + [f"more {number} of {restart}" for restart in range(3) for number in range(10)]
-        self.assertEqual(lines, wanted[-len(lines):])
+        wanted = [f"line {number}" for number in range(100)] + [
+            f"more {number} of {restart}" for restart in range(3) for number in range(10)
+        ]
+        self.assertEqual(lines, wanted[-len(lines) :])
         page.get_by_role("link", name="Curves").click()
         self.wait_for("() => document.querySelector('.note')?.textContent === 'all 125 points'")
         self.assertEqual(self.steps_of("Loss"), list(range(1, 126)))
@@ -215,7 +265,12 @@ class DashboardPageTest(BrowserCase):
     def test_a_list_of_5000_jobs_is_there_at_once_and_scrolls_to_its_end(self):
         fleet = Fleet()
         for number in range(MANY_JOBS):
-            fleet.add_job(f"job-{number:05}", "SUCCEEDED" if number % 3 else "FAILED", display_name=f"run {number}", end_time=at(-60))
+            fleet.add_job(
+                f"job-{number:05}",
+                "SUCCEEDED" if number % 3 else "FAILED",
+                display_name=f"run {number}",
+                end_time=at(-60),
+            )
         page = self.open("/jobs", fleet)
         begin = time.monotonic()
         page.goto("/jobs")
@@ -247,7 +302,9 @@ class DashboardPageTest(BrowserCase):
         self.see("10 jobs")
         self.wait_for("() => document.querySelector('.feed.live')")
         with self.fleet.lock:
-            self.fleet.jobs["job-w1q7sb"].update(state="RUNNING", progress={"step": "1", "total_steps": "10", "loss": 2.5})
+            self.fleet.jobs["job-w1q7sb"].update(
+                state="RUNNING", progress={"step": "1", "total_steps": "10", "loss": 2.5}
+            )
         self.fleet.add_job("job-fresh", display_name="fresh one")
         self.see("11 jobs")
         self.see("fresh one")
@@ -269,8 +326,13 @@ class DashboardPageTest(BrowserCase):
         self.see("sftctl cancel job-t8w2mc")
         page.keyboard.press("Enter")
         self.see("cancelled by ada")
-        self.assertEqual([(method, request["name"].rsplit("/", 1)[-1], request["checkpoint"]) for method, request in self.fleet.calls],
-                         [("CancelJob", "job-t8w2mc", False)])
+        self.assertEqual(
+            [
+                (method, request["name"].rsplit("/", 1)[-1], request["checkpoint"])
+                for method, request in self.fleet.calls
+            ],
+            [("CancelJob", "job-t8w2mc", False)],
+        )
 
     def test_actions_ask_once_and_show_the_command(self):
         page = self.open("/fleet")
@@ -297,8 +359,10 @@ class DashboardPageTest(BrowserCase):
 
     def test_every_problem_of_a_job_file_is_shown_at_its_key(self):
         fleet = Fleet()
-        fleet.problems = [{"key": "lora.rr", "line": 2, "message": "unknown key; did you mean lora.r?"},
-                          {"key": "job.model", "line": 0, "message": "must be set"}]
+        fleet.problems = [
+            {"key": "lora.rr", "line": 2, "message": "unknown key; did you mean lora.r?"},
+            {"key": "job.model", "line": 0, "message": "must be set"},
+        ]
         page = self.open("/submit", fleet)
         page.get_by_label("Job file").last.fill("[lora]\nrr = 4\n")
         page.get_by_role("button", name="Dry run").click()
@@ -308,14 +372,21 @@ class DashboardPageTest(BrowserCase):
         self.assertEqual(page.locator(".numbers .bad").inner_text().strip(), "2")
         self.assertTrue(page.get_by_role("button", name="Submit", exact=True).is_disabled())
         page.get_by_role("button", name="job.toml:2").click()
-        self.assertEqual(page.evaluate("getSelection().toString() || document.activeElement.value.slice(document.activeElement.selectionStart, document.activeElement.selectionEnd)"), "rr = 4")
+        self.assertEqual(
+            page.evaluate(
+                "getSelection().toString() || document.activeElement.value.slice(document.activeElement.selectionStart, document.activeElement.selectionEnd)"
+            ),
+            "rr = 4",
+        )
         fleet.problems = []
         page.get_by_label("Job file").last.fill("[lora]\nr = 4\n")
         page.get_by_role("button", name="Dry run").click()
         self.see("The job would be accepted.")
         page.get_by_role("button", name="Submit", exact=True).click()
         self.see("waiting for 4 x H100")
-        self.assertEqual([(method, request["source_text"]) for method, request in fleet.calls], [("SubmitJob", "[lora]\nr = 4\n")])
+        self.assertEqual(
+            [(method, request["source_text"]) for method, request in fleet.calls], [("SubmitJob", "[lora]\nr = 4\n")]
+        )
 
     def test_the_log_is_searched_and_shows_what_the_verdict_says(self):
         page = self.open("/jobs/job-b7c2ye")
@@ -369,7 +440,9 @@ class DashboardPageTest(BrowserCase):
             self.skipTest("there is no node, or its packages are missing: deploy/bootstrap --web")
         vendor = ROOT / "server/dashboard/vendor"
         for name in ("package.json", "package-lock.json"):
-            self.assertEqual((packages / name).read_bytes(), (vendor / name).read_bytes(), "deploy/bootstrap --web installs them")
+            self.assertEqual(
+                (packages / name).read_bytes(), (vendor / name).read_bytes(), "deploy/bootstrap --web installs them"
+            )
         with tempfile.TemporaryDirectory() as out:
             subprocess.run(["node", vendor / "build.mjs", packages, out], check=True, timeout=harness.DEADLINE_S)
             for name in ("vendor.js", "vendor.css", "LICENSES.txt"):

@@ -17,9 +17,8 @@ import urllib.parse
 DASHBOARD = pathlib.Path(__file__).parents[2] / "server/dashboard"
 # As the server sends them.
 HEADERS = {
-    "Content-Security-Policy":
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -44,10 +43,10 @@ class Fleet:
 
     def __init__(self):
         self.lock = threading.RLock()
-        self.jobs = {}      # id -> Job as JSON; the newest last
-        self.points = {}    # id -> list of Metric
-        self.logs = {}      # (id, rank) -> bytes
-        self.events = {}    # id -> list of JobEvent
+        self.jobs = {}  # id -> Job as JSON; the newest last
+        self.points = {}  # id -> list of Metric
+        self.logs = {}  # (id, rank) -> bytes
+        self.events = {}  # id -> list of JobEvent
         self.checkpoints = {}
         self.artifacts = {}
         self.nodes = []
@@ -57,18 +56,39 @@ class Fleet:
         self.audit = []
         self.problems = []  # of every job file
         self.blobs = set()
-        self.token = ""     # what a login takes; empty: none is needed
-        self.calls = []     # (method, request) of what changes something
-        self.feeds = []     # addresses of the streams that were opened
+        self.token = ""  # what a login takes; empty: none is needed
+        self.calls = []  # (method, request) of what changes something
+        self.feeds = []  # addresses of the streams that were opened
 
     def add_job(self, job, state="PENDING", **fields):
         with self.lock:
             self.jobs[job] = {
-                "name": name_of(job), "kind": "SFT", "state": state, "reason": "", "display_name": "", "owner": "ada",
-                "project": "default", "variant": "H100-4x", "create_time": at(-3600), "nodes": [], "attempt": 0,
-                "artifacts": [], "attempts": [], "resolved": [], "warnings": [], "after": [], "held": False,
-                "checkpoint_step": "0", "priority": "normal", "sweep": "", "group": "", "resumed_from": "",
-                "source_text": "", "resolved_json": "{}", **fields}
+                "name": name_of(job),
+                "kind": "SFT",
+                "state": state,
+                "reason": "",
+                "display_name": "",
+                "owner": "ada",
+                "project": "default",
+                "variant": "H100-4x",
+                "create_time": at(-3600),
+                "nodes": [],
+                "attempt": 0,
+                "artifacts": [],
+                "attempts": [],
+                "resolved": [],
+                "warnings": [],
+                "after": [],
+                "held": False,
+                "checkpoint_step": "0",
+                "priority": "normal",
+                "sweep": "",
+                "group": "",
+                "resumed_from": "",
+                "source_text": "",
+                "resolved_json": "{}",
+                **fields,
+            }
             self.points.setdefault(job, [])
         return self.jobs[job]
 
@@ -76,10 +96,26 @@ class Fleet:
         with self.lock:
             points = self.points[job]
             for step in range(len(points) + 1, len(points) + 1 + count):
-                points.append({"step": str(step), "loss": loss(step), "lr": 2e-4 * min(1, step / 50), "grad_norm": 0.8,
-                               "tokens": "65536", "tokens_per_second": 21000.0, "gpu_memory_bytes": "61000000000",
-                               "mfu": 0.42, "time": at(step - 4000), "val_loss": 0.0, "is_eval": False,
-                               "step_seconds": 1.0, "attempt": 1, "of_limit": 0.71, "values": [], **fields})
+                points.append(
+                    {
+                        "step": str(step),
+                        "loss": loss(step),
+                        "lr": 2e-4 * min(1, step / 50),
+                        "grad_norm": 0.8,
+                        "tokens": "65536",
+                        "tokens_per_second": 21000.0,
+                        "gpu_memory_bytes": "61000000000",
+                        "mfu": 0.42,
+                        "time": at(step - 4000),
+                        "val_loss": 0.0,
+                        "is_eval": False,
+                        "step_seconds": 1.0,
+                        "attempt": 1,
+                        "of_limit": 0.71,
+                        "values": [],
+                        **fields,
+                    }
+                )
 
     def job(self, name):
         return self.jobs.get(name.rsplit("/", 1)[-1])
@@ -104,16 +140,22 @@ class Calls:
         return job
 
     def who_am_i(self, _):
-        return {"user": {"name": "ada", "admin": True, "roles": []}, "token_id": self.fleet.token and "abcdefgh",
-                "server_time": at(0)}
+        return {
+            "user": {"name": "ada", "admin": True, "roles": []},
+            "token_id": self.fleet.token and "abcdefgh",
+            "server_time": at(0),
+        }
 
     def list_jobs(self, request):
-        jobs = [job for job in reversed(self.fleet.jobs.values())
-                if (not request.get("states") or job["state"] in request["states"]) and
-                all(not request.get(key) or job[key] == request[key] for key in ("project", "sweep", "group"))]
+        jobs = [
+            job
+            for job in reversed(self.fleet.jobs.values())
+            if (not request.get("states") or job["state"] in request["states"])
+            and all(not request.get(key) or job[key] == request[key] for key in ("project", "sweep", "group"))
+        ]
         begin, size = int(request.get("page_token") or 0), min(int(request.get("page_size") or 50), 500)
         more = begin + size < len(jobs)
-        return {"jobs": jobs[begin:begin + size], "next_page_token": str(begin + size) if more else ""}
+        return {"jobs": jobs[begin : begin + size], "next_page_token": str(begin + size) if more else ""}
 
     def get_job(self, request):
         return self._job(request)
@@ -128,13 +170,15 @@ class Calls:
 
     def read_log(self, request):
         job = self._job(request)["name"].rsplit("/", 1)[-1]
-        log = self.fleet.logs.get((job, request.get("rank", 0) if request.get("stream") != "prepare" else "prepare"), b"")
+        log = self.fleet.logs.get(
+            (job, request.get("rank", 0) if request.get("stream") != "prepare" else "prepare"), b""
+        )
         offset = int(request.get("offset") or 0)
         if "tail_lines" in request:
             lines = log.split(b"\n")
-            offset = max(0, len(log) - len(b"\n".join(lines[-request["tail_lines"] - 1:])))
+            offset = max(0, len(log) - len(b"\n".join(lines[-request["tail_lines"] - 1 :])))
         while offset < len(log):
-            chunk = log[offset:offset + (1 << 20)]
+            chunk = log[offset : offset + (1 << 20)]
             yield {"offset": str(offset), "data": base64.b64encode(chunk).decode(), "end_of_file": False, "attempt": 1}
             offset += len(chunk)
 
@@ -172,7 +216,13 @@ class Calls:
         with self.fleet.lock:
             self.fleet.calls.append(("HoldNode", request))
             node = next(node for node in self.fleet.nodes if node["name"].endswith("/" + request["node"]))
-            node["hold"] = {"mode": request["mode"], "reason": request.get("reason", ""), "who": "ada", "time": at(0), "jobs": []}
+            node["hold"] = {
+                "mode": request["mode"],
+                "reason": request.get("reason", ""),
+                "who": "ada",
+                "time": at(0),
+                "jobs": [],
+            }
         return node
 
     def release_node(self, request):
@@ -199,18 +249,41 @@ class Calls:
         return {"records": self.fleet.audit, "next_page_token": ""}
 
     def resolve_job(self, request):
-        plan = {"variant": "H100-4x", "nodes": 1, "ranks": 4, "placement": "it could start now", "batch": "1 x 4 x 16 = 64",
-                "trainable_parameters": "20971520", "total_parameters": "8030261248", "memory": [
-                    {"category": "weights", "bytes": "16060000000"}, {"category": "optimizer", "bytes": "252000000"}],
-                "memory_limit_bytes": "80000000000", "tokens_per_second": 21000.0, "execution": "", "note": ""}
-        return {"problems": self.fleet.problems, "warnings": [], "resolved": [
-            {"key": "job.model", "value": "org/model", "origin": request.get("file_name", "") + ":3"},
-            {"key": "lora.r", "value": "16", "origin": "default"}],
-                "resolved_json": "{}", "needed_files": [], "plan": plan, "checked_for_submit": True}
+        plan = {
+            "variant": "H100-4x",
+            "nodes": 1,
+            "ranks": 4,
+            "placement": "it could start now",
+            "batch": "1 x 4 x 16 = 64",
+            "trainable_parameters": "20971520",
+            "total_parameters": "8030261248",
+            "memory": [
+                {"category": "weights", "bytes": "16060000000"},
+                {"category": "optimizer", "bytes": "252000000"},
+            ],
+            "memory_limit_bytes": "80000000000",
+            "tokens_per_second": 21000.0,
+            "execution": "",
+            "note": "",
+        }
+        return {
+            "problems": self.fleet.problems,
+            "warnings": [],
+            "resolved": [
+                {"key": "job.model", "value": "org/model", "origin": request.get("file_name", "") + ":3"},
+                {"key": "lora.r", "value": "16", "origin": "default"},
+            ],
+            "resolved_json": "{}",
+            "needed_files": [],
+            "plan": plan,
+            "checked_for_submit": True,
+        }
 
     def submit_job(self, request):
         self.fleet.calls.append(("SubmitJob", request))
-        return self.fleet.add_job(f"job-new{len(self.fleet.jobs)}", reason="waiting for 4 x H100", source_text=request["source_text"])
+        return self.fleet.add_job(
+            f"job-new{len(self.fleet.jobs)}", reason="waiting for 4 x H100", source_text=request["source_text"]
+        )
 
     def stat_blob(self, request):
         return {"complete": request["sha256"] in self.fleet.blobs, "received": "0"}
@@ -238,8 +311,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _begin_stream(self):
         self.send_response(200)
-        for name, value in {**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store",
-                            "Connection": "close"}.items():
+        for name, value in {
+            **HEADERS,
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
@@ -261,7 +338,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return
             self._feed(urllib.parse.parse_qs(path.query))
             return
-        name = path.path[len("/assets/"):] if path.path.startswith("/assets/") else "index.html"
+        name = path.path[len("/assets/") :] if path.path.startswith("/assets/") else "index.html"
         file = (DASHBOARD / name).resolve()
         if DASHBOARD not in file.parents or not file.is_file():
             self._send(404, b"no such file", "text/plain")
@@ -334,7 +411,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 for rank, text in texts.items():
                     if text:
                         logs[rank] += len(text)
-                        self._event({"rank": rank, "attempt": 1, "text": text.decode(errors="replace"), "next": logs[rank]}, "log", cursor())
+                        self._event(
+                            {"rank": rank, "attempt": 1, "text": text.decode(errors="replace"), "next": logs[rank]},
+                            "log",
+                            cursor(),
+                        )
                 changed = [name for name, text in jobs.items() if sent_jobs.get(name) != text]
                 if changed:
                     self._event({"changed": changed}, "jobs")

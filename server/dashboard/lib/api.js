@@ -102,5 +102,6 @@ export const bytesOf = (base64) => Uint8Array.from(atob(base64 || ''), (letter) 
 
 // A request id, which makes a repeated call safe.
 export function requestId() {
-  return `web-${Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('')}`;
+  return `web-${Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
+    byte.toString(16).padStart(2, '0')).join('')}`;
 }

@@ -97,4 +97,5 @@ export function differences(runs) {
 }
 
 export const samplesOf = (run) => Float64Array.from(run.curve.steps.column('step'), (step) => step * run.batch);
-export const validationSamplesOf = (run) => Float64Array.from(run.curve.validations.column('step'), (step) => step * run.batch);
+export const validationSamplesOf = (run) => Float64Array.from(run.curve.validations.column('step'), (step) =>
+  step * run.batch);

@@ -3,7 +3,8 @@ import { stream } from './api.js';
 import { number } from './format.js';
 import { Points } from './series.js';
 
-const STEP_VALUES = ['loss', 'lr', 'grad_norm', 'tokens_per_second', 'of_limit', 'gpu_memory_bytes', 'tokens', 'seconds'];
+const STEP_VALUES = ['loss', 'lr', 'grad_norm', 'tokens_per_second', 'of_limit', 'gpu_memory_bytes', 'tokens',
+  'seconds'];
 
 export class Curve {
   constructor() {
@@ -49,7 +50,8 @@ export class Curve {
   // Reads what the server has beyond `next`; `shown` is called now and then while it comes.
   async read(job, signal, shown = () => undefined) {
     let told = performance.now();
-    for await (const { metrics, next_index } of stream('JobService/ReadMetrics', { name: job, index: this.next }, signal)) {
+    for await (const { metrics, next_index } of stream('JobService/ReadMetrics', { name: job, index: this.next },
+      signal)) {
       this.take(metrics || [], next_index);
       if (performance.now() - told < 250) continue;
       told = performance.now();

@@ -49,7 +49,8 @@ export const eventKind = (event) => oneLine(event.type).slice(0, 24).replaceAll(
 const NOTES = {
   prepared(note) {
     if (!note.loss_tokens) return `${note.rows} prompts, ${count(note.tokens)} tokens`;
-    let text = `${note.used} of ${note.rows} rows${note.forms ? ` (${note.forms})` : ''}, ${note.skipped || 0} left out`;
+    let text = `${note.used} of ${note.rows} rows${note.forms ? ` (${note.forms})` : ''}, ${note.skipped ||
+      0} left out`;
     if (note.repeated > 0) text += `, beside ${note.repeated} repeats`;
     text += `; ${count(note.tokens)} tokens, ${count(note.loss_tokens)} of them with loss`;
     if (note.cut > 0) text += `; ${note.cut} rows cut or split, ${count(note.cut_tokens)} tokens of them left out`;
@@ -63,7 +64,8 @@ const NOTES = {
       `${count(note.total_parameters)} parameters train`;
   },
   consistency(note) {
-    return `rank ${note.rank}: weights ${note.consistent ? 'agree' : 'DIFFER'} (${String(note.weights_sha256).slice(0, 12)})`;
+    return `rank ${note.rank}: weights ${note.consistent ? 'agree' : 'DIFFER'} (${String(note.weights_sha256)
+      .slice(0, 12)})`;
   },
   checkpoint(note) {
     let text = `step ${note.step} saved on its node: ${bytes(note.bytes)} in ${number(note.seconds).toFixed(1)} s`;
@@ -107,7 +109,8 @@ export function eventText(event) {
 export function nodeWhy(node) {
   const why = [node.unusable, node.left_out, node.rival].filter(Boolean);
   const offset = number(node.clock_offset_seconds);
-  if (Math.abs(offset) >= 2) why.push(`its clock is ${Math.abs(offset).toFixed(1)} s ${offset > 0 ? 'ahead' : 'behind'}`);
+  if (Math.abs(offset) >= 2) why.push(`its clock is ${Math.abs(offset).toFixed(1)} s ${offset > 0
+    ? 'ahead' : 'behind'}`);
   for (const slot of node.slots || []) {
     if (!slot.healthy) why.push(`slot ${slot.index}: ${slot.health_reason}`);
   }

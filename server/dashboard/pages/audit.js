@@ -32,14 +32,21 @@ export function AuditPage() {
   }, [since, user]);
   const { records, token, error } = state;
   return html`<div class="head"><h1>Audit</h1><div class="tools">
-      <label>user <input ref=${field} type="search" value=${user} placeholder="all" aria-keyshortcuts="/" onInput=${(event) => setQuery({ user: event.target.value.trim() })} /></label>
-      <label>the last <select value=${since} onChange=${(event) => setQuery({ since: event.target.value === '24h' ? '' : event.target.value })}>
+      <label>user <input ref=${field} type="search" value=${user} placeholder="all" aria-keyshortcuts="/"
+        onInput=${(event) => setQuery({ user: event.target.value.trim() })} /></label>
+      <label>the last <select value=${since} onChange=${(event) =>
+        setQuery({ since: event.target.value === '24h' ? '' : event.target.value })}>
         ${Object.keys(HOURS).map((name) => html`<option value=${name}>${name}</option>`)}</select></label></div></div>
     <${Failure} error=${error} />
-    <${Table} caption="Changes and refusals, newest first" head=${['Time', 'Who', 'Call', 'On', 'Outcome', { name: 'Calls', right: true }, 'From']}
-      rows=${(records || []).map((record) => ({ key: record.sequence, class: record.outcome === 'OK' ? '' : 'refused', cells: [html`<${Time} time=${record.time} />`, oneLine(record.principal),
-        html`<code>${oneLine(record.method)}</code>`, oneLine(record.object), oneLine(record.outcome), number(record.calls) > 1 ? whole(record.calls) : '', html`<span class="dim">${oneLine(record.peer)}</span>`] }))}
+    <${Table} caption="Changes and refusals, newest first"
+      head=${['Time', 'Who', 'Call', 'On', 'Outcome', { name: 'Calls', right: true }, 'From']}
+      rows=${(records || []).map((record) => ({ key: record.sequence, class: record.outcome === 'OK'
+        ? '' : 'refused', cells: [html`<${Time} time=${record.time} />`, oneLine(record.principal),
+        html`<code>${oneLine(record.method)}</code>`, oneLine(record.object), oneLine(record.outcome),
+          number(record.calls) > 1 ? whole(record.calls) : '',
+            html`<span class="dim">${oneLine(record.peer)}</span>`] }))}
       empty=${records ? 'nothing in this time' : error ? '' : 'loading'} />
-    ${token ? html`<p><button type="button" onClick=${() => read(token, records, () => false)}>Show older ones</button></p>` : null}
+    ${token ? html`<p><button type="button" onClick=${() =>
+      read(token, records, () => false)}>Show older ones</button></p>` : null}
     <p><${Command} text=${`sftctl admin audit --since ${since}${user ? ` --user ${user}` : ''}`} /></p>`;
 }

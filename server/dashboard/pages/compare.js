@@ -41,7 +41,8 @@ function useRuns(ids, group) {
     };
     const read = async () => {
       try {
-        const names = group ? (await callAll('JobService/ListJobs', { group, page_size: MOST }, 'jobs', MOST)).map((job) => job.name) : ids;
+        const names = group ? (await callAll('JobService/ListJobs', { group, page_size: MOST }, 'jobs', MOST))
+          .map((job) => job.name) : ids;
         const runs = [];
         for (const name of names.slice(0, MOST)) runs.push(await readOne(name));
         setState((seen) => ({ runs, error: null, reading: false, version: seen.version + 1 }));
@@ -73,16 +74,22 @@ function Overlay({ runs, metric, version }) {
   const curves = useMemo(() => runs.map((run, i) => {
     const [x, y] = curveOf(run, metric, view.x);
     const text = METRICS[metric].text;
-    return { name: nameOf(run), x, text, colour: `curve-${(i % COLOURS) + 1}`, dash: DASHES[Math.floor(i / COLOURS) % DASHES.length],
+    return { name: nameOf(run), x, text, colour: `curve-${(i % COLOURS) + 1}`,
+      dash: DASHES[Math.floor(i / COLOURS) % DASHES.length],
       y: view.half > 0 ? smooth(y, view.half) : y, dots: METRICS[metric].validation };
   }), [version, metric, view.x, view.half]);
   const some = curves.filter((curve) => curve.x.length > 0);
-  const extent = some.length === 0 ? [0, 0] : [Math.min(...some.map((curve) => curve.x[0])), Math.max(...some.map((curve) => curve.x[curve.x.length - 1]))];
+  const extent = some.length === 0 ? [0, 0] : [Math.min(...some.map((curve) => curve.x[0])),
+    Math.max(...some.map((curve) => curve.x[curve.x.length - 1]))];
   return html`<${ChartTools} view=${view} extent=${extent} axes=${AXES} />
-    <ul class="legend">${curves.map((curve, i) => html`<li key=${curve.name}><span class="swatch" aria-hidden="true" style=${{ borderTop: `3px ${curve.dash ? (curve.dash[0] > 3 ? 'dashed' : 'dotted') : 'solid'} var(--${curve.colour})` }}></span>
+    <ul class="legend">${curves.map((curve, i) => html`<li key=${curve.name}><span class="swatch" aria-hidden="true"
+      style=${{ borderTop: `3px ${curve.dash ? (curve.dash[0] > 3
+        ? 'dashed' : 'dotted') : 'solid'} var(--${curve.colour})` }}></span>
       <${JobLink} name=${runs[i].job.name}>${curve.name}</${JobLink}></li>`)}</ul>
-    <${Chart} title=${METRICS[metric].name} curves=${curves} xName=${AXES[view.x].name} xText=${AXES[view.x].text} text=${METRICS[metric].text}
-      range=${view.range} onZoom=${zoomTo} version=${`${version}/${metric}/${view.x}/${view.half}`} log=${view.log && metric.endsWith('loss')} height=${320} />`;
+    <${Chart} title=${METRICS[metric].name} curves=${curves} xName=${AXES[view.x].name} xText=${AXES[view.x].text}
+      text=${METRICS[metric].text}
+      range=${view.range} onZoom=${zoomTo} version=${`${version}/${metric}/${view.x}/${view.half}`}
+        log=${view.log && metric.endsWith('loss')} height=${320} />`;
 }
 
 export function ComparePage() {
@@ -101,25 +108,37 @@ export function ComparePage() {
   };
   const figures = [
     ['state', (run) => html`<${State} of=${run.job.state} />`], ['method', (run) => run.method],
-    ['GPUs', (run) => `${run.gpus} (${oneLine(run.job.variant)})`], ['steps', (run) => whole(run.steps)], ['samples', (run) => whole(run.samples)],
-    [`loss at ${common ? whole(common.to) : ''} samples`, (run) => figure(lossAt(run, common))], ['lowest loss', (run) => figure(run.lowest)],
-    ['last loss', (run) => figure(run.loss)], ['validation loss', (run) => figure(run.valLoss)], ['tokens/s (median)', (run) => count(run.tokensPerSecond)],
+    ['GPUs', (run) => `${run.gpus} (${oneLine(run.job.variant)})`], ['steps', (run) => whole(run.steps)],
+      ['samples', (run) => whole(run.samples)],
+    [`loss at ${common ? whole(common.to) : ''} samples`, (run) => figure(lossAt(run, common))],
+      ['lowest loss', (run) => figure(run.lowest)],
+    ['last loss', (run) => figure(run.loss)], ['validation loss', (run) => figure(run.valLoss)],
+      ['tokens/s (median)', (run) => count(run.tokensPerSecond)],
     ['memory (highest)', (run) => bytes(run.memory)], ['wall time', (run) => duration(run.wall)],
   ];
   const heads = runs.map((run) => html`<${JobLink} name=${run.job.name}>${nameOf(run)}</${JobLink}>`);
   return html`<div class="head"><h1>Compare</h1>
-    <form class="tools" onSubmit=${submit}><label>jobs <input ref=${field} class="filter" key=${ids.join()} defaultValue=${ids.join(', ')} placeholder="job-a, job-b" aria-keyshortcuts="/" /></label>
+    <form class="tools" onSubmit=${submit}><label>jobs <input ref=${field} class="filter" key=${ids.join()}
+      defaultValue=${ids.join(', ')} placeholder="job-a, job-b" aria-keyshortcuts="/" /></label>
       <button type="submit">Compare</button>
-      <label>show <select value=${metric} onChange=${(event) => setQuery({ metric: event.target.value === 'loss' ? '' : event.target.value })}>
-        ${Object.entries(METRICS).map(([key, each]) => html`<option value=${key}>${each.name}</option>`)}</select></label></form></div>
+      <label>show <select value=${metric} onChange=${(event) =>
+        setQuery({ metric: event.target.value === 'loss' ? '' : event.target.value })}>
+        ${Object.entries(METRICS).map(([key, each]) => html`<option value=${key}>${each.name}</option>`)}</select>
+          </label></form></div>
     <${Failure} error=${error} />
-    ${runs.length === 0 ? html`<p class="dim pad">${reading ? 'loading' : html`Mark jobs in the <a href="/">list</a> (<kbd>x</kbd>) and choose Compare, or name them above.`}</p>` : html`
+    ${runs.length === 0 ? html`<p class="dim pad">
+      ${reading ? 'loading' : html`Mark jobs in the <a
+        href="/">list</a> (<kbd>x</kbd>) and choose Compare, or name them above.`}</p>` : html`
       <${Overlay} runs=${runs} metric=${metric} version=${version} />
       <h2>Figures</h2>
-      <${Table} caption="Figures of the jobs" head=${[{ name: 'Figure', unseen: true }, ...heads.map((name) => ({ name, right: true }))]}
+      <${Table} caption="Figures of the jobs" head=${[{ name: 'Figure', unseen: true }, ...heads
+        .map((name) => ({ name, right: true }))]}
         rows=${figures.map(([name, of]) => ({ key: name, cells: [name, ...runs.map(of)] }))} />
       <h2>Keys that differ</h2>
-      <${Table} caption="Keys that differ" head=${['Key', ...heads.map((name) => ({ name }))]} empty="none: the jobs have the same settings"
-        rows=${different.map(({ key, values }) => ({ key, cells: [html`<code>${oneLine(key)}</code>`, ...values.map((value) => html`<code>${oneLine(value)}</code>`)] }))} />
+      <${Table} caption="Keys that differ" head=${['Key', ...heads.map((name) => ({ name }))]}
+        empty="none: the jobs have the same settings"
+        rows=${different.map(({ key, values }) => ({ key,
+          cells: [html`<code>${oneLine(key)}</code>`, ...values
+            .map((value) => html`<code>${oneLine(value)}</code>`)] }))} />
       <p><${Command} text=${group ? `sftctl compare --group ${group}` : `sftctl compare ${ids.join(' ')}`} /></p>`}`;
 }

@@ -15,14 +15,16 @@ import { LogText, LogView, MOST_BYTES, readLog, TAIL_LINES, download } from '../
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
 import { countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
 
-const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results', settings: 'Settings' };
+const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results',
+  settings: 'Settings' };
 const AGAIN_MS = 2000;
 
 // What the page knows of a job, and what keeps it so: {job, curve, log, error, ...}.
 function useJob(name, logPlace) {
   const [, draw] = useState(0);
   const known = useRef(null);
-  if (known.current?.name !== name) known.current = { name, job: null, curve: new Curve(), log: null, error: null, version: 0 };
+  if (known.current?.name !== name) known.current = { name, job: null, curve: new Curve(), log: null, error: null,
+    version: 0 };
   const it = known.current;
   const show = () => {
     ++it.version;
@@ -72,7 +74,8 @@ function useJob(name, logPlace) {
           show();
         }
         close = openFeed(() => ({
-          job: shortName(it.job.name), metrics: it.curve.next, ...(follows() ? { log: `${logPlace.rank}:${it.log.end}` } : {}),
+          job: shortName(it.job.name), metrics: it.curve.next,
+            ...(follows() ? { log: `${logPlace.rank}:${it.log.end}` } : {}),
         }), handlers);
       } catch (error) {
         if (error.name === 'AbortError') return;
@@ -116,7 +119,8 @@ function Verdict({ job, brief }) {
   const verdict = job.verdict;
   if (!verdict || job.state === 'SUCCEEDED' || job.state === 'CANCELLED') return null;
   const who = verdict.rank >= 0 && verdict.node ? `rank ${verdict.rank} on ${shortName(verdict.node)}` : '';
-  const where = verdict.process === 'prepare' ? 'view=log&stream=prepare' : `view=log&rank=${Math.max(0, verdict.rank)}`;
+  const where = verdict.process === 'prepare' ? 'view=log&stream=prepare' : `view=log&rank=${Math.max(0,
+    verdict.rank)}`;
   return html`<section class="verdict" aria-label="Verdict">
     <h2><code>${oneLine(verdict.code)}</code> <span class="dim">${verdict.domain.toLowerCase()}</span></h2>
     <p class="message">${lines(verdict.message)}</p>
@@ -125,7 +129,8 @@ function Verdict({ job, brief }) {
     ${who && !brief ? html`<p><strong>Blamed:</strong> ${who}</p>` : null}
     ${(verdict.evidence || []).length > 0 && !brief ? html`<details open><summary>Evidence</summary>
       <pre tabindex="0" aria-label="Evidence">${verdict.evidence.map(lines).join('\n')}</pre></details>` : null}
-    ${(verdict.process || verdict.rank >= 0) && !brief ? html`<p><a href="${jobLink(job.name)}?${where}&jump=evidence">Show it in the log</a></p>` : null}
+    ${(verdict.process || verdict.rank >= 0) && !brief
+      ? html`<p><a href="${jobLink(job.name)}?${where}&jump=evidence">Show it in the log</a></p>` : null}
   </section>`;
 }
 
@@ -137,7 +142,8 @@ function Figures({ job }) {
   const unit = countsAnswers(job) ? 'answers' : 'step';
   const known = (value, text) => (number(value) > 0 ? text : '');
   return html`<div class="figures">
-    <div class="progress"><${Bar} share=${done / total} label="progress" /> <strong>${percent(done / total)}</strong></div>
+    <div class="progress"><${Bar} share=${done / total} label="progress" /> <strong>${percent(done / total)}</strong>
+      </div>
     <${Facts} items=${[
       [unit, `${done.toLocaleString('en-US')} / ${total.toLocaleString('en-US')}`],
       !countsAnswers(job) && ['loss', number(progress.loss).toFixed(4)],
@@ -166,10 +172,12 @@ function Head({ job }) {
       job.group && ['group', html`<a href="/?q=group:${encodeURIComponent(job.group)}">${oneLine(job.group)}</a>`],
       job.sweep && ['sweep', html`<a href="/?q=sweep:${encodeURIComponent(job.sweep)}">${oneLine(job.sweep)}</a>`],
       (job.after || []).length > 0 && ['after', html`<${JobLinks} names=${job.after} />`],
-      job.resumed_from && ['resumed', html`from step ${number(job.resumed_step)} of <${JobLink} name=${job.resumed_from} />`],
+      job.resumed_from && ['resumed', html`from step ${number(job.resumed_step)} of <${JobLink}
+        name=${job.resumed_from} />`],
       ['submitted', html`<${Ago} time=${job.create_time} />`],
       started && ['started', html`<${Ago} time=${started} />`],
-      job.end_time && ['ended', html`<${Ago} time=${job.end_time} />${started ? ` after ${duration((Date.parse(job.end_time) - Date.parse(started)) / 1000)}` : ''}`],
+      job.end_time && ['ended', html`<${Ago} time=${job.end_time} />
+        ${started ? ` after ${duration((Date.parse(job.end_time) - Date.parse(started)) / 1000)}` : ''}`],
       !isEnded(job) && job.outlook && ['expected', outlookText(job.outlook)],
       job.deadline && ['deadline', utc(job.deadline)],
       number(job.checkpoint_step) > 0 && ['checkpoint', `step ${number(job.checkpoint_step)}`],
@@ -184,32 +192,45 @@ export function JobPage({ name }) {
   const { job, curve, log, error, logError, version, wholeLog } = useJob(name, logPlace);
   const actions = job ? actionsOf(job) : [];
   useKeys(Object.fromEntries(actions.map((action) => [KEYS[action], () => askJob(action, job)])));
-  useEffect(() => { document.title = job ? `${oneLine(job.display_name) || shortName(name)} ${job.state}` : 'sft'; }, [job?.state, name]);
-  if (!job) return html`<h1>${oneLine(name)}</h1>${error ? html`<${Failure} error=${error} />` : html`<p class="dim">loading</p>`}`;
+  useEffect(() => { document.title = job ? `${oneLine(job.display_name) || shortName(name)} ${job.state}` : 'sft'; },
+    [job?.state, name]);
+  if (!job) return html`<h1>${oneLine(name)}</h1>${error
+    ? html`<${Failure} error=${error} />` : html`<p class="dim">loading</p>`}`;
 
-  const link = (key) => html`<a key=${key} href="${jobLink(job.name)}${key === 'curves' ? '' : `?view=${key}`}" aria-current=${key === view ? 'page' : null}>${VIEWS[key]}</a>`;
+  const link = (key) => html`<a key=${key} href="${jobLink(job.name)}${key === 'curves' ? '' : `?view=${key}`}"
+    aria-current=${key === view ? 'page' : null}>${VIEWS[key]}</a>`;
   const save = async () => {
     const all = new LogText();
     await readLog(all, { name, ...logPlace, offset: 0 }, undefined, Infinity);
-    download(`${shortName(job.name)}-${logPlace.stream === 'log' ? `rank-${logPlace.rank}` : 'prepare'}.log`, [all.all().join('\n'), '\n']);
+    download(`${shortName(job.name)}-${logPlace.stream === 'log' ? `rank-${logPlace.rank}` : 'prepare'}.log`,
+      [all.all().join('\n'), '\n']);
   };
   const ranks = Math.max(1, gpusOf(job));
   const logTools = () => html`<div class="tools">
-    <label>of <select value=${logPlace.stream} onChange=${(event) => setQuery({ stream: event.target.value === 'log' ? '' : 'prepare', jump: '' })}>
+    <label>of <select value=${logPlace.stream} onChange=${(event) =>
+      setQuery({ stream: event.target.value === 'log' ? '' : 'prepare', jump: '' })}>
       <option value="log">the ranks</option><option value="prepare">the preparation</option></select></label>
-    ${logPlace.stream === 'log' ? html`<label>rank <select value=${String(logPlace.rank)} onChange=${(event) => setQuery({ rank: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
-      ${Array.from({ length: ranks }, (each, i) => html`<option value=${String(i)}>${i}</option>`)}</select></label>` : null}
-    ${job.attempt > 1 ? html`<label>attempt <select value=${String(logPlace.attempt)} onChange=${(event) => setQuery({ attempt: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
-      <option value="0">the last</option>${Array.from({ length: job.attempt - 1 }, (each, i) => html`<option value=${String(i + 1)}>${i + 1}</option>`)}</select></label>` : null}
-    <${Command} text=${`sftctl logs ${shortName(job.name)}${logPlace.stream === 'prepare' ? ' --prepare' : ''}${logPlace.rank ? ` --rank ${logPlace.rank}` : ''}${logPlace.attempt ? ` --attempt ${logPlace.attempt}` : ''}`} /></div>`;
+    ${logPlace.stream === 'log' ? html`<label>rank <select value=${String(logPlace.rank)}
+      onChange=${(event) => setQuery({ rank: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
+      ${Array.from({ length: ranks }, (each, i) => html`<option value=${String(i)}>${i}</option>`)}</select>
+        </label>` : null}
+    ${job.attempt > 1 ? html`<label>attempt <select value=${String(logPlace.attempt)}
+      onChange=${(event) => setQuery({ attempt: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
+      <option value="0">the last</option>${Array.from({ length: job.attempt - 1 }, (each, i) =>
+        html`<option value=${String(i + 1)}>${i + 1}</option>`)}</select></label>` : null}
+    <${Command} text=${`sftctl logs ${shortName(job.name)}${logPlace.stream === 'prepare'
+      ? ' --prepare' : ''}${logPlace.rank ? ` --rank ${logPlace.rank}` : ''}${logPlace.attempt
+        ? ` --attempt ${logPlace.attempt}` : ''}`} /></div>`;
   const live = !isEnded(job) && !logPlace?.attempt;
   return html`<${Head} job=${job} />
     ${error ? html`<${Failure} error=${error} />` : null}
     <${Verdict} job=${job} brief=${view !== 'curves'} />
     <${Figures} job=${job} />
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>
-    ${view === 'curves' ? html`<${JobCurves} curve=${curve} version=${curve.version} answers=${countsAnswers(job)}><${JobGpus} job=${job} /></${JobCurves}>` : null}
-    ${view === 'log' ? html`${logTools()}<${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()} version=${version} live=${live}
+    ${view === 'curves' ? html`<${JobCurves} curve=${curve} version=${curve.version} answers=${countsAnswers(job)}>
+      <${JobGpus} job=${job} /></${JobCurves}>` : null}
+    ${view === 'log' ? html`${logTools()}<${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()}
+      version=${version} live=${live}
       error=${logError} onWhole=${wholeLog} onSave=${save} evidence=${job.verdict?.evidence || []} />` : null}
     ${view === 'timeline' ? html`<${Timeline} job=${job} />` : null}
     ${view === 'checkpoints' ? html`<${Checkpoints} job=${job} />` : null}

@@ -20,14 +20,16 @@ export function parseFilter(text) {
   const filter = { words: [], request: {} };
   for (const word of text.trim().split(/\s+/).filter(Boolean)) {
     const [, name, value] = /^(state|sweep|group|project):(.+)$/.exec(word) || [];
-    if (name === 'state') filter.request.states = value.toUpperCase().split(',').filter((state) => STATES.includes(state));
+    if (name === 'state') filter.request.states = value.toUpperCase().split(',')
+      .filter((state) => STATES.includes(state));
     else if (name) filter.request[name] = value;
     else filter.words.push(word.toLowerCase());
   }
   return filter;
 }
 
-const searched = (job) => [shortName(job.name), job.display_name, job.owner, job.variant, job.reason, job.project, job.group,
+const searched = (job) => [shortName(job.name), job.display_name, job.owner, job.variant, job.reason, job.project,
+  job.group,
   job.state].join(' ').toLowerCase();
 
 // The jobs of a filter: {jobs, more(), whole, error}. Kept up to date by the feed.
@@ -47,7 +49,8 @@ function useJobs(request) {
     const keep = (job) => {
       const seen = losses.get(job.name) || [];
       if (job.state === 'RUNNING' && number(job.progress?.step) > 0 && seen.at(-1)?.step !== job.progress.step) {
-        losses.set(job.name, [...seen.slice(1 - SPARK_POINTS), { step: job.progress.step, loss: number(job.progress.loss) }]);
+        losses.set(job.name, [...seen.slice(1 - SPARK_POINTS),
+          { step: job.progress.step, loss: number(job.progress.loss) }]);
       }
       return { ...job, id: job.name, losses: losses.get(job.name) || [], text: searched(job) };
     };
@@ -97,7 +100,8 @@ function useJobs(request) {
 
 function Progress({ job }) {
   const { step, total_steps: total } = job.progress || {};
-  if (isEnded(job) || number(total) === 0) return html`<span class="cut" title=${oneLine(job.reason)}>${oneLine(job.reason) || progressText(job)}</span>`;
+  if (isEnded(job) || number(total) === 0) return html`<span class="cut" title=${oneLine(job.reason)}>
+    ${oneLine(job.reason) || progressText(job)}</span>`;
   const share = number(step) / number(total);
   return html`<span class="progress"><${Bar} share=${share} label="progress" />
     <span class="cut" title=${percent(share)}>${oneLine(progressText(job))}</span></span>`;
@@ -117,7 +121,8 @@ export function JobsPage() {
   const { jobs, token, error, more, busy } = useJobs(filter.request);
   const [marked, setMarked] = useState(new Set());
   const field = useRef(null);
-  const shown = useMemo(() => (jobs || []).filter((job) => filter.words.every((word) => job.text.includes(word))), [jobs, filter]);
+  const shown = useMemo(() => (jobs || []).filter((job) => filter.words.every((word) => job.text.includes(word))),
+    [jobs, filter]);
   const mark = (job) => {
     const next = new Set(marked);
     if (!next.delete(job.name)) next.add(job.name);
@@ -136,33 +141,47 @@ export function JobsPage() {
     setQuery({ q: [...(state ? [`state:${state}`] : []), ...rest].join(' ') });
   };
   const columns = [
-    { name: html`<span class="unseen">Compare</span>`, class: 'mark', cell: (job) => html`<input type="checkbox" checked=${marked.has(job.name)}
+    { name: html`<span class="unseen">Compare</span>`, class: 'mark', cell: (job) =>
+      html`<input type="checkbox" checked=${marked.has(job.name)}
         aria-label="Compare ${shortName(job.name)}" onChange=${() => mark(job)} />` },
     { name: 'State', class: 'w-state', cell: (job) => html`<${State} of=${job.state} />` },
-    { name: 'Job', class: 'w-job', cell: (job) => html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>
+    { name: 'Job', class: 'w-job', cell: (job) => html`<${JobLink} name=${job.name}>
+      ${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>
         ${job.display_name ? html` <span class="dim">${shortName(job.name)}</span>` : null}` },
-    { name: 'Owner', class: 'w-owner wide', cell: (job) => html`<span title="project ${oneLine(job.project)}">${oneLine(job.owner)}</span>` },
+    { name: 'Owner', class: 'w-owner wide', cell: (job) =>
+      html`<span title="project ${oneLine(job.project)}">${oneLine(job.owner)}</span>` },
     { name: 'Progress or reason', class: 'w-progress', cell: (job) => html`<${Progress} job=${job} />` },
-    { name: 'Loss', class: 'w-spark wide', cell: (job) => html`<${Spark} values=${job.losses.map((each) => each.loss)} label="loss since the page was opened" />` },
-    { name: 'Tokens/s', class: 'right w-rate wide', cell: (job) => (job.state === 'RUNNING' && number(job.progress?.tokens_per_second) > 0
+    { name: 'Loss', class: 'w-spark wide', cell: (job) =>
+      html`<${Spark} values=${job.losses.map((each) => each.loss)} label="loss since the page was opened" />` },
+    { name: 'Tokens/s', class: 'right w-rate wide', cell: (job) =>
+      (job.state === 'RUNNING' && number(job.progress?.tokens_per_second) > 0
         ? count(job.progress.tokens_per_second) : '') },
-    { name: 'GPUs', class: 'w-gpus', cell: (job) => html`<span title=${gpusOf(job) ? `${gpusOf(job)} slots` : ''}>${oneLine(job.variant)}</span>` },
+    { name: 'GPUs', class: 'w-gpus', cell: (job) =>
+      html`<span title=${gpusOf(job) ? `${gpusOf(job)} slots` : ''}>${oneLine(job.variant)}</span>` },
     { name: 'End', class: 'w-end', cell: ends },
     { name: 'Submitted', class: 'w-time wide', cell: (job) => html`<${Ago} time=${job.create_time} />` },
   ];
   return html`<div class="head"><h1>Jobs</h1>
       <div class="tools">
-        <label><span class="unseen">Filter</span><input ref=${field} type="search" class="filter" value=${text} aria-keyshortcuts="/"
-          placeholder="filter: words, group:, sweep:, project:" onInput=${(event) => setQuery({ q: event.target.value })} /></label>
-        <label><span class="unseen">State</span><select value=${stateOf} onChange=${(event) => setState(event.target.value)}>
+        <label><span class="unseen">Filter</span><input ref=${field} type="search" class="filter" value=${text}
+          aria-keyshortcuts="/"
+          placeholder="filter: words, group:, sweep:, project:"
+            onInput=${(event) => setQuery({ q: event.target.value })} /></label>
+        <label><span class="unseen">State</span><select value=${stateOf}
+          onChange=${(event) => setState(event.target.value)}>
           <option value="">all states</option>
           <option value="PENDING,PREPARING,RUNNING,CANCELLING">not ended</option>
           ${STATES.map((state) => html`<option value=${state}>${state}</option>`)}</select></label>
-        ${marked.size > 0 ? html`<button type="button" class="main" disabled=${marked.size < 2} onClick=${compare}>Compare ${marked.size}</button>` : null}
-        <span class="dim" role="status">${jobs === null ? 'loading' : `${whole(shown.length)}${token ? ' so far' : ''} ${shown.length === 1 ? 'job' : 'jobs'}`}</span>
+        ${marked.size > 0 ? html`<button type="button" class="main" disabled=${marked.size < 2}
+          onClick=${compare}>Compare ${marked.size}</button>` : null}
+        <span class="dim" role="status">${jobs === null
+          ? 'loading' : `${whole(shown.length)}${token ? ' so far' : ''} ${shown.length === 1 ? 'job' : 'jobs'}`}</span>
       </div></div>
     <${Failure} error=${error} />
-    ${jobs !== null && shown.length === 0 && !error && !token ? html`<p class="dim pad">${text ? 'no job is like that' : html`There is no job yet: <a href="/submit">submit one</a>, or <code>sftctl submit FILE</code>.`}</p>` : null}
+    ${jobs !== null && shown.length === 0 && !error && !token
+      ? html`<p class="dim pad">${text ? 'no job is like that' : html`There is no job yet: <a
+        href="/submit">submit one</a>, or <code>sftctl submit FILE</code>.`}</p>` : null}
     <${LongTable} caption="Jobs, newest first" columns=${columns} rows=${shown} marked=${marked} onMark=${mark}
-      onOpen=${(job) => go(jobLink(job.name))} onEnd=${() => token && !busy && more?.()} total=${token ? -1 : shown.length} />`;
+      onOpen=${(job) => go(jobLink(job.name))} onEnd=${() => token && !busy && more?.()}
+        total=${token ? -1 : shown.length} />`;
 }

@@ -14,7 +14,8 @@ export async function startSession(credential) {
   loginWanted.set(false);
 }
 
-export const endSession = () => fetch('/session', { method: 'DELETE', headers: { 'Content-Type': 'application/json' } });
+export const endSession = () => fetch('/session', { method: 'DELETE',
+  headers: { 'Content-Type': 'application/json' } });
 
 export function LoginPage() {
   const [token, setToken] = useState('');
@@ -32,7 +33,8 @@ export function LoginPage() {
   };
   return html`<form class="login" onSubmit=${submit}><h1>Log in</h1>
     <p>This server asks who you are. Paste your token (<code>sftctl admin token create USER</code> makes one), or come with <code>sftctl web</code>, which needs no typing.</p>
-    <label><span>Token</span><input type="password" autocomplete="current-password" value=${token} required autofocus onInput=${(event) => setToken(event.target.value)} /></label>
+    <label><span>Token</span><input type="password" autocomplete="current-password" value=${token} required autofocus
+      onInput=${(event) => setToken(event.target.value)} /></label>
     <${Failure} error=${error} />
     <p><button type="submit" class="main" disabled=${busy}>Log in</button></p></form>`;
 }

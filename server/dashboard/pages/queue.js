@@ -31,18 +31,27 @@ function useQueue() {
 }
 
 // In line first, by their place; then what is held or waits for other jobs.
-const order = (a, b) => (a.outlook?.place || 1e9) - (b.outlook?.place || 1e9) || Date.parse(a.create_time) - Date.parse(b.create_time);
+const order = (a, b) => (a.outlook?.place || 1e9) - (b.outlook?.place || 1e9) ||
+  Date.parse(a.create_time) - Date.parse(b.create_time);
 
 function Line({ type, jobs, variants }) {
   const free = variants.filter((variant) => variant.gpu_type === type && variant.nodes_free > 0)
     .sort((a, b) => b.gpus_per_node - a.gpus_per_node)[0];
-  return html`<section><h2>${type} <span class="dim">${plural(jobs.length, 'job')} waiting${variants.some((variant) => variant.gpu_type === type)
-    ? free ? `; free now: at most ${free.gpus_per_node} on one node (${plural(free.nodes_free, 'node')})` : '; nothing is free now' : ''}</span></h2>
-    <${Table} caption="Jobs that wait for ${type}" head=${[{ name: 'Place', right: true }, { name: 'Job', class: 'name' }, 'Owner', { name: 'Asks for', class: 'once' }, 'Priority', { name: 'Why it waits', class: 'text' }, 'Expected start', 'At the latest', 'Submitted', { name: 'Action', unseen: true, class: 'once' }]}
+  return html`<section><h2>${type} <span class="dim">
+    ${plural(jobs.length, 'job')} waiting${variants.some((variant) => variant.gpu_type === type)
+    ? free ? `; free now: at most ${free.gpus_per_node} on one node (${plural(free.nodes_free,
+      'node')})` : '; nothing is free now' : ''}</span></h2>
+    <${Table} caption="Jobs that wait for ${type}"
+      head=${[{ name: 'Place', right: true }, { name: 'Job', class: 'name' }, 'Owner',
+        { name: 'Asks for', class: 'once' }, 'Priority', { name: 'Why it waits', class: 'text' }, 'Expected start',
+          'At the latest', 'Submitted', { name: 'Action', unseen: true, class: 'once' }]}
       rows=${[...jobs].sort(order).map((job) => ({ key: job.name, cells: [job.outlook?.place || '-',
-        html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>`, oneLine(job.owner), oneLine(job.variant), job.priority || 'normal',
-        html`${job.held ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0 ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
-        job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-', job.outlook?.promised_start_time ? html`<${Ago} time=${job.outlook.promised_start_time} />` : '-',
+        html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>`,
+          oneLine(job.owner), oneLine(job.variant), job.priority || 'normal',
+        html`${job.held ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0
+          ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
+        job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-',
+          job.outlook?.promised_start_time ? html`<${Ago} time=${job.outlook.promised_start_time} />` : '-',
         html`<${Ago} time=${job.create_time} />`, html`<${JobButtons} job=${job} />`] }))} /></section>`;
 }
 
@@ -50,13 +59,18 @@ export function QueuePage() {
   const { jobs, variants, error } = useQueue();
   const types = [...new Set((jobs || []).map(typeOf))].sort();
   const free = variants.filter((variant) => variant.nodes_free > 0);
-  return html`<div class="head"><h1>Queue</h1><span class="dim" role="status">${jobs ? `${plural(jobs.length, 'job')} waiting` : 'loading'}</span></div>
+  return html`<div class="head"><h1>Queue</h1><span class="dim" role="status">
+    ${jobs ? `${plural(jobs.length, 'job')} waiting` : 'loading'}</span></div>
     <${Failure} error=${error} />
     ${jobs?.length === 0 ? html`<p class="dim pad">Nothing waits.</p>` : null}
-    ${types.map((type) => html`<${Line} key=${type} type=${type} jobs=${jobs.filter((job) => typeOf(job) === type)} variants=${variants} />`)}
+    ${types.map((type) => html`<${Line} key=${type} type=${type} jobs=${jobs.filter((job) => typeOf(job) === type)}
+      variants=${variants} />`)}
     <h2>What a job can ask for</h2>
-    <${Table} caption="Variants" head=${['Variant', 'Type', { name: 'GPUs per node', right: true }, { name: 'Nodes', right: true }, { name: 'Free now', right: true }]}
-      rows=${variants.map((variant) => ({ key: variant.name, cells: [html`<code>${oneLine(variant.name)}</code>`, oneLine(variant.gpu_type), variant.gpus_per_node, variant.nodes, number(variant.nodes_free)] }))}
+    <${Table} caption="Variants" head=${['Variant', 'Type', { name: 'GPUs per node', right: true },
+      { name: 'Nodes', right: true }, { name: 'Free now', right: true }]}
+      rows=${variants.map((variant) => ({ key: variant.name,
+        cells: [html`<code>${oneLine(variant.name)}</code>`, oneLine(variant.gpu_type), variant.gpus_per_node,
+          variant.nodes, number(variant.nodes_free)] }))}
       empty=${jobs ? 'no node has offered any slots' : 'loading'} />
     ${jobs && free.length === 0 && variants.length > 0 ? html`<p class="dim">Nothing is free now.</p>` : null}`;
 }

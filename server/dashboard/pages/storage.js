@@ -22,23 +22,38 @@ export function StoragePage() {
     }
   }, []);
   const { storage, error } = state;
-  if (!storage) return html`<h1>Storage</h1>${error ? html`<${Failure} error=${error} />` : html`<p class="dim">loading</p>`}`;
+  if (!storage) return html`<h1>Storage</h1>${error
+    ? html`<${Failure} error=${error} />` : html`<p class="dim">loading</p>`}`;
   const disk = storage.disk || {};
   const used = number(disk.total_bytes) > 0 ? 1 - number(disk.free_bytes) / number(disk.total_bytes) : 0;
   const full = disk.level === 'FULL' || disk.level === 'LOW';
-  return html`<div class="head"><h1>Storage</h1><span class="dim">measured <${Ago} time=${storage.measured} /></span></div>
+  return html`<div class="head"><h1>Storage</h1><span class="dim">measured <${Ago} time=${storage.measured} /></span>
+    </div>
     <${Failure} error=${error} />
-    <p class="progress disk"><${Bar} share=${used} label="disk in use" level=${full ? 'high' : ''} /> <span>${diskText(disk)}</span></p>
-    <div class="two"><section><h2>By kind</h2><${Table} caption="By kind" head=${['Kind', { name: 'Items', right: true }, { name: 'Size', right: true }]}
-      rows=${(storage.kinds || []).map((use) => ({ key: use.kind, cells: [STORED_KINDS[use.kind] || use.kind, whole(use.items), bytes(use.bytes)] }))} /></section>
-    <section><h2>By project</h2><${Table} caption="By project" head=${['Project', { name: 'Size', right: true }, { name: 'Data sets', right: true }, { name: 'Artifacts', right: true }]}
-      rows=${(storage.projects || []).map((use) => ({ key: use.project, cells: [oneLine(use.project), bytes(sumOf(use.kinds)),
-        use.quota ? quotaText(use.quota.dataset_used, use.quota.dataset_bytes) : '-', use.quota ? quotaText(use.quota.artifact_used, use.quota.artifact_bytes) : '-'] }))} /></section></div>
+    <p class="progress disk"><${Bar} share=${used} label="disk in use" level=${full ? 'high' : ''} /> <span>
+      ${diskText(disk)}</span></p>
+    <div class="two"><section><h2>By kind</h2><${Table} caption="By kind"
+      head=${['Kind', { name: 'Items', right: true }, { name: 'Size', right: true }]}
+      rows=${(storage.kinds || []).map((use) => ({ key: use.kind,
+        cells: [STORED_KINDS[use.kind] || use.kind, whole(use.items), bytes(use.bytes)] }))} /></section>
+    <section><h2>By project</h2><${Table} caption="By project"
+      head=${['Project', { name: 'Size', right: true }, { name: 'Data sets', right: true },
+        { name: 'Artifacts', right: true }]}
+      rows=${(storage.projects || []).map((use) =>
+        ({ key: use.project, cells: [oneLine(use.project), bytes(sumOf(use.kinds)),
+        use.quota ? quotaText(use.quota.dataset_used, use.quota.dataset_bytes) : '-', use.quota
+          ? quotaText(use.quota.artifact_used, use.quota.artifact_bytes) : '-'] }))} /></section></div>
     <h2>Largest items</h2>
-    <${Table} caption="Largest items" head=${['Item', 'Kind', { name: 'Size', right: true }, 'Project', 'Owner', 'Last use', { name: 'Jobs', right: true }]}
+    <${Table} caption="Largest items" head=${['Item', 'Kind', { name: 'Size', right: true }, 'Project', 'Owner',
+      'Last use', { name: 'Jobs', right: true }]}
       rows=${(storage.biggest || []).map((item) => ({ key: `${item.name}/${item.kind}`, cells: [
-        item.name.includes(':') ? html`<code>${oneLine(item.display_name) || oneLine(item.name).slice(0, 28)}</code>` : html`<${JobLink} name=${item.name} />${item.display_name ? ` ${oneLine(item.display_name)}` : ''}`,
-        STORED_KINDS[item.kind] || item.kind, bytes(item.bytes), oneLine(item.project), oneLine(item.owner), html`<${Ago} time=${item.last_use} />`,
-        `${item.node ? `on ${shortName(item.node)} ` : ''}${number(item.live_jobs) > 0 ? `${item.live_jobs} live of ` : ''}${number(item.jobs)}`] }))} />
-    <p><${Command} text="sftctl storage" /> <span class="dim">removing data: <code>sftctl rm NAME --dry-run</code></span></p>`;
+        item.name.includes(':') ? html`<code>${oneLine(item.display_name) || oneLine(item.name)
+          .slice(0, 28)}</code>` : html`<${JobLink} name=${item.name} />
+            ${item.display_name ? ` ${oneLine(item.display_name)}` : ''}`,
+        STORED_KINDS[item.kind] || item.kind, bytes(item.bytes), oneLine(item.project), oneLine(item.owner),
+          html`<${Ago} time=${item.last_use} />`,
+        `${item.node ? `on ${shortName(item.node)} ` : ''}${number(item.live_jobs) > 0
+          ? `${item.live_jobs} live of ` : ''}${number(item.jobs)}`] }))} />
+    <p><${Command} text="sftctl storage" /> <span class="dim">removing data: <code>sftctl rm NAME --dry-run</code>
+      </span></p>`;
 }

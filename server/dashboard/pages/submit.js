@@ -39,15 +39,19 @@ function Problems({ problems, name, onLine }) {
   if (problems.length === 0) return null;
   return html`<section role="alert"><h2>${plural(problems.length, 'problem')}</h2>
     <ul class="problems">${problems.map((problem, i) => html`<li key=${i}>
-      ${problem.line > 0 ? html`<button type="button" class="small" onClick=${() => onLine(problem.line)}>${oneLine(name)}:${problem.line}</button> ` : null}
-      ${problem.key ? html`<code>${oneLine(problem.key)}</code> ` : null}${oneLine(problem.message)}</li>`)}</ul></section>`;
+      ${problem.line > 0 ? html`<button type="button" class="small" onClick=${() => onLine(problem.line)}>
+        ${oneLine(name)}:${problem.line}</button> ` : null}
+      ${problem.key ? html`<code>${oneLine(problem.key)}</code> ` : null}${oneLine(problem.message)}</li>`)}</ul>
+        </section>`;
 }
 
 // A data set that the job file names: the file is chosen here, and has to be on the server already.
 function NeededFile({ needed, state, onChoose }) {
   return html`<li><label class="file"><span><code>${oneLine(needed.key)}</code> ${oneLine(needed.path)}</span>
-      <input type="file" onChange=${(event) => event.target.files[0] && onChoose(needed, event.target.files[0])} /></label>
-    <span class=${state?.bad ? 'bad' : 'dim'}>${state?.text || 'choose the file, so that the server can be asked whether it has it'}</span></li>`;
+      <input type="file" onChange=${(event) => event.target.files[0] && onChoose(needed, event.target.files[0])} />
+        </label>
+    <span class=${state?.bad ? 'bad' : 'dim'}>${state?.text ||
+      'choose the file, so that the server can be asked whether it has it'}</span></li>`;
 }
 
 function Plan({ plan, resolved }) {
@@ -55,12 +59,18 @@ function Plan({ plan, resolved }) {
   return html`<section><h2>What it would be</h2><${Facts} items=${[
     ['GPUs', `${oneLine(plan.variant)}${plan.nodes > 1 ? `, ${plan.nodes} nodes` : ''}, ${plural(plan.ranks, 'rank')}`],
     ['placement', oneLine(plan.placement)], ['expected', outlookText(plan.outlook)], ['batch', oneLine(plan.batch)],
-    number(plan.total_parameters) > 0 && ['parameters', `${count(plan.trainable_parameters)} of ${count(plan.total_parameters)} train`],
-    memory > 0 && ['memory per rank', `${bytes(memory)}${number(plan.memory_limit_bytes) > 0 ? ` of ${bytes(plan.memory_limit_bytes)}` : ''}`],
-    number(plan.tokens_per_second) > 0 && ['tokens/s', `${count(plan.tokens_per_second)}${plan.speed_from_peaks ? ' (from published peaks)' : ''}`],
+    number(plan.total_parameters) > 0 && ['parameters',
+      `${count(plan.trainable_parameters)} of ${count(plan.total_parameters)} train`],
+    memory > 0 && ['memory per rank', `${bytes(memory)}${number(plan.memory_limit_bytes) > 0
+      ? ` of ${bytes(plan.memory_limit_bytes)}` : ''}`],
+    number(plan.tokens_per_second) > 0 && ['tokens/s',
+      `${count(plan.tokens_per_second)}${plan.speed_from_peaks ? ' (from published peaks)' : ''}`],
     ['execution', oneLine(plan.execution)], ['note', oneLine(plan.note)]]} />
-    <details><summary>${whole(resolved.length)} resolved keys</summary><${Table} caption="Resolved keys" head=${['Key', 'Value', 'Origin']}
-      rows=${resolved.map((each) => ({ key: each.key, cells: [html`<code>${oneLine(each.key)}</code>`, html`<code>${oneLine(each.value)}</code>`, html`<span class="dim">${oneLine(each.origin)}</span>`] }))} /></details></section>`;
+    <details><summary>${whole(resolved.length)} resolved keys</summary><${Table} caption="Resolved keys"
+      head=${['Key', 'Value', 'Origin']}
+      rows=${resolved.map((each) => ({ key: each.key,
+        cells: [html`<code>${oneLine(each.key)}</code>`, html`<code>${oneLine(each.value)}</code>`,
+          html`<span class="dim">${oneLine(each.origin)}</span>`] }))} /></details></section>`;
 }
 
 export function SubmitPage() {
@@ -115,7 +125,8 @@ export function SubmitPage() {
     try {
       const sha = await sha256(file);
       const stat = await call('DataService/StatBlob', { sha256: sha, purpose: 'DATASET', project });
-      put(stat.complete ? { text: `${bytes(file.size)}, on the server`, file: { key: needed.key, sha256: sha, size: file.size, client_path: needed.path } }
+      put(stat.complete ? { text: `${bytes(file.size)}, on the server`,
+        file: { key: needed.key, sha256: sha, size: file.size, client_path: needed.path } }
         : { bad: true, text: `the server does not have this file yet: sftctl submit ${name} sends it` });
     } catch (failure) {
       put({ bad: true, text: failure.message });
@@ -143,24 +154,42 @@ export function SubmitPage() {
     setOver(false);
     take(event.dataTransfer.files[0]);
   };
-  return html`<div class="head"><h1>Submit</h1><span class="dim">a job file in TOML, YAML or JSON: paste it, or drop the file here</span></div>
-    <div class="two submit"><section class=${over ? 'over' : ''} onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-      <div class="tools"><label>name <input value=${name} onInput=${(event) => { setName(event.target.value); setAnswer(null); }} /></label>
-        <label>project <input value=${project} placeholder="yours" onInput=${(event) => { setProject(event.target.value); setAnswer(null); }} /></label>
-        <label class="file"><span class="unseen">Job file</span><input type="file" accept=".toml,.yaml,.yml,.json" onChange=${(event) => take(event.target.files[0])} /></label></div>
-      <div class="editor"><pre class="numbers" aria-hidden="true" ref=${numbers}>${text.split('\n').map((line, i) => html`<span key=${i} class=${bad.has(i + 1) ? 'bad' : ''}>${i + 1}${'\n'}</span>`)}</pre>
-        <textarea ref=${area} value=${text} spellcheck=${false} wrap="off" aria-label="Job file" onInput=${(event) => change(event.target.value)}
+  return html`<div class="head"><h1>Submit</h1><span
+    class="dim">a job file in TOML, YAML or JSON: paste it, or drop the file here</span></div>
+    <div class="two submit"><section class=${over ? 'over' : ''}
+      onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)}
+        onDrop=${drop}>
+      <div class="tools"><label>name <input value=${name}
+        onInput=${(event) => { setName(event.target.value); setAnswer(null); }} /></label>
+        <label>project <input value=${project} placeholder="yours"
+          onInput=${(event) => { setProject(event.target.value); setAnswer(null); }} /></label>
+        <label class="file"><span class="unseen">Job file</span><input type="file" accept=".toml,.yaml,.yml,.json"
+          onChange=${(event) => take(event.target.files[0])} /></label></div>
+      <div class="editor"><pre class="numbers" aria-hidden="true" ref=${numbers}>
+        ${text.split('\n').map((line, i) => html`<span key=${i} class=${bad.has(i + 1) ? 'bad' : ''}>
+          ${i + 1}${'\n'}</span>`)}</pre>
+        <textarea ref=${area} value=${text} spellcheck=${false} wrap="off" aria-label="Job file"
+          onInput=${(event) => change(event.target.value)}
           onScroll=${(event) => { numbers.current.scrollTop = event.target.scrollTop; }}></textarea></div>
-      <p class="buttons"><button type="button" class=${answer ? '' : 'main'} disabled=${busy !== ''} onClick=${check}>${busy === 'check' ? 'checking' : 'Dry run'}</button>
-        <button type="button" class=${answer ? 'main' : ''} disabled=${busy !== '' || !answer || problems.length > 0 || missing.length > 0} onClick=${submit}>${busy === 'submit' ? 'submitting' : 'Submit'}</button>
-        <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer ? '' : ' --dry-run'}`} /></p>
+      <p class="buttons"><button type="button" class=${answer ? '' : 'main'} disabled=${busy !== ''}
+        onClick=${check}>${busy === 'check' ? 'checking' : 'Dry run'}</button>
+        <button type="button" class=${answer ? 'main' : ''}
+          disabled=${busy !== '' || !answer || problems.length > 0 || missing.length > 0} onClick=${submit}>
+            ${busy === 'submit' ? 'submitting' : 'Submit'}</button>
+        <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer
+          ? '' : ' --dry-run'}`} /></p>
     </section><section aria-live="polite">
       ${!answer && !error ? html`<p class="dim">A dry run comes first: it says here what the job would be, and all that a submit would refuse.</p>` : null}
       ${error && problems.length === 0 ? html`<${Failure} error=${error} />` : null}
       <${Problems} problems=${problems} name=${name} onLine=${toLine} />
-      ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>${oneLine(warning.key)}</code> ${oneLine(warning.message)}</p>`)}
+      ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>
+        ${oneLine(warning.key)}</code> ${oneLine(warning.message)}</p>`)}
       ${answer && problems.length === 0 ? html`<p class="good">The job would be accepted.</p>` : null}
-      ${needed.length > 0 && problems.length === 0 ? html`<h2>Its data</h2><ul class="needed">${needed.map((each) => html`<${NeededFile} key=${each.key} needed=${each} state=${files[each.key]} onChoose=${choose} />`)}</ul>` : null}
-      ${answer?.plan && problems.length === 0 ? html`<${Plan} plan=${answer.plan} resolved=${answer.resolved || []} />` : null}
+      ${needed.length > 0 && problems.length === 0
+        ? html`<h2>Its data</h2><ul class="needed">
+          ${needed.map((each) => html`<${NeededFile} key=${each.key} needed=${each} state=${files[each.key]}
+            onChoose=${choose} />`)}</ul>` : null}
+      ${answer?.plan && problems.length === 0 ? html`<${Plan} plan=${answer.plan}
+        resolved=${answer.resolved || []} />` : null}
     </section></div>`;
 }

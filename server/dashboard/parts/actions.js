@@ -32,7 +32,8 @@ const JOB_ACTIONS = {
     command: (values) => withReason(`sftctl cancel ${id}${values.checkpoint ? ' --checkpoint' : ''}`, values.reason),
     confirm: 'Cancel the job',
     danger: true,
-    run: (values) => changeJob('JobService/CancelJob', { name, reason: values.reason || '', checkpoint: !!values.checkpoint }),
+    run: (values) => changeJob('JobService/CancelJob',
+      { name, reason: values.reason || '', checkpoint: !!values.checkpoint }),
   }),
   hold: (name, id) => ({
     title: `Hold ${id}?`,
@@ -154,8 +155,10 @@ function Question({ action }) {
   };
   const field = (each) => html`<label key=${each.name} class=${each.type}>
     ${each.type === 'checkbox' ? null : html`<span>${each.label}</span>`}
-    <input type=${each.type} checked=${!!values[each.name]} value=${each.type === 'text' ? values[each.name] || '' : undefined}
-      maxlength="300" onInput=${(event) => setValues({ ...values, [each.name]: each.type === 'checkbox' ? event.target.checked : event.target.value })} />
+    <input type=${each.type} checked=${!!values[each.name]}
+      value=${each.type === 'text' ? values[each.name] || '' : undefined}
+      maxlength="300" onInput=${(event) => setValues({ ...values, [each.name]: each.type === 'checkbox'
+        ? event.target.checked : event.target.value })} />
     ${each.type === 'checkbox' ? html`<span>${each.label}</span>` : null}</label>`;
   return html`<dialog ref=${element} aria-labelledby="question" onCancel=${close} onClose=${close}>
     <form onSubmit=${confirm}>
@@ -167,7 +170,8 @@ function Question({ action }) {
       <${Failure} error=${error} />
       <p class="buttons">
         <button type="button" onClick=${close}>Back</button>
-        <button type="submit" class=${action.danger ? 'danger' : 'main'} disabled=${busy} autofocus>${busy ? 'asking the server' : action.confirm}</button>
+        <button type="submit" class=${action.danger ? 'danger' : 'main'} disabled=${busy} autofocus>
+          ${busy ? 'asking the server' : action.confirm}</button>
       </p>
     </form>
   </dialog>`;

@@ -9,7 +9,8 @@ const MARKS = {
 };
 
 // A state as its word, with a mark and a colour beside it.
-export const State = ({ of }) => html`<span class="state ${of}"><span aria-hidden="true">${MARKS[of] || '○'}</span> ${of}</span>`;
+export const State = ({ of }) => html`<span class="state ${of}"><span aria-hidden="true">
+  ${MARKS[of] || '○'}</span> ${of}</span>`;
 
 // What screen readers are told: changes of state, results of actions.
 export const spoken = shared('');
@@ -59,18 +60,21 @@ export function Copy({ text }) {
     await navigator.clipboard?.writeText(text);
     setDone(true);
   };
-  return html`<button type="button" class="small" onClick=${copy} aria-label="Copy ${text}">${done ? 'copied' : 'copy'}</button>`;
+  return html`<button type="button" class="small" onClick=${copy} aria-label="Copy ${text}">
+    ${done ? 'copied' : 'copy'}</button>`;
 }
 
 // A command of sftctl that does the same.
-export const Command = ({ text }) => html`<span class="command"><code>${oneLine(text)}</code> <${Copy} text=${text} /></span>`;
+export const Command = ({ text }) => html`<span class="command"><code>${oneLine(text)}</code> <${Copy}
+  text=${text} /></span>`;
 
 export const Failure = ({ error }) => (error
   ? html`<p class="failure" role="alert">${oneLine(error.message)}${(error.details || []).map((detail) =>
       html`<br /><code>${oneLine(detail.field)}</code> ${oneLine(detail.description)}`)}</p>`
   : null);
 
-export const Facts = ({ items }) => html`<dl class="facts">${items.filter((item) => item && item[1] !== '' && item[1] !== null && item[1] !== undefined)
+export const Facts = ({ items }) => html`<dl class="facts">
+  ${items.filter((item) => item && item[1] !== '' && item[1] !== null && item[1] !== undefined)
   .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 // A plain table: `head` of names (or {name, right, class, unseen}), `rows` of cells.
@@ -78,7 +82,8 @@ export function Table({ caption, head, rows, empty = 'nothing yet' }) {
   const heads = head.map((each) => (typeof each === 'string' ? { name: each } : each));
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="unseen">${caption}</caption>
-    <thead><tr>${heads.map((each) => html`<th scope="col" class=${each.right ? 'right' : ''}>${each.unseen ? html`<span class="unseen">${each.name}</span>` : each.name}</th>`)}</tr></thead>
+    <thead><tr>${heads.map((each) => html`<th scope="col" class=${each.right ? 'right' : ''}>
+      ${each.unseen ? html`<span class="unseen">${each.name}</span>` : each.name}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.key} class=${row.class || ''}>${(row.cells || row).map((cell, i) =>
       html`<td class=${heads[i].right ? 'right' : heads[i].class || ''}>${cell}</td>`)}</tr>`)}</tbody>
   </table>${rows.length === 0 ? html`<p class="dim pad">${empty}</p>` : null}</div>`;
@@ -92,7 +97,8 @@ export function Spark({ values, label }) {
   const range = Math.max(...finite) - low || 1;
   const points = finite.map((value, i) =>
     `${((60 * i) / (finite.length - 1)).toFixed(1)},${(15 - (14 * (value - low)) / range).toFixed(1)}`).join(' ');
-  return html`<svg class="spark" viewBox="0 0 60 16" role="img" aria-label=${label}><polyline points=${points} /></svg>`;
+  return html`<svg class="spark" viewBox="0 0 60 16" role="img" aria-label=${label}><polyline points=${points} />
+    </svg>`;
 }
 
 export function diskText(disk) {

@@ -64,7 +64,8 @@ function makePlot(element, curves, options) {
     },
     axes: [
       { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.xText(tick)) },
-      { ...axis, size: 54, values: (plot, ticks) => ticks.map((tick) => (tick === null ? '' : options.axisText(tick))) },
+      { ...axis, size: 54, values: (plot, ticks) => ticks
+        .map((tick) => (tick === null ? '' : options.axisText(tick))) },
     ],
     series: [{}, ...curves.map((curve) => ({
       label: curve.name,
@@ -112,7 +113,8 @@ function readOut(curves, x, xText) {
 }
 
 // `curves`: {name, x, y, colour, dots, faint, text}, x ascending; `range`: [from, to] of x, or null.
-export function Chart({ title, note, curves, xName, xText = whole, text = figure, range, onZoom, version, log, sync, height = 190 }) {
+export function Chart({ title, note, curves, xName, xText = whole, text = figure, range, onZoom, version, log, sync,
+  height = 190 }) {
   const holder = useRef(null);
   const values = useRef(null);
   const plot = useRef(null);
@@ -161,7 +163,8 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
     ${empty ? html`<p class="dim center">no points yet</p>` : null}
     <p class="dim note">${parts && !empty ? drawnText(parts) : ''}${note ? html` · ${note}` : ''}</p>
     <details onToggle=${(event) => setOpen(event.target.open)}><summary>Show as table</summary>
-      ${open ? html`<${Figures} title=${title} curves=${curves} xName=${xName} xText=${xText} text=${text} range=${range} />` : null}
+      ${open ? html`<${Figures} title=${title} curves=${curves} xName=${xName} xText=${xText} text=${text}
+        range=${range} />` : null}
     </details>
   </figure>`;
 }
@@ -180,8 +183,10 @@ function Figures({ title, curves, xName, xText, text, range }) {
   };
   return html`<div class="scroll short" tabindex="0" role="region" aria-label="${title} as a table"><table>
     <caption>${every > 1 ? `every ${whole(every)}th point` : 'all points'}</caption>
-    <thead><tr><th scope="col" class="right">${xName}</th>${[main, ...others].map((curve) => html`<th scope="col" class="right">${curve.name}</th>`)}</tr></thead>
+    <thead><tr><th scope="col" class="right">${xName}</th>
+      ${[main, ...others].map((curve) => html`<th scope="col" class="right">${curve.name}</th>`)}</tr></thead>
     <tbody>${rows.map((i) => html`<tr key=${i}><td class="right">${xText(main.x[i])}</td>
-      <td class="right">${text(main.y[i])}</td>${others.map((curve) => html`<td class="right">${text(at(curve, main.x[i]))}</td>`)}</tr>`)}</tbody>
+      <td class="right">${text(main.y[i])}</td>${others
+        .map((curve) => html`<td class="right">${text(at(curve, main.x[i]))}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }

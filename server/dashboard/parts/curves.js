@@ -54,11 +54,15 @@ export function ZoomButtons({ range, extent }) {
 export function ChartTools({ view, extent, axes = X_AXES }) {
   const empty = !(extent[1] > extent[0]);
   return html`<div class="tools">
-    <label>over <select value=${view.x} onChange=${(event) => setQuery({ x: event.target.value === 'step' ? '' : event.target.value, from: '', to: '' })}>
+    <label>over <select value=${view.x} onChange=${(event) =>
+      setQuery({ x: event.target.value === 'step' ? '' : event.target.value, from: '', to: '' })}>
       ${Object.entries(axes).map(([name, axis]) => html`<option value=${name}>${axis.name}</option>`)}</select></label>
-    <label>smooth <select value=${String(view.half)} onChange=${(event) => setQuery({ smooth: event.target.value === '0' ? '' : event.target.value })}>
-      ${SMOOTH.map((half) => html`<option value=${String(half)}>${half === 0 ? 'off' : `${half} points`}</option>`)}</select></label>
-    <label class="checkbox"><input type="checkbox" checked=${view.log} onChange=${(event) => setQuery({ log: event.target.checked ? '1' : '' })} /><span>log loss</span></label>
+    <label>smooth <select value=${String(view.half)}
+      onChange=${(event) => setQuery({ smooth: event.target.value === '0' ? '' : event.target.value })}>
+      ${SMOOTH.map((half) => html`<option value=${String(half)}>
+        ${half === 0 ? 'off' : `${half} points`}</option>`)}</select></label>
+    <label class="checkbox"><input type="checkbox" checked=${view.log}
+      onChange=${(event) => setQuery({ log: event.target.checked ? '1' : '' })} /><span>log loss</span></label>
     <${ZoomButtons} range=${view.range} extent=${empty ? [0, 1] : extent} /></div>`;
 }
 
@@ -67,15 +71,18 @@ export function JobCurves({ curve, version, answers, children }) {
   const axis = X_AXES[view.x];
   const x = curve.steps.column(view.x);
   const validationX = curve.validations.column(view.x);
-  const smoothed = useMemo(() => (view.half > 0 ? smooth(curve.steps.column('loss'), view.half) : null), [version, view.half]);
+  const smoothed = useMemo(() => (view.half > 0 ? smooth(curve.steps.column('loss'), view.half) : null),
+    [version, view.half]);
   const of = (name, label, colour, text) => ({ name: label, x, y: curve.steps.column(name), colour, text });
   const loss = of('loss', 'loss', 'curve-1');
   const losses = smoothed
     ? [{ ...loss, name: 'loss (each)', faint: true }, { ...loss, y: smoothed, name: 'loss' }] : [loss];
   if (curve.validations.length > 0) {
-    losses.push({ name: 'validation', x: validationX, y: curve.validations.column('val_loss'), colour: 'curve-2', dots: true });
+    losses.push({ name: 'validation', x: validationX, y: curve.validations.column('val_loss'), colour: 'curve-2',
+      dots: true });
   }
-  const chart = (title, curves, more = {}) => html`<${Chart} key=${title} title=${title} curves=${curves} xName=${axis.name} xText=${axis.text}
+  const chart = (title, curves, more = {}) => html`<${Chart} key=${title} title=${title} curves=${curves}
+    xName=${axis.name} xText=${axis.text}
     range=${view.range} onZoom=${zoomTo} version=${`${version}/${view.x}/${view.half}`} sync="job" ...${more} />`;
   const ofLimit = curve.steps.column('of_limit');
   const speed = chart('Tokens/s', [of('tokens_per_second', 'tokens/s', 'curve-3', count)], { text: count });
@@ -90,6 +97,8 @@ export function JobCurves({ curve, version, answers, children }) {
     ${chart('% of limit', [of('of_limit', 'of limit', 'curve-6', ratio)], { text: ratio,
       note: ofLimit.length > 0 && number(ofLimit[ofLimit.length - 1]) === 0
         ? 'the limit of these slots was not measured' : 'speed beside what the GPUs’ measured rates allow' })}
-    ${chart('Memory per GPU', [of('gpu_memory_bytes', 'memory', 'curve-7', bytes)], { text: bytes, note: 'the rank with the most' })}
-  </div>${children}${curve.grades.size > 0 ? html`<p>Last validation: ${[...curve.grades].map(([name, value]) => `${name} ${figure(value)}`).join(', ')}</p>` : null}`;
+    ${chart('Memory per GPU', [of('gpu_memory_bytes', 'memory', 'curve-7', bytes)],
+      { text: bytes, note: 'the rank with the most' })}
+  </div>${children}${curve.grades.size > 0 ? html`<p>Last validation: ${[...curve.grades]
+    .map(([name, value]) => `${name} ${figure(value)}`).join(', ')}</p>` : null}`;
 }

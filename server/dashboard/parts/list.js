@@ -75,10 +75,13 @@ export function LongTable({ caption, columns, rows, onOpen, onMark, marked, onEn
     ${columns.map((column) => html`<td class=${column.class || ''}>${column.cell(each)}</td>`)}</tr>`;
   return html`<table class="long" aria-rowcount=${(total ?? rows.length) + 1}>
     <caption class="unseen">${caption}</caption>
-    <thead><tr aria-rowindex="1">${columns.map((column) => html`<th scope="col" class=${column.class || ''}>${column.name}</th>`)}</tr></thead>
+    <thead><tr aria-rowindex="1">${columns.map((column) =>
+      html`<th scope="col" class=${column.class || ''}>${column.name}</th>`)}</tr></thead>
     <tbody ref=${body}>
-      ${first > 0 ? html`<tr key="above" aria-hidden="true" class="space"><td colspan=${columns.length} style=${{ height: `${first * ROW_PX}px` }}></td></tr>` : null}
+      ${first > 0 ? html`<tr key="above" aria-hidden="true" class="space"><td colspan=${columns.length}
+        style=${{ height: `${first * ROW_PX}px` }}></td></tr>` : null}
       ${rows.slice(first, end).map(row)}
-      ${end < rows.length ? html`<tr key="below" aria-hidden="true" class="space"><td colspan=${columns.length} style=${{ height: `${(rows.length - end) * ROW_PX}px` }}></td></tr>` : null}
+      ${end < rows.length ? html`<tr key="below" aria-hidden="true" class="space"><td colspan=${columns.length}
+        style=${{ height: `${(rows.length - end) * ROW_PX}px` }}></td></tr>` : null}
     </tbody></table>`;
 }

@@ -80,7 +80,8 @@ export function download(name, parts, type = 'text/plain') {
 
 // Index of the line that says what the verdict's evidence says, from the end; -1: none does.
 export function evidenceLine(all, evidence) {
-  const wanted = evidence.flatMap((text) => text.split('\n')).map((line) => line.trim()).filter((line) => line.length >= 8);
+  const wanted = evidence.flatMap((text) => text.split('\n')).map((line) => line.trim())
+    .filter((line) => line.length >= 8);
   for (const text of wanted.reverse()) {
     for (let i = all.length - 1; i >= 0; --i) {
       if (all[i].includes(text)) return i;
@@ -154,12 +155,17 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
       <label>search <input ref=${field} type="search" value=${text} placeholder="text in the log" aria-keyshortcuts="/"
         onInput=${(event) => search(event.target.value)}
         onKeyDown=${(event) => { if (event.key === 'Enter') step(event.shiftKey ? -1 : 1); }} /></label>
-      <span class="buttons"><button type="button" onClick=${() => step(-1)} disabled=${hits.length === 0} aria-label="Previous hit">↑</button>
-      <button type="button" onClick=${() => step(1)} disabled=${hits.length === 0} aria-label="Next hit">↓</button></span>
+      <span class="buttons"><button type="button" onClick=${() => step(-1)} disabled=${hits.length === 0}
+        aria-label="Previous hit">↑</button>
+      <button type="button" onClick=${() => step(1)} disabled=${hits.length === 0} aria-label="Next hit">↓</button>
+        </span>
       <span class="dim" role="status">${needle ? `${whole(hits.length)} lines` : ''}</span>
-      ${evidence.length > 0 && evidenceLine(all, evidence) >= 0 ? html`<button type="button" onClick=${toEvidence}>To the verdict's evidence</button>` : null}
-      ${live ? html`<label class="checkbox"><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /><span>follow</span></label>` : null}
-      ${log.begin > 0 ? html`<button type="button" onClick=${onWhole}>Load the first ${bytes(log.begin)} too</button>` : null}
+      ${evidence.length > 0 && evidenceLine(all, evidence) >= 0
+        ? html`<button type="button" onClick=${toEvidence}>To the verdict's evidence</button>` : null}
+      ${live ? html`<label class="checkbox"><input type="checkbox" checked=${follow}
+        onChange=${(event) => setFollow(event.target.checked)} /><span>follow</span></label>` : null}
+      ${log.begin > 0 ? html`<button type="button"
+        onClick=${onWhole}>Load the first ${bytes(log.begin)} too</button>` : null}
       <button type="button" onClick=${onSave}>Download</button>
     </div>
     <${Failure} error=${error} />
@@ -170,11 +176,14 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
         if (!atEnd && follow) setFollow(false);
       }}>
       <div class="lines" style=${{ height: `${all.length * LINE_PX}px`, paddingTop: `${first * LINE_PX}px` }}>
-        ${all.slice(first, end).map((line, i) => html`<div key=${first + i} class=${`line ${first + i === at ? 'here' : ''} ${line.startsWith('... ') ? 'dim' : ''}`}>${marked(line)}</div>`)}
+        ${all.slice(first, end).map((line, i) => html`<div key=${first + i}
+          class=${`line ${first + i === at ? 'here' : ''} ${line.startsWith('... ') ? 'dim' : ''}`}>
+            ${marked(line)}</div>`)}
       </div>
       ${all.length === 0 ? html`<p class="dim pad">${live ? 'nothing yet' : 'the log is empty'}</p>` : null}
     </div>
-    <p class="dim">${whole(all.length)} lines, ${bytes(log.end - log.begin)}${log.begin > 0 ? ` (the last ${whole(TAIL_LINES)} lines; the whole log is read for a search)` : ''}</p>`;
+    <p class="dim">${whole(all.length)} lines, ${bytes(log.end - log.begin)}${log.begin > 0
+      ? ` (the last ${whole(TAIL_LINES)} lines; the whole log is read for a search)` : ''}</p>`;
 }
 
 export { MOST_BYTES, TAIL_LINES };
