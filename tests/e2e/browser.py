@@ -20,9 +20,10 @@ AXE = DEPS / "dashboard/node_modules/axe-core/axe.min.js"
 DEADLINE_MS = 60_000
 
 try:
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 except ImportError:
-    sync_playwright = None
+    Image = sync_playwright = None
 
 
 def why_not():
