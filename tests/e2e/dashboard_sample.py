@@ -6,8 +6,6 @@ import random
 
 from dashboard_server import Fleet, at
 
-HOSTILE = '<img src=x onerror="window.hostile=1"> & "quotes"'
-
 
 def curve(random_numbers, high, low, half):
     return lambda step: low + (high - low) * math.exp(-step / half) + random_numbers.gauss(0, 0.035)
@@ -354,15 +352,6 @@ def add_waiting(fleet):
         reason="held by grace: wait for the new data",
         create_time=at(-700),
     )
-    fleet.add_job(
-        "job-x0x0xx",
-        display_name=HOSTILE,
-        owner="<b>mallory</b>",
-        reason="<script>window.hostile=1</script>\u202egnol",
-        group="<i>",
-        create_time=at(-600),
-        variant="H100-1x",
-    )
 
 
 def add_reports(fleet):
@@ -424,7 +413,7 @@ def add_reports(fleet):
                 "bytes": "880000000",
                 "project": "research",
                 "owner": "mallory",
-                "display_name": HOSTILE,
+                "display_name": "old-notes.jsonl",
                 "last_use": at(-90000),
                 "live_jobs": "0",
                 "jobs": "2",
