@@ -4,7 +4,7 @@ import { html, render, shared, useEffect, useState } from './lib/dom.js';
 import { feedState, feedTime } from './lib/feed.js';
 import { duration, oneLine } from './lib/format.js';
 import { startKeys, useKeys } from './lib/keys.js';
-import { go, route, setQuery, startRouter } from './lib/router.js';
+import { go, goBack, route, setQuery, startRouter } from './lib/router.js';
 import { AuditPage } from './pages/audit.js';
 import { ComparePage } from './pages/compare.js';
 import { FleetPage } from './pages/fleet.js';
@@ -91,12 +91,6 @@ function Notice() {
 
 const Spoken = () => html`<p class="unseen" role="status" aria-live="polite">${spoken.use()}</p>`;
 
-function back() {
-  if (helpOpen.get()) helpOpen.set(false);
-  else if (jobOf(route.get().path)) go('/jobs');
-  else if (history.length > 1) history.back();
-}
-
 function Shell() {
   const { path } = route.use();
   const login = loginWanted.use();
@@ -107,7 +101,7 @@ function Shell() {
     ...Object.fromEntries(VIEW_KEYS.map((view, i) =>
       [String(i + 1), () => (jobOf(route.get().path) ? setQuery({ view, jump: '', find: '' }) : false)])),
     '?': () => helpOpen.set(true),
-    Escape: back,
+    Escape: () => goBack('/jobs'),
   });
   useEffect(() => {
     if (found) document.title = `${found.title} · sft`;

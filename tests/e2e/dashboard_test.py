@@ -109,9 +109,9 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.assertEqual(self.steps_of("Loss"), [json.loads(line)["step"] for line in lines])
 
     def test_a_log_is_followed_over_a_kill_of_the_server_and_a_restart_of_the_job(self):
-        job = self.submit(f"lines", ranks=1)
+        job = self.submit("lines 300 20", ranks=1)
         self.open(f"/jobs/{job}?view=log")
-        self.see("line 000")
+        self.see("line 00000001 of rank 0")
         self.expected_errors = ("ERR_", "Failed to load resource")
         self.kill("server")
         self.restart()

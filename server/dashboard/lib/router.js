@@ -4,12 +4,25 @@ import { shared } from './dom.js';
 const read = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
 
 export const route = shared(read());
+// How many addresses of ours lie behind this one.
+let behind = 0;
 
 export function go(address, { replace = false } = {}) {
   const here = location.pathname + location.search;
   if (address === here) return;
   history[replace ? 'replaceState' : 'pushState'](null, '', address);
+  if (!replace) ++behind;
   route.set(read());
+}
+
+// Where this page was come from; `otherwise` where it was opened by itself.
+export function goBack(otherwise) {
+  if (behind === 0) {
+    go(otherwise);
+    return;
+  }
+  --behind;
+  history.back();
 }
 
 // Sets parameters of this address; an empty value removes one.

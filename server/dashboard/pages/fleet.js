@@ -91,7 +91,7 @@ export function FleetPage() {
       <label><span class="unseen">Filter</span><input ref=${field} type="search" value=${text}
         placeholder="filter: node, type, state, job" aria-keyshortcuts="/"
           onInput=${(event) => setQuery({ q: event.target.value })} /></label>
-      <span class="dim" role="status">${nodes ? `${plural(nodes.length, 'node')}, ${plural(slots.length,
+      <span class="dim">${nodes ? `${plural(nodes.length, 'node')}, ${plural(slots.length,
         'slot')}, ${free} free${sick ? `, ${sick} unhealthy` : ''}` : 'loading'}</span></div></div>
     <${Failure} error=${error} />
     ${warning ? html`<p class="warning">${oneLine(warning)}</p>` : null}

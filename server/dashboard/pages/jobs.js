@@ -1,19 +1,12 @@
 // The list of jobs: pages of the server as it is scrolled, changes as they come.
-import { call } from '../lib/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../lib/dom.js';
-import { openFeed } from '../lib/feed.js';
 import { count, duration, number, oneLine, percent, shortName, whole } from '../lib/format.js';
+import { JobList } from '../lib/job_list.js';
 import { useKeys } from '../lib/keys.js';
 import { go, jobLink, route, setQuery } from '../lib/router.js';
 import { gpusOf, isEnded, outlookText, progressText, STATES } from '../lib/words.js';
 import { Ago, Bar, Failure, JobLink, Spark, State } from '../parts/bits.js';
 import { LongTable } from '../parts/list.js';
-
-// One page of the server; its limit is 500.
-const FIRST_PAGE = 100;
-const NEXT_PAGES = 500;
-const MOST_ASKED_ALONE = 30;
-const SPARK_POINTS = 40;
 
 // The filter box: words to find, and `state:`, `sweep:`, `group:`, `project:` that the server filters by.
 export function parseFilter(text) {
@@ -28,74 +21,15 @@ export function parseFilter(text) {
   return filter;
 }
 
-const searched = (job) => [shortName(job.name), job.display_name, job.owner, job.variant, job.reason, job.project,
-  job.group,
-  job.state].join(' ').toLowerCase();
-
-// The jobs of a filter: {jobs, more(), whole, error}. Kept up to date by the feed.
+// The jobs of a request, kept up to date: what JobList has, null before its first answer.
 function useJobs(request) {
-  const key = JSON.stringify(request);
-  const [state, setState] = useState({ jobs: null, token: '', error: null });
-  const now = useRef({});
-  const put = (next) => {
-    now.current = { ...now.current, ...next };
-    setState(now.current);
-  };
+  const [list, setList] = useState({ shown: null });
   useEffect(() => {
-    let ended = false;
-    now.current = { jobs: null, token: '', error: null, busy: false };
-    const losses = new Map();
-    // The last losses of each running job, as the list shows them one after the other.
-    const keep = (job) => {
-      const seen = losses.get(job.name) || [];
-      if (job.state === 'RUNNING' && number(job.progress?.step) > 0 && seen.at(-1)?.step !== job.progress.step) {
-        losses.set(job.name, [...seen.slice(1 - SPARK_POINTS),
-          { step: job.progress.step, loss: number(job.progress.loss) }]);
-      }
-      return { ...job, id: job.name, losses: losses.get(job.name) || [], text: searched(job) };
-    };
-    const list = async (size, token) => call('JobService/ListJobs', { ...request, page_size: size, page_token: token });
-    const guarded = async (work) => {
-      try {
-        await work();
-      } catch (error) {
-        if (!ended) put({ error, jobs: now.current.jobs || [], busy: false });
-      }
-    };
-    const begin = () => guarded(async () => {
-      const page = await list(FIRST_PAGE, '');
-      if (ended) return;
-      const fresh = page.jobs.map(keep);
-      const names = new Set(fresh.map((job) => job.name));
-      const older = (now.current.jobs || []).filter((job) => !names.has(job.name));
-      // Beyond the first page what was loaded stays, and so does the place to go on from.
-      const token = older.length > 0 && page.next_page_token ? now.current.token : page.next_page_token;
-      put({ jobs: [...fresh, ...(page.next_page_token ? older : [])], token, error: null });
-    });
-    now.current.more = () => guarded(async () => {
-      if (now.current.busy || !now.current.token) return;
-      put({ busy: true });
-      const page = await list(NEXT_PAGES, now.current.token);
-      if (ended) return;
-      const names = new Set(now.current.jobs.map((job) => job.name));
-      put({ jobs: [...now.current.jobs, ...page.jobs.filter((job) => !names.has(job.name)).map(keep)],
-        token: page.next_page_token, busy: false, error: null });
-    });
-    const changed = async (ids) => {
-      await begin();
-      const known = new Map((now.current.jobs || []).map((job, i) => [shortName(job.name), i]));
-      const beyond = ids.map(shortName).filter((id) => known.get(id) >= FIRST_PAGE).slice(0, MOST_ASKED_ALONE);
-      await guarded(async () => {
-        const jobs = await Promise.all(beyond.map((id) => call('JobService/GetJob', { name: id })));
-        const byName = new Map(jobs.map((job) => [job.name, keep(job)]));
-        if (!ended && byName.size > 0) put({ jobs: now.current.jobs.map((job) => byName.get(job.name) || job) });
-      });
-    };
-    begin();
-    const close = openFeed(() => ({ jobs: 1 }), { open: begin, jobs: ({ changed: ids }) => changed(ids || []) });
-    return () => { ended = true; close(); };
-  }, [key]);
-  return state;
+    const jobs = new JobList(request, (shown) => setList({ shown }));
+    setList({ shown: null });
+    return () => jobs.close();
+  }, [JSON.stringify(request)]);
+  return list.shown;
 }
 
 function Progress({ job }) {
@@ -118,7 +52,8 @@ export function JobsPage() {
   const query = route.use().query;
   const text = query.get('q') || '';
   const filter = useMemo(() => parseFilter(text), [text]);
-  const { jobs, token, error, more, busy } = useJobs(filter.request);
+  const list = useJobs(filter.request);
+  const { jobs = null, token, error, busy } = list || {};
   const [marked, setMarked] = useState(new Set());
   const field = useRef(null);
   const shown = useMemo(() => (jobs || []).filter((job) => filter.words.every((word) => job.text.includes(word))),
@@ -132,7 +67,7 @@ export function JobsPage() {
   useKeys({ '/': () => field.current.focus(), c: () => (marked.size > 1 ? compare() : false) });
   // Words are looked for in what is loaded: load on until the page is full or all is there.
   useEffect(() => {
-    if (filter.words.length > 0 && token && !busy) more();
+    if (filter.words.length > 0 && token && !busy) list.more();
   }, [filter, token, busy]);
 
   const stateOf = (filter.request.states || []).join(',');
@@ -182,6 +117,6 @@ export function JobsPage() {
       ? html`<p class="dim pad">${text ? 'no job is like that' : html`There is no job yet: <a
         href="/submit">submit one</a>, or <code>sftctl submit FILE</code>.`}</p>` : null}
     <${LongTable} caption="Jobs, newest first" columns=${columns} rows=${shown} marked=${marked} onMark=${mark}
-      onOpen=${(job) => go(jobLink(job.name))} onEnd=${() => token && !busy && more?.()}
+      onOpen=${(job) => go(jobLink(job.name))} onEnd=${() => list?.more()}
         total=${token ? -1 : shown.length} />`;
 }

@@ -59,7 +59,7 @@ export function QueuePage() {
   const { jobs, variants, error } = useQueue();
   const types = [...new Set((jobs || []).map(typeOf))].sort();
   const free = variants.filter((variant) => variant.nodes_free > 0);
-  return html`<div class="head"><h1>Queue</h1><span class="dim" role="status">
+  return html`<div class="head"><h1>Queue</h1><span class="dim">
     ${jobs ? `${plural(jobs.length, 'job')} waiting` : 'loading'}</span></div>
     <${Failure} error=${error} />
     ${jobs?.length === 0 ? html`<p class="dim pad">Nothing waits.</p>` : null}
