@@ -84,4 +84,5 @@ const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2
 const shown = (letter) => (letter === '\r' ? ' ' : `\\x${letter.codePointAt(0).toString(16).padStart(2, '0')}`);
 
 // Colours and cursor movements of programs that think they write to a terminal.
-export const withoutAnsi = (text) => text.replace(/\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\-_])/g, '');
+const ANSI = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\-_])/g;
+export const withoutAnsi = (text) => text.replace(ANSI, '');

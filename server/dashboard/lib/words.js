@@ -69,7 +69,8 @@ const NOTES = {
   },
   checkpoint(note) {
     let text = `step ${note.step} saved on its node: ${bytes(note.bytes)} in ${number(note.seconds).toFixed(1)} s`;
-    if (note.stall_seconds > 0) text += `, of which training stood still for ${number(note.stall_seconds).toFixed(1)} s`;
+    const stall = number(note.stall_seconds);
+    if (stall > 0) text += `, of which training stood still for ${stall.toFixed(1)} s`;
     if (note.reason) text += ` (${note.reason})`;
     if (note.has_metric) text += `; metric ${number(note.metric).toFixed(4)}`;
     return text + (note.best ? '; the best so far' : '');
@@ -84,7 +85,8 @@ const NOTES = {
     if (memory.predicted) text += `; memory at the peak: ${bytes(memory.predicted)} planned`;
     if (memory.measured) text += `, ${bytes(memory.measured)} measured`;
     if (note.measured_tokens_per_second > 0) {
-      text += `; ${count(note.predicted_tokens_per_second)} tok/s planned, ${count(note.measured_tokens_per_second)} measured`;
+      text += `; ${count(note.predicted_tokens_per_second)} tok/s planned, ` +
+        `${count(note.measured_tokens_per_second)} measured`;
     }
     return text;
   },

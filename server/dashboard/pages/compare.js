@@ -66,7 +66,10 @@ function curveOf(run, metric, x) {
   return [METRICS[metric].validation ? validationSamplesOf(run) : samplesOf(run), points.column(metric)];
 }
 
-const nameOf = (run) => (run.job.display_name ? `${oneLine(run.job.display_name)} (${shortName(run.job.name)})` : shortName(run.job.name));
+function nameOf({ job }) {
+  const id = shortName(job.name);
+  return job.display_name ? `${oneLine(job.display_name)} (${id})` : id;
+}
 
 function Overlay({ runs, metric, version }) {
   const query = route.use().query;

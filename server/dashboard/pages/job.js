@@ -101,7 +101,8 @@ function useJob(name, logPlace) {
     try {
       await readLog(all, { name, ...logPlace, offset: 0 });
       if (all.end < before.end) {
-        it.logError = new Error(`the log is larger than ${bytes(MOST_BYTES)}: search it by sftctl logs ${shortName(name)} | grep`);
+        it.logError = new Error(`the log is larger than ${bytes(MOST_BYTES)}: ` +
+          `search it by sftctl logs ${shortName(name)} | grep`);
       } else if (it.log === before) {
         it.log = all;
       }

@@ -43,7 +43,8 @@ function Progress({ job }) {
 
 function ends(job) {
   if (isEnded(job)) return html`<${Ago} time=${job.end_time} />`;
-  if (job.state === 'RUNNING' && number(job.progress?.eta_seconds) > 0) return `${duration(number(job.progress.eta_seconds))} left`;
+  const left = number(job.progress?.eta_seconds);
+  if (job.state === 'RUNNING' && left > 0) return `${duration(left)} left`;
   return job.state === 'PENDING' && job.outlook?.start_time
     ? html`<span title=${outlookText(job.outlook)}>starts <${Ago} time=${job.outlook.start_time} /></span>` : '-';
 }

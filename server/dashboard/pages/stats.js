@@ -12,6 +12,9 @@ const LOOK_S = 60;
 
 const share = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(0)}%` : '-');
 const wait = (seconds) => (seconds === undefined ? '-' : duration(number(seconds)));
+const ended = (row) => `${whole(row.succeeded)} succeeded, ${whole(row.failed)} failed, ${whole(row.cancelled)} cancelled`;
+const waits = (row) =>
+  `${whole(row.placed)} placed, median ${wait(row.wait_median_seconds)}, p90 ${wait(row.wait_p90_seconds)}`;
 const failures = (row) => (row.failures || []).map((each) => `${each.count} ${oneLine(each.code)}`).join(', ') || '-';
 
 export function StatsPage() {
@@ -42,8 +45,8 @@ export function StatsPage() {
     ${stats.warning ? html`<p class="warning">${oneLine(stats.warning)}</p>` : null}
     <${Facts} items=${[['from', utc(stats.begin)], ['to', utc(stats.end)],
       ['GPU-hours', number(total.gpu_hours).toFixed(2)],
-      ['jobs', `${whole(total.succeeded)} succeeded, ${whole(total.failed)} failed, ${whole(total.cancelled)} cancelled`],
-      ['waits', `${whole(total.placed)} placed, median ${wait(total.wait_median_seconds)}, p90 ${wait(total.wait_p90_seconds)}`]]} />
+      ['jobs', ended(total)],
+      ['waits', waits(total)]]} />
     <h2>Utilisation</h2>
     <${Table} caption="Utilisation by type" head=${['Type', { name: 'As a bar', unseen: true },
       { name: 'Held', right: true }, { name: 'Available', right: true }, { name: 'Share', right: true }]}

@@ -9,6 +9,7 @@ import { Command, Facts, Failure, Table, tell } from '../parts/bits.js';
 const KEPT = 'sft-job-file';
 // A data set is read whole to be hashed; larger ones go by sftctl, which reads them in pieces.
 const MOST_HASHED = 1 << 30;
+const HINT = 'A dry run comes first: it says here what the job would be, and all that a submit would refuse.';
 const START = `[job]
 name = ""
 model = ""
@@ -179,7 +180,7 @@ export function SubmitPage() {
         <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer
           ? '' : ' --dry-run'}`} /></p>
     </section><section aria-live="polite">
-      ${!answer && !error ? html`<p class="dim">A dry run comes first: it says here what the job would be, and all that a submit would refuse.</p>` : null}
+      ${!answer && !error ? html`<p class="dim">${HINT}</p>` : null}
       ${error && problems.length === 0 ? html`<${Failure} error=${error} />` : null}
       <${Problems} problems=${problems} name=${name} onLine=${toLine} />
       ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>

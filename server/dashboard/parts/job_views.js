@@ -29,6 +29,11 @@ const seconds = (attempt) => {
   return Math.max(0, (end - begin) / 1000);
 };
 
+// Why an attempt ended, and what the service did then.
+const Ending = ({ verdict }) => (verdict?.code
+  ? html`<code>${oneLine(verdict.code)}</code> ${oneLine(verdict.message)}
+    ${verdict.action ? html`<br /><span class="dim">${oneLine(verdict.action)}</span>` : null}` : null);
+
 // Attempts as bars, one after the other, and everything that happened as one table.
 export function Timeline({ job }) {
   const [events, error] = useAnswer(() => callAll('JobService/ListEvents', { name: job.name, page_size: 500 },
@@ -48,7 +53,7 @@ export function Timeline({ job }) {
           (attempt.nodes || []).map(shortName).join(', '),
             `${whole(attempt.first_step)} to ${whole(attempt.last_step)}`,
           html`<${Time} time=${attempt.create_time} />`, duration(seconds(attempt)),
-          attempt.verdict?.code ? html`<code>${oneLine(attempt.verdict.code)}</code> ${oneLine(attempt.verdict.message)}${attempt.verdict.action ? html`<br /><span class="dim">${oneLine(attempt.verdict.action)}</span>` : null}` : ''] }))} />` : null}
+          html`<${Ending} verdict=${attempt.verdict} />`] }))} />` : null}
     <h2>Events</h2>
     <${Table} caption="Events, newest first" head=${['Time', { name: 'Attempt', right: true }, 'Event', 'What']}
       rows=${[...(events || [])].reverse().map((event) =>

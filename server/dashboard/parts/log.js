@@ -47,7 +47,8 @@ export class LogText {
   }
 
   gap({ begin, end }) {
-    if (number(end) > number(begin)) this.remark(`${whole(number(end) - number(begin))} bytes were removed by the log's limit`);
+    const lost = number(end) - number(begin);
+    if (lost > 0) this.remark(`${whole(lost)} bytes were removed by the log's limit`);
   }
 
   // A line of the page's own, between those of the log.
