@@ -195,6 +195,34 @@ class DashboardPageTest(BrowserCase):
         self.assertLess(max(seconds), PAINT_S)
         self.see("lowest and highest of 2,000 parts of 100,000 points; zoom in for all")
 
+    def test_what_is_drawn_keeps_the_lowest_and_the_highest_of_every_part(self):
+        self.open("/jobs")
+        wrong = self.page.evaluate("""async () => {
+          const { drawn, MOST_BUCKETS } = await import('/assets/lib/series.js');
+          let seed = 7;
+          const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+          const wrong = [];
+          for (const count of [0, 1, 2, 4000, 4001, 12345, 100000]) {
+            const x = Float64Array.from({length: count}, (each, i) => 2 * i + 1);
+            const y = Float64Array.from(x, () => (random() < 0.01 ? NaN : random() < 0.01 ? 50 * random() : random()));
+            const out = drawn(x, y);
+            const kept = new Map(out.x.map((value, i) => [value, out.y[i]]));
+            if (out.points !== count || out.x.some((value, i) => i > 0 && value <= out.x[i - 1])) wrong.push([count, 'order']);
+            if (out.x.length > Math.max(2 * MOST_BUCKETS, 3 * out.buckets)) wrong.push([count, 'too many']);
+            if (out.buckets === 0 && out.x.length !== count) wrong.push([count, 'left out']);
+            for (let part = 0; part < out.buckets; ++part) {
+              const first = Math.floor((count * part) / out.buckets);
+              const end = Math.floor((count * (part + 1)) / out.buckets);
+              const own = [...y.subarray(first, end)].filter(Number.isFinite);
+              const seen = Array.from(x.subarray(first, end)).filter((value) => kept.has(value)).map((value) => kept.get(value));
+              if (own.length && (!seen.includes(Math.min(...own)) || !seen.includes(Math.max(...own)))) wrong.push([count, part]);
+              if (own.length < end - first && !seen.includes(null)) wrong.push([count, part, 'no gap']);
+            }
+          }
+          return wrong;
+        }""")
+        self.assertEqual(wrong, [])
+
     def test_zooming_shows_every_point(self):
         self.open("/jobs/job-one?from=50000&to=51000", self.one_job(MANY_POINTS))
         self.see("all 1,002 points")
