@@ -433,7 +433,7 @@ class DashboardPageTest(BrowserCase):
         self.assertEqual(here.inner_text(), "sft-rank: the loss is nan at step 312")
         page.keyboard.press("/")
         page.keyboard.type("step 12 ")
-        self.see("1 lines")
+        self.see("1 line")
         page.keyboard.press("Enter")
         self.wait_for("() => document.querySelector('.log .here')?.textContent.startsWith('step 12 ')")
 

@@ -11,7 +11,7 @@ import { actionsOf, askJob, JobButtons, KEYS } from '../parts/actions.js';
 import { Ago, Bar, Command, Facts, Failure, JobLink, JobLinks, spoken, State } from '../parts/bits.js';
 import { JobCurves } from '../parts/curves.js';
 import { JobGpus } from '../parts/gpus.js';
-import { LogText, LogView, MOST_BYTES, readLog, TAIL_LINES, download } from '../parts/log.js';
+import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
 import { countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
 
@@ -120,8 +120,8 @@ function Verdict({ job, brief }) {
   const verdict = job.verdict;
   if (!verdict || job.state === 'SUCCEEDED' || job.state === 'CANCELLED') return null;
   const who = verdict.rank >= 0 && verdict.node ? `rank ${verdict.rank} on ${shortName(verdict.node)}` : '';
-  const where = verdict.process === 'prepare' ? 'view=log&stream=prepare' : `view=log&rank=${Math.max(0,
-    verdict.rank)}`;
+  const rank = Math.max(0, verdict.rank);
+  const where = verdict.process === 'prepare' ? 'view=log&stream=prepare' : `view=log&rank=${rank}`;
   return html`<section class="verdict" aria-label="Verdict">
     <h2><code>${oneLine(verdict.code)}</code> <span class="dim">${verdict.domain.toLowerCase()}</span></h2>
     <p class="message">${lines(verdict.message)}</p>
@@ -185,6 +185,25 @@ function Head({ job }) {
     ]} />`;
 }
 
+// Which log: of the ranks or of the preparation, of which rank, of which attempt.
+function LogTools({ job, place }) {
+  const set = (key, otherwise) => (event) =>
+    setQuery({ [key]: event.target.value === otherwise ? '' : event.target.value, jump: '' });
+  const numbers = (count, from = 0) => Array.from({ length: count }, (each, i) =>
+    html`<option value=${String(i + from)}>${i + from}</option>`);
+  const ofRanks = place.stream === 'log';
+  const flags = [ofRanks ? '' : ' --prepare', place.rank ? ` --rank ${place.rank}` : '',
+    place.attempt ? ` --attempt ${place.attempt}` : ''];
+  return html`<div class="tools">
+    <label>of <select value=${place.stream} onChange=${set('stream', 'log')}>
+      <option value="log">the ranks</option><option value="prepare">the preparation</option></select></label>
+    ${ofRanks ? html`<label>rank <select value=${String(place.rank)} onChange=${set('rank', '0')}>
+      ${numbers(Math.max(1, gpusOf(job)))}</select></label>` : null}
+    ${job.attempt > 1 ? html`<label>attempt <select value=${String(place.attempt)} onChange=${set('attempt', '0')}>
+      <option value="0">the last</option>${numbers(job.attempt - 1, 1)}</select></label>` : null}
+    <${Command} text=${`sftctl logs ${shortName(job.name)}${flags.join('')}`} /></div>`;
+}
+
 export function JobPage({ name }) {
   const query = route.use().query;
   const view = VIEWS[query.get('view')] ? query.get('view') : 'curves';
@@ -200,28 +219,8 @@ export function JobPage({ name }) {
 
   const link = (key) => html`<a key=${key} href="${jobLink(job.name)}${key === 'curves' ? '' : `?view=${key}`}"
     aria-current=${key === view ? 'page' : null}>${VIEWS[key]}</a>`;
-  const save = async () => {
-    const all = new LogText();
-    await readLog(all, { name, ...logPlace, offset: 0 }, undefined, Infinity);
-    download(`${shortName(job.name)}-${logPlace.stream === 'log' ? `rank-${logPlace.rank}` : 'prepare'}.log`,
-      [all.all().join('\n'), '\n']);
-  };
-  const ranks = Math.max(1, gpusOf(job));
-  const logTools = () => html`<div class="tools">
-    <label>of <select value=${logPlace.stream} onChange=${(event) =>
-      setQuery({ stream: event.target.value === 'log' ? '' : 'prepare', jump: '' })}>
-      <option value="log">the ranks</option><option value="prepare">the preparation</option></select></label>
-    ${logPlace.stream === 'log' ? html`<label>rank <select value=${String(logPlace.rank)}
-      onChange=${(event) => setQuery({ rank: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
-      ${Array.from({ length: ranks }, (each, i) => html`<option value=${String(i)}>${i}</option>`)}</select>
-        </label>` : null}
-    ${job.attempt > 1 ? html`<label>attempt <select value=${String(logPlace.attempt)}
-      onChange=${(event) => setQuery({ attempt: event.target.value === '0' ? '' : event.target.value, jump: '' })}>
-      <option value="0">the last</option>${Array.from({ length: job.attempt - 1 }, (each, i) =>
-        html`<option value=${String(i + 1)}>${i + 1}</option>`)}</select></label>` : null}
-    <${Command} text=${`sftctl logs ${shortName(job.name)}${logPlace.stream === 'prepare'
-      ? ' --prepare' : ''}${logPlace.rank ? ` --rank ${logPlace.rank}` : ''}${logPlace.attempt
-        ? ` --attempt ${logPlace.attempt}` : ''}`} /></div>`;
+  const ofWhat = logPlace?.stream === 'log' ? `rank-${logPlace.rank}` : 'prepare';
+  const save = () => saveLog(`${shortName(job.name)}-${ofWhat}.log`, { name, ...logPlace });
   const live = !isEnded(job) && !logPlace?.attempt;
   return html`<${Head} job=${job} />
     ${error ? html`<${Failure} error=${error} />` : null}
@@ -230,9 +229,9 @@ export function JobPage({ name }) {
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>
     ${view === 'curves' ? html`<${JobCurves} curve=${curve} version=${curve.version} answers=${countsAnswers(job)}>
       <${JobGpus} job=${job} /></${JobCurves}>` : null}
-    ${view === 'log' ? html`${logTools()}<${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()}
-      version=${version} live=${live}
-      error=${logError} onWhole=${wholeLog} onSave=${save} evidence=${job.verdict?.evidence || []} />` : null}
+    ${view === 'log' ? html`<${LogTools} job=${job} place=${logPlace} />
+      <${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()} version=${version} live=${live}
+        error=${logError} onWhole=${wholeLog} onSave=${save} evidence=${job.verdict?.evidence || []} />` : null}
     ${view === 'timeline' ? html`<${Timeline} job=${job} />` : null}
     ${view === 'checkpoints' ? html`<${Checkpoints} job=${job} />` : null}
     ${view === 'results' ? html`<${Results} job=${job} />` : null}

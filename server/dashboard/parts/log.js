@@ -1,7 +1,7 @@
 // A rank's log: its last lines at once, the rest when it is asked for; searched in the page.
 import { bytesOf, stream } from '../lib/api.js';
-import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/dom.js';
-import { bytes, lines as cleanLines, number, whole, withoutAnsi } from '../lib/format.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/dom.js';
+import { bytes, lines as cleanLines, number, plural, whole, withoutAnsi } from '../lib/format.js';
 import { useKeys } from '../lib/keys.js';
 import { route, setQuery } from '../lib/router.js';
 import { Failure } from './bits.js';
@@ -61,14 +61,21 @@ export class LogText {
   }
 }
 
-// Reads a log from an offset on, or its last lines; `most` bytes at most.
-export async function readLog(log, request, signal, most = MOST_BYTES) {
+// Reads a log from an offset on, or its last lines; MOST_BYTES at most.
+export async function readLog(log, request, signal) {
   for await (const part of stream('JobService/ReadLog', request, signal)) {
     log.of(part.attempt);
     if (part.gap) log.gap(part.gap);
     log.bytes(number(part.offset), bytesOf(part.data));
-    if (log.end - log.begin > most) return;
+    if (log.end - log.begin > MOST_BYTES) return;
   }
+}
+
+// Gives the browser a log as it is, with all its bytes.
+export async function saveLog(name, request) {
+  const parts = [];
+  for await (const part of stream('JobService/ReadLog', { ...request, offset: 0 })) parts.push(bytesOf(part.data));
+  download(name, parts);
 }
 
 export function download(name, parts, type = 'text/plain') {
@@ -128,17 +135,22 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
       : [...hits].reverse().find((line) => line < at) ?? hits[hits.length - 1];
     show(index);
   };
-  const toEvidence = () => show(evidenceLine(all, evidence));
+  const said = useMemo(() => evidenceLine(all, evidence), [version, evidence.length]);
   useKeys({ '/': () => field.current.focus(), n: () => step(1), N: () => step(-1) });
   useLayoutEffect(() => {
     if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [version, follow]);
+  // Once; the whole log where the last lines do not have it.
+  const jump = useRef(query.get('jump') === 'evidence' ? ['here', 'whole'] : []);
   useEffect(() => {
-    if (query.get('jump') !== 'evidence' || all.length === 0) return;
-    const line = evidenceLine(all, evidence);
-    if (line >= 0) show(line);
-    else if (log.begin > 0) onWhole();
-  }, [version, query.get('jump')]);
+    if (jump.current.length === 0 || all.length === 0) return;
+    if (said >= 0) {
+      jump.current = [];
+      show(said);
+    } else if (jump.current.pop() === 'whole' && log.begin > 0) {
+      onWhole();
+    }
+  }, [version]);
 
   const first = Math.max(0, Math.floor(top / LINE_PX) - 20);
   const end = Math.min(all.length, first + 40 + Math.ceil((box.current?.clientHeight || 600) / LINE_PX));
@@ -160,9 +172,8 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
         aria-label="Previous hit">↑</button>
       <button type="button" onClick=${() => step(1)} disabled=${hits.length === 0} aria-label="Next hit">↓</button>
         </span>
-      <span class="dim" role="status">${needle ? `${whole(hits.length)} lines` : ''}</span>
-      ${evidence.length > 0 && evidenceLine(all, evidence) >= 0
-        ? html`<button type="button" onClick=${toEvidence}>To the verdict's evidence</button>` : null}
+      <span class="dim" role="status">${needle ? plural(hits.length, 'line') : ''}</span>
+      ${said >= 0 ? html`<button type="button" onClick=${() => show(said)}>To the verdict's evidence</button>` : null}
       ${live ? html`<label class="checkbox"><input type="checkbox" checked=${follow}
         onChange=${(event) => setFollow(event.target.checked)} /><span>follow</span></label>` : null}
       ${log.begin > 0 ? html`<button type="button"
