@@ -249,6 +249,14 @@ class DashboardPageTest(BrowserCase):
         table.wait_for()
         self.assertIn("every 2nd point" if len(steps) > 202 else "all points", table.inner_text())
 
+    def test_a_job_that_learns_from_preferences_shows_margin_and_accuracy(self):
+        fleet = self.one_job(0)
+        preference = {"rewards_chosen": 0.9, "rewards_rejected": 0.4, "rewards_accuracies": 0.75}
+        fleet.add_points("job-one", 20, preference=preference)
+        self.open("/jobs/job-one", fleet)
+        self.see("step 20: margin 0.5000")
+        self.see("step 20: accuracy 75%")
+
     def test_a_later_attempt_replaces_the_steps_that_it_runs_again(self):
         fleet = self.one_job(100)
         self.open("/jobs/job-one", fleet)

@@ -3,8 +3,9 @@ import { stream } from './api.js';
 import { number } from './format.js';
 import { Points } from './series.js';
 
-const STEP_VALUES = ['loss', 'lr', 'grad_norm', 'tokens_per_second', 'of_limit', 'gpu_memory_bytes', 'tokens',
-  'seconds'];
+// Margin and accuracy are of jobs that learn from preferences; NaN in others.
+const STEP_VALUES = ['loss', 'lr', 'grad_norm', 'tokens_per_second', 'of_limit', 'gpu_memory_bytes', 'margin',
+  'accuracy', 'tokens', 'seconds'];
 
 export class Curve {
   constructor() {
@@ -16,6 +17,8 @@ export class Curve {
     this.next = 0;
     this.version = 0;
     this.begin = NaN;
+    // Whether the job learns from preferences.
+    this.prefers = false;
   }
 
   // Takes points up to the index `next` of the server; those that it had already are left out.
@@ -43,8 +46,12 @@ export class Curve {
     if (this.steps.cut(step)) this.validations.cut(step);
     // A point stands for all steps since the previous one.
     const tokens = last('tokens') + number(point.tokens) * (step - last('step'));
+    const preference = point.preference;
+    this.prefers = this.prefers || !!preference;
+    const margin = preference ? number(preference.rewards_chosen) - number(preference.rewards_rejected) : NaN;
     this.steps.push(step, [number(point.loss), number(point.lr), number(point.grad_norm),
-      number(point.tokens_per_second), number(point.of_limit), number(point.gpu_memory_bytes), tokens, seconds]);
+      number(point.tokens_per_second), number(point.of_limit), number(point.gpu_memory_bytes), margin,
+      preference ? number(preference.rewards_accuracies) : NaN, tokens, seconds]);
   }
 
   // Reads what the server has beyond `next`; `shown` is called now and then while it comes.

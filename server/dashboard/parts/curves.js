@@ -91,6 +91,8 @@ export function JobCurves({ curve, version, answers, children }) {
   if (answers) return html`${tools}<div class="charts">${speed}</div>`;
   return html`${tools}<div class="charts">
     ${chart('Loss', losses, { log: view.log })}
+    ${curve.prefers ? html`${chart('Margin of the rewards', [of('margin', 'margin', 'curve-2')])}
+      ${chart('Accuracy of the rewards', [of('accuracy', 'accuracy', 'curve-3', ratio)], { text: ratio })}` : null}
     ${chart('Learning rate', [of('lr', 'learning rate', 'curve-4')])}
     ${chart('Gradient norm', [of('grad_norm', 'gradient norm', 'curve-5')])}
     ${speed}
