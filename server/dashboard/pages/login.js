@@ -34,7 +34,8 @@ export function LoginPage() {
   const make = html`<code>sftctl admin token create USER</code>`;
   const web = html`<code>sftctl web</code>`;
   return html`<form class="login" onSubmit=${submit}><h1>Log in</h1>
-    <p>This server asks who you are. Paste your token (${make} makes one), or come with ${web}, which needs no typing.</p>
+    <p>This server asks who you are.${' '}
+      Paste your token (${make} makes one), or come with ${web}, which needs no typing.</p>
     <label><span>Token</span><input type="password" autocomplete="current-password" value=${token} required autofocus
       onInput=${(event) => setToken(event.target.value)} /></label>
     <${Failure} error=${error} />

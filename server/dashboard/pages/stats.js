@@ -12,7 +12,8 @@ const LOOK_S = 60;
 
 const share = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(0)}%` : '-');
 const wait = (seconds) => (seconds === undefined ? '-' : duration(number(seconds)));
-const ended = (row) => `${whole(row.succeeded)} succeeded, ${whole(row.failed)} failed, ${whole(row.cancelled)} cancelled`;
+const ended = (row) =>
+  `${whole(row.succeeded)} succeeded, ${whole(row.failed)} failed, ${whole(row.cancelled)} cancelled`;
 const waits = (row) =>
   `${whole(row.placed)} placed, median ${wait(row.wait_median_seconds)}, p90 ${wait(row.wait_p90_seconds)}`;
 const failures = (row) => (row.failures || []).map((each) => `${each.count} ${oneLine(each.code)}`).join(', ') || '-';

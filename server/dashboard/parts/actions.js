@@ -95,8 +95,8 @@ const NODE_ACTIONS = {
   }),
   drain: (node) => ({
     title: `Drain ${node}?`,
-    text: 'Nothing new is placed on it. Its jobs run to their end or, if you move them now, continue elsewhere from a ' +
-      'checkpoint.',
+    text: 'Nothing new is placed on it. Its jobs run to their end or, if you move them now, continue elsewhere ' +
+      'from a checkpoint.',
     fields: [{ name: 'now', label: 'Move its jobs now', type: 'checkbox' }, REASON],
     command: (values) => withReason(`sftctl drain ${node}${values.now ? ' --now' : ''}`, values.reason),
     confirm: 'Drain the node',

@@ -68,7 +68,7 @@ export function LongTable({ caption, columns, rows, onOpen, onMark, marked, onEn
     x: () => active >= 0 && rows[active] && onMark?.(rows[active]),
   });
 
-  const row = (each, i) => html`<tr key=${each.id} aria-rowindex=${first + i + 2} 
+  const row = (each, i) => html`<tr key=${each.id} aria-rowindex=${first + i + 2}
       class=${`${first + i === active ? 'active' : ''} ${marked?.has(each.id) ? 'marked' : ''}`}
       tabindex=${first + i === active ? 0 : -1}
       onClick=${(event) => { if (!event.target.closest('a, button, input')) setActive(first + i); }}>
