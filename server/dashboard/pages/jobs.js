@@ -82,8 +82,8 @@ export function JobsPage() {
         aria-label="Compare ${shortName(job.name)}" onChange=${() => mark(job)} />` },
     { name: 'State', class: 'w-state', cell: (job) => html`<${State} of=${job.state} />` },
     { name: 'Job', class: 'w-job', cell: (job) => html`<${JobLink} name=${job.name}>
-      ${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>
-        ${job.display_name ? html` <span class="dim">${shortName(job.name)}</span>` : null}` },
+      ${job.display_name ? `${oneLine(job.display_name)} ` : ''}
+      <span class=${job.display_name ? 'dim' : ''}>${shortName(job.name)}</span></${JobLink}>` },
     { name: 'Owner', class: 'w-owner wide', cell: (job) =>
       html`<span title="project ${oneLine(job.project)}">${oneLine(job.owner)}</span>` },
     { name: 'Progress or reason', class: 'w-progress', cell: (job) => html`<${Progress} job=${job} />` },
