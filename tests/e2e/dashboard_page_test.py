@@ -138,7 +138,9 @@ class DashboardPageTest(BrowserCase):
 
     def test_names_of_others_stay_text(self):
         fleet = sample_fleet()
-        fleet.add_job("job-x0x0xx", display_name=HOSTILE, owner=HOSTILE, reason="<script>window.hostile=1</script>\u202egnol")
+        fleet.add_job(
+            "job-x0x0xx", display_name=HOSTILE, owner=HOSTILE, reason="<script>window.hostile=1</script>\u202egnol"
+        )
         fleet.storage["biggest"][0]["display_name"] = HOSTILE
         run = fleet.jobs["job-k3v9qx"]
         run.update(display_name=HOSTILE, owner=HOSTILE, reason=HOSTILE, group=HOSTILE, priority=HOSTILE)

@@ -3,10 +3,12 @@
 
 import json
 import re
+import subprocess
+import time
 
 import harness
 from browser import DEADLINE_MS, BrowserCase
-from harness import wait_until
+from harness import BUILD, wait_until
 
 # Steps that the fake ranks of a long job make, 20 ms each.
 LONG = 100_000
@@ -43,19 +45,29 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         return page.url.rsplit("/", 1)[-1]
 
     def wait_for_steps(self, count):
-        self.page.wait_for_function("""(count) => document.querySelector('.plot')?.uplot?.data[0].length >= count""",
-                                    arg=count, timeout=DEADLINE_MS)
+        self.page.wait_for_function(
+            """(count) => document.querySelector('.plot')?.uplot?.data[0].length >= count""",
+            arg=count,
+            timeout=DEADLINE_MS,
+        )
         return self.steps_of("Loss")
 
     def test_a_job_is_submitted_on_the_page_and_followed_to_its_end(self):
         page = self.open("/jobs")
         self.see("There is no job yet")
-        job = self.submit_text(page, self.job_text("train steps=60 pace=20 save=20", tables="[checkpoint]\nsave_steps = 20"))
+        job = self.submit_text(
+            page, self.job_text("train steps=60 pace=20 save=20", tables="[checkpoint]\nsave_steps = 20")
+        )
         page.locator(".state.SUCCEEDED").first.wait_for()
         self.see("ended")
         self.assertEqual(self.wait_for_steps(60), list(range(1, 61)))
         self.assertEqual(self.status(job)["state"], "SUCCEEDED")
-        for view, shown in (("Log", "rank 0"), ("Timeline", "submitted"), ("Settings", "job.model"), ("Checkpoints", "server")):
+        for view, shown in (
+            ("Log", "rank 0"),
+            ("Timeline", "submitted"),
+            ("Settings", "job.model"),
+            ("Checkpoints", "server"),
+        ):
             page.get_by_role("link", name=view, exact=True).click()
             self.see(shown)
         page.goto("/jobs")
@@ -123,8 +135,10 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.assertEqual(downloaded.value.path().read_text(), self.sftctl("logs", job).stdout)
 
     def test_jobs_are_compared(self):
-        jobs = [self.submit("train steps=30", ranks=1, name=name, tables=f"learning_rate = {rate}")
-                for name, rate in (("one", "1e-4"), ("two", "2e-4"))]
+        jobs = [
+            self.submit("train steps=30", ranks=1, name=name, tables=f"learning_rate = {rate}")
+            for name, rate in (("one", "1e-4"), ("two", "2e-4"))
+        ]
         for job in jobs:
             self.assert_ends(job, 0)
         page = self.open("/jobs")
@@ -151,13 +165,82 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.get_by_role("dialog").get_by_role("button", name="End the hold").click()
         node.locator(".state.UP").wait_for()
 
+    def test_a_curve_of_100000_points_comes_with_all_of_them(self):
+        job = self.submit(f"train steps={LONG} pace=0", ranks=1)
+        self.assert_ends(job, 0)
+        page = self.open("/queue")
+        self.see("What a job can ask for")
+        begin = time.monotonic()
+        page.goto(f"/jobs/{job}")
+        self.wait_for_steps(1)
+        first = time.monotonic() - begin
+        self.see("parts of 100,000 points")
+        print(f"{LONG} points: the first drawn after {first:.2f} s, all after {time.monotonic() - begin:.2f} s")
+        page.goto(f"/jobs/{job}?from=50000&to=50100")
+        self.see("all 102 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(49_999, 50_101)))
+
+    def test_who_has_no_token_is_asked_for_one_and_a_session_ends_with_the_logout(self):
+        self.kill("server")
+        folder = self.dir / "closed"
+        made = subprocess.run(
+            [str(BUILD / "bin/sft-server"), "init", "--data-dir", str(folder), "--name", "127.0.0.1"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        token = re.search(r"^admin token +(\S+)", made.stdout, re.M).group(1)
+        self.start(
+            "server",
+            BUILD / "bin/sft-server",
+            "--listen",
+            f"0.0.0.0:{self.port}",
+            "--http",
+            f"127.0.0.1:{self.http}",
+            "--data-dir",
+            folder,
+        )
+        wait_until(
+            "the page",
+            lambda: subprocess.run(
+                ["curl", "-sf", f"http://127.0.0.1:{self.http}/healthz"], capture_output=True, check=False
+            ).returncode
+            == 0,
+        )
+        page = self.open("/audit")
+        self.expected_errors = ("401", "ERR_INCOMPLETE_CHUNKED_ENCODING")  # a stream ends with its session
+        self.see("This server asks who you are")
+        self.assertEqual(self.axe(), [])
+        page.get_by_label("Token").fill("nonsense")
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        self.see("Outcome")
+        self.see("admin (admin)")
+        self.assertEqual(page.evaluate("document.cookie"), "")
+        page.get_by_role("link", name="Jobs").click()
+        self.see("There is no job yet")
+        page.locator(".feed.live").wait_for()
+        page.get_by_role("button", name="Log out").click()
+        self.see("This server asks who you are")
+        page.goto("/jobs")
+        self.see("This server asks who you are")
+
     def test_every_page_is_clean_on_a_real_server(self):
         job = self.submit("train steps=30", ranks=1)
         self.assert_ends(job, 0)
         waiting = self.submit("train steps=30", ranks=1, name="held", compute="", tables="[scheduling]\nhold = true")
         page = self.open("/jobs")
-        for path, shown in (("/jobs", waiting), (f"/jobs/{job}", "all 30 points"), ("/queue", waiting), ("/fleet", "node-a"),
-                            ("/storage", "Largest items"), ("/stats", "Utilisation"), ("/audit", "JobService.SubmitJob")):
+        for path, shown in (
+            ("/jobs", waiting),
+            (f"/jobs/{job}", "all 30 points"),
+            ("/queue", waiting),
+            ("/fleet", "node-a"),
+            ("/storage", "Largest items"),
+            ("/stats", "Utilisation"),
+            ("/audit", "JobService.SubmitJob"),
+        ):
             page.goto(path)
             self.see(shown)
             self.assertEqual(self.axe(), [], path)
