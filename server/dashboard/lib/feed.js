@@ -82,3 +82,9 @@ export function openFeed(query, handlers) {
   open();
   return close;
 }
+
+// In place of a stream where nothing comes any more.
+export function endedFeed() {
+  feedState.set('ended');
+  return () => feedState.set('off');
+}

@@ -3,7 +3,7 @@
 import { call, isPassing } from '../lib/api.js';
 import { Curve } from '../lib/curve.js';
 import { html, useEffect, useRef, useState } from '../lib/dom.js';
-import { openFeed } from '../lib/feed.js';
+import { endedFeed, openFeed } from '../lib/feed.js';
 import { bytes, count, duration, lines, number, oneLine, percent, shortName, utc } from '../lib/format.js';
 import { useKeys } from '../lib/keys.js';
 import { jobLink, route, setQuery } from '../lib/router.js';
@@ -72,6 +72,10 @@ function useJob(name, logPlace) {
             it.logError = error;
           });
           show();
+        }
+        if (isEnded(it.job)) {
+          close = endedFeed();
+          return;
         }
         close = openFeed(() => ({
           job: shortName(it.job.name), metrics: it.curve.next,
