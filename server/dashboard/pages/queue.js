@@ -48,7 +48,7 @@ function Line({ type, jobs, variants }) {
       rows=${[...jobs].sort(order).map((job) => ({ key: job.name, cells: [job.outlook?.place || '-',
         html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>`,
           oneLine(job.owner), oneLine(job.variant), job.priority || 'normal',
-        html`${job.held ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0
+        html`${job.held && !job.reason.startsWith('held') ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0
           ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
         job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-',
           job.outlook?.promised_start_time ? html`<${Ago} time=${job.outlook.promised_start_time} />` : '-',

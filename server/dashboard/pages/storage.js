@@ -7,9 +7,20 @@ import { Ago, Bar, Command, diskText, Failure, JobLink, Table } from '../parts/b
 
 const LOOK_S = 30;
 const BIGGEST = 100;
+const OF_JOBS = new Set(['CHECKPOINTS', 'LOGS', 'METRICS']);
 
 const quotaText = (used, most) => (number(most) > 0 ? `${bytes(used)} of ${bytes(most)}` : bytes(used));
 const sumOf = (kinds) => (kinds || []).reduce((sum, use) => sum + number(use.bytes), 0);
+
+const jobsOf = (item) => `${item.node ? `on ${shortName(item.node)}, ` : ''}` +
+  `${number(item.live_jobs) > 0 ? `${item.live_jobs} live of ` : ''}${number(item.jobs)}`;
+
+// What `sftctl rm` takes: a job, whose page is linked, or a thing by its kind and id.
+function Item({ item }) {
+  const name = oneLine(item.display_name);
+  if (!OF_JOBS.has(item.kind)) return html`<code>${name || oneLine(item.name).slice(0, 28)}</code>`;
+  return html`<${JobLink} name=${item.name} /> ${name}`;
+}
 
 export function StoragePage() {
   const [state, setState] = useState({ storage: null, error: null });
@@ -46,14 +57,9 @@ export function StoragePage() {
     <h2>Largest items</h2>
     <${Table} caption="Largest items" head=${['Item', 'Kind', { name: 'Size', right: true }, 'Project', 'Owner',
       'Last use', { name: 'Jobs', right: true }]}
-      rows=${(storage.biggest || []).map((item) => ({ key: `${item.name}/${item.kind}`, cells: [
-        item.name.includes(':') ? html`<code>${oneLine(item.display_name) || oneLine(item.name)
-          .slice(0, 28)}</code>` : html`<${JobLink} name=${item.name} />
-            ${item.display_name ? ` ${oneLine(item.display_name)}` : ''}`,
-        STORED_KINDS[item.kind] || item.kind, bytes(item.bytes), oneLine(item.project), oneLine(item.owner),
-          html`<${Ago} time=${item.last_use} />`,
-        `${item.node ? `on ${shortName(item.node)} ` : ''}${number(item.live_jobs) > 0
-          ? `${item.live_jobs} live of ` : ''}${number(item.jobs)}`] }))} />
+      rows=${(storage.biggest || []).map((item) => ({ key: `${item.name}/${item.kind}`,
+        cells: [html`<${Item} item=${item} />`, STORED_KINDS[item.kind] || item.kind, bytes(item.bytes),
+          oneLine(item.project), oneLine(item.owner), html`<${Ago} time=${item.last_use} />`, jobsOf(item)] }))} />
     <p><${Command} text="sftctl storage" /> <span class="dim">removing data: <code>sftctl rm NAME --dry-run</code>
       </span></p>`;
 }

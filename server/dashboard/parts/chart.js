@@ -45,6 +45,13 @@ function useTheme() {
   return theme;
 }
 
+// What y goes over: a flat line stands in the middle, and all zeros at the foot.
+function rangeOf(low, high) {
+  if (low === null || (low === 0 && high === 0)) return [0, 1];
+  if (low === high) return [low - Math.abs(low) / 10, low + Math.abs(low) / 10];
+  return uPlot.rangeNum(low, high, 0.1, true);
+}
+
 function makePlot(element, curves, options) {
   const axis = { stroke: colour('dim'), font: '11px system-ui, sans-serif', grid: { stroke: colour('line'), width: 1 },
     ticks: { show: false } };
@@ -60,7 +67,7 @@ function makePlot(element, curves, options) {
     },
     scales: {
       x: { time: false, range: (plot, low, high) => options.range() || [low, high > low ? high : low + 1] },
-      y: { distr: options.log ? 3 : 1 },
+      y: options.log ? { distr: 3 } : { range: (plot, low, high) => rangeOf(low, high) },
     },
     axes: [
       { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.xText(tick)) },

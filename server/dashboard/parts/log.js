@@ -194,7 +194,7 @@ export function LogView({ log, version, live, error, onWhole, onSave, evidence }
       </div>
       ${all.length === 0 ? html`<p class="dim pad">${live ? 'nothing yet' : 'the log is empty'}</p>` : null}
     </div>
-    <p class="dim">${whole(all.length)} lines, ${bytes(log.end - log.begin)}${log.begin > 0
+    <p class="dim">${plural(all.length, 'line')}, ${bytes(log.end - log.begin)}${log.begin > 0
       ? ` (the last ${whole(TAIL_LINES)} lines; the whole log is read for a search)` : ''}</p>`;
 }
 
