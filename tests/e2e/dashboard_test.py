@@ -2,6 +2,7 @@
 """The dashboard of a real server in a browser: jobs submitted, followed, compared and cancelled from the page."""
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -226,6 +227,19 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.see("This server asks who you are")
         page.goto("/jobs")
         self.see("This server asks who you are")
+        told = subprocess.run(
+            [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "web", "--no-open"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "SFT_TOKEN": token, "SFT_CA": str(folder / "tls/ca.crt")},
+        )
+        page.goto("about:blank")
+        page.goto(told.stdout.strip())
+        self.see("There is no job yet")
+        self.assertEqual(page.evaluate("location.hash"), "")
+        page.goto("/fleet")
+        self.see("No node has joined yet.")
 
     def test_every_page_is_clean_on_a_real_server(self):
         job = self.submit("train steps=30", ranks=1)

@@ -34,6 +34,8 @@ function useQueue() {
 const order = (a, b) => (a.outlook?.place || 1e9) - (b.outlook?.place || 1e9) ||
   Date.parse(a.create_time) - Date.parse(b.create_time);
 
+const why = (job) => (job.held && !job.reason.startsWith('held') ? `held: ${oneLine(job.reason)}` : oneLine(job.reason));
+
 function Line({ type, jobs, variants }) {
   const free = variants.filter((variant) => variant.gpu_type === type && variant.nodes_free > 0)
     .sort((a, b) => b.gpus_per_node - a.gpus_per_node)[0];
@@ -48,8 +50,7 @@ function Line({ type, jobs, variants }) {
       rows=${[...jobs].sort(order).map((job) => ({ key: job.name, cells: [job.outlook?.place || '-',
         html`<${JobLink} name=${job.name}>${oneLine(job.display_name) || shortName(job.name)}</${JobLink}>`,
           oneLine(job.owner), oneLine(job.variant), job.priority || 'normal',
-        html`${job.held && !job.reason.startsWith('held') ? 'held: ' : ''}${oneLine(job.reason)}${(job.after || []).length > 0
-          ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
+        html`${why(job)}${(job.after || []).length > 0 ? html` (after <${JobLinks} names=${job.after} />)` : null}`,
         job.outlook?.start_time ? html`<${Ago} time=${job.outlook.start_time} />` : '-',
           job.outlook?.promised_start_time ? html`<${Ago} time=${job.outlook.promised_start_time} />` : '-',
         html`<${Ago} time=${job.create_time} />`, html`<${JobButtons} job=${job} />`] }))} /></section>`;
