@@ -1,6 +1,6 @@
 // The shell: navigation, pages by address, keys, login.
 import { call, loginWanted } from './lib/api.js';
-import { html, render, shared, useEffect, useState } from './lib/dom.js';
+import { html, render, shared, useEffect, useRef, useState } from './lib/dom.js';
 import { feedState, feedTime } from './lib/feed.js';
 import { duration, oneLine } from './lib/format.js';
 import { startKeys, useKeys } from './lib/keys.js';
@@ -103,6 +103,12 @@ function Shell() {
     '?': () => helpOpen.set(true),
     Escape: () => goBack('/jobs'),
   });
+  const seen = useRef(path);
+  // Whoever went to another page goes on from its beginning, by keyboard and by ear.
+  useEffect(() => {
+    if (seen.current !== path) document.getElementById('main').focus({ preventScroll: true });
+    seen.current = path;
+  }, [path]);
   useEffect(() => {
     if (found) document.title = `${found.title} · sft`;
   }, [found]);

@@ -381,6 +381,34 @@ class DashboardPageTest(BrowserCase):
             [("CancelJob", "job-t8w2mc", False)],
         )
 
+    def test_everything_is_reached_by_tab(self):
+        page = self.open("/jobs")
+        for path in (
+            "/jobs",
+            "/jobs/job-k3v9qx",
+            "/jobs/job-b7c2ye?view=log&rank=3",
+            "/fleet",
+            "/queue",
+            "/compare?jobs=job-k3v9qx,job-m2x6rd",
+        ):
+            page.goto(path)
+            page.locator("main h1").wait_for()
+            self.wait_for("() => !document.querySelector('main').innerText.includes('loading')")
+            count = page.evaluate("""() => {
+              window.reached = new Set();
+              document.addEventListener('focusin', (event) => window.reached.add(event.target));
+              const all = document.querySelectorAll('a[href], button:not(:disabled), input, select, textarea, summary, [tabindex="0"]');
+              window.wanted = [...all].filter((each) => each.checkVisibility() && each.tabIndex >= 0);
+              return window.wanted.length;
+            }""")
+            self.assertGreater(count, 10, path)
+            for _ in range(count + 10):
+                page.keyboard.press("Tab")
+            left = page.evaluate(
+                "window.wanted.filter((each) => each.isConnected && !window.reached.has(each)).map((each) => each.outerHTML.slice(0, 120))"
+            )
+            self.assertEqual(left, [], path)
+
     def test_actions_ask_once_and_show_the_command(self):
         page = self.open("/fleet")
         node = page.get_by_role("region", name="Node gpu-02")

@@ -34,7 +34,7 @@ function useQueue() {
 const order = (a, b) => (a.outlook?.place || 1e9) - (b.outlook?.place || 1e9) ||
   Date.parse(a.create_time) - Date.parse(b.create_time);
 
-const why = (job) => (job.held && !job.reason.startsWith('held') ? `held: ${oneLine(job.reason)}` : oneLine(job.reason));
+const why = (job) => (job.held && !job.reason.startsWith('held') ? 'held: ' : '') + oneLine(job.reason);
 
 function Line({ type, jobs, variants }) {
   const free = variants.filter((variant) => variant.gpu_type === type && variant.nodes_free > 0)
