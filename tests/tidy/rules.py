@@ -100,6 +100,19 @@ EDGES = {
     "client/app": ["common", "proto", "client"],
 }
 
+# The dashboard's modules: folder -> folders that they may import from, with relative paths.
+DASHBOARD = "server/dashboard/"
+DASHBOARD_EDGES = {
+    "lib": ["lib", "vendor"],
+    "parts": ["lib", "parts"],
+    "pages": ["lib", "parts"],
+    "": ["lib", "parts", "pages"],
+}
+DASHBOARD_BANNED = [
+    (r"innerHTML|outerHTML|insertAdjacentHTML|dangerouslySetInnerHTML|\beval\(|new Function", "a template: names are text"),
+    (r"https?://", "the server's own paths: pages ask no other host"),
+]
+
 # Lines of a file and of a function: over the soft limit is printed, over the hard one fails.
 FILE_SOFT, FILE_HARD = 500, 800
 FUNCTION_SOFT, FUNCTION_HARD = 70, 120

@@ -19,7 +19,7 @@ import rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCE_SUFFIXES = {".cc", ".h", ".cu", ".cuh", ".def"}
-TEXT_SUFFIXES = SOURCE_SUFFIXES | {".proto", ".py", ".rs", ".md", ".toml", ".cmake", ".sh", ".txt"}
+TEXT_SUFFIXES = SOURCE_SUFFIXES | {".proto", ".py", ".rs", ".md", ".toml", ".cmake", ".sh", ".txt", ".js", ".css", ".html"}
 
 
 def tracked_files():
@@ -93,11 +93,27 @@ def check_text(path, lines, text, report):
             report(path, number, "space at the end of the line")
         if "\t" in line and not path.endswith("Makefile"):
             report(path, number, "tab")
-        limit = 120 if path.endswith((".cmake", "CMakeLists.txt", ".py")) else 100
-        if len(line) > limit and path.endswith(tuple(SOURCE_SUFFIXES)) and "http" not in line:
+        limit = 120 if path.endswith((".cmake", "CMakeLists.txt", ".py", ".js")) else 100
+        if len(line) > limit and path.endswith(tuple(SOURCE_SUFFIXES) + (".js",)) and "http" not in line:
             report(path, number, f"line of {len(line)} characters (limit {limit})")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in text:
         report(path, 1, "no #pragma once")
+
+
+def check_dashboard(path, lines, report):
+    """A module imports along the edges, makes no markup of text and names no other host."""
+    name = path[len(rules.DASHBOARD):]
+    own = name.split("/")[0] if "/" in name else ""
+    for number, line in enumerate(lines, 1):
+        imported = re.search(r"(?:from|import) '([^']+)'", line)
+        if imported:
+            target = pathlib.PurePosixPath(own, imported[1])
+            folder = imported[1].split("/")[1] if imported[1].startswith("../") or own == "" else own
+            if not imported[1].startswith(".") or folder not in rules.DASHBOARD_EDGES[own]:
+                report(path, number, f"may not import {target} (tests/tidy/rules.py: DASHBOARD_EDGES)")
+        for pattern, instead in rules.DASHBOARD_BANNED:
+            if re.search(pattern, line):
+                report(path, number, f"banned: {re.search(pattern, line)[0]}; use {instead}")
 
 
 def strip_code(text):
@@ -233,6 +249,8 @@ def main():
     files = tracked_files()
     contents = {}
     for path in files:
+        if path.startswith(rules.DASHBOARD + "vendor/"):
+            continue  # made by others
         if pathlib.PurePosixPath(path).suffix in TEXT_SUFFIXES or path.endswith("Makefile"):
             contents[path] = (ROOT / path).read_text(encoding="utf-8")
     for path, text in contents.items():
@@ -242,8 +260,10 @@ def main():
             check_banned(path, lines, report)
             check_processes(path, lines, report)
             check_lengths(path, lines, text, report, warn)
-        if path.endswith(tuple(SOURCE_SUFFIXES) + (".proto", ".py", ".rs")):
+        if path.endswith(tuple(SOURCE_SUFFIXES) + (".proto", ".py", ".rs", ".js", ".css", ".html")):
             check_text(path, lines, text, report)
+        if path.startswith(rules.DASHBOARD) and path.endswith(".js"):
+            check_dashboard(path, lines, report)
         check_comments(path, lines, report)
         check_links(path, text, report)
     check_dead_files([p for p in files if p in contents], contents, report)

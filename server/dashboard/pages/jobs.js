@@ -1,0 +1,123 @@
+// The list of jobs: pages of the server as it is scrolled, changes as they come.
+import { html, useEffect, useMemo, useRef, useState } from '../lib/dom.js';
+import { count, duration, number, oneLine, percent, shortName, whole } from '../lib/format.js';
+import { JobList } from '../lib/job_list.js';
+import { useKeys } from '../lib/keys.js';
+import { go, jobLink, route, setQuery } from '../lib/router.js';
+import { gpusOf, isEnded, outlookText, progressText, STATES } from '../lib/words.js';
+import { Ago, Bar, Failure, JobLink, Spark, State } from '../parts/bits.js';
+import { LongTable } from '../parts/list.js';
+
+// The filter box: words to find, and `state:`, `sweep:`, `group:`, `project:` that the server filters by.
+export function parseFilter(text) {
+  const filter = { words: [], request: {} };
+  for (const word of text.trim().split(/\s+/).filter(Boolean)) {
+    const [, name, value] = /^(state|sweep|group|project):(.+)$/.exec(word) || [];
+    if (name === 'state') filter.request.states = value.toUpperCase().split(',')
+      .filter((state) => STATES.includes(state));
+    else if (name) filter.request[name] = value;
+    else filter.words.push(word.toLowerCase());
+  }
+  return filter;
+}
+
+// The jobs of a request, kept up to date: what JobList has, null before its first answer.
+function useJobs(request) {
+  const [list, setList] = useState({ shown: null });
+  useEffect(() => {
+    const jobs = new JobList(request, (shown) => setList({ shown }));
+    setList({ shown: null });
+    return () => jobs.close();
+  }, [JSON.stringify(request)]);
+  return list.shown;
+}
+
+function Progress({ job }) {
+  const { step, total_steps: total } = job.progress || {};
+  if (isEnded(job) || number(total) === 0) return html`<span class="cut" title=${oneLine(job.reason)}>
+    ${oneLine(job.reason) || progressText(job)}</span>`;
+  const share = number(step) / number(total);
+  return html`<span class="progress"><${Bar} share=${share} label="progress" />
+    <span class="cut" title=${percent(share)}>${oneLine(progressText(job))}</span></span>`;
+}
+
+function ends(job) {
+  if (isEnded(job)) return html`<${Ago} time=${job.end_time} />`;
+  const left = number(job.progress?.eta_seconds);
+  if (job.state === 'RUNNING' && left > 0) return `${duration(left)} left`;
+  return job.state === 'PENDING' && job.outlook?.start_time
+    ? html`<span title=${outlookText(job.outlook)}>starts <${Ago} time=${job.outlook.start_time} /></span>` : '-';
+}
+
+export function JobsPage() {
+  const query = route.use().query;
+  const text = query.get('q') || '';
+  const filter = useMemo(() => parseFilter(text), [text]);
+  const list = useJobs(filter.request);
+  const { jobs = null, token, error, busy } = list || {};
+  const [marked, setMarked] = useState(new Set());
+  const field = useRef(null);
+  const shown = useMemo(() => (jobs || []).filter((job) => filter.words.every((word) => job.text.includes(word))),
+    [jobs, filter]);
+  const mark = (job) => {
+    const next = new Set(marked);
+    if (!next.delete(job.name)) next.add(job.name);
+    setMarked(next);
+  };
+  const compare = () => go(`/compare?jobs=${[...marked].map((name) => encodeURIComponent(shortName(name))).join(',')}`);
+  useKeys({ '/': () => field.current.focus(), c: () => (marked.size > 1 ? compare() : false) });
+  // Words are looked for in what is loaded: load on until the page is full or all is there.
+  useEffect(() => {
+    if (filter.words.length > 0 && token && !busy) list.more();
+  }, [filter, token, busy]);
+
+  const stateOf = (filter.request.states || []).join(',');
+  const setState = (state) => {
+    const rest = text.split(/\s+/).filter((word) => word && !word.startsWith('state:'));
+    setQuery({ q: [...(state ? [`state:${state}`] : []), ...rest].join(' ') });
+  };
+  const columns = [
+    { name: html`<span class="unseen">Compare</span>`, class: 'mark', cell: (job) =>
+      html`<input type="checkbox" checked=${marked.has(job.name)}
+        aria-label="Compare ${shortName(job.name)}" onChange=${() => mark(job)} />` },
+    { name: 'State', class: 'w-state', cell: (job) => html`<${State} of=${job.state} />` },
+    { name: 'Job', class: 'w-job', cell: (job) => html`<${JobLink} name=${job.name}>
+      ${job.display_name ? `${oneLine(job.display_name)} ` : ''}
+      <span class=${job.display_name ? 'dim' : ''}>${shortName(job.name)}</span></${JobLink}>` },
+    { name: 'Owner', class: 'w-owner wide', cell: (job) =>
+      html`<span title="project ${oneLine(job.project)}">${oneLine(job.owner)}</span>` },
+    { name: 'Progress or reason', class: 'w-progress', cell: (job) => html`<${Progress} job=${job} />` },
+    { name: 'Loss', class: 'w-spark wide', cell: (job) =>
+      html`<${Spark} values=${job.losses.map((each) => each.loss)} label="loss since the page was opened" />` },
+    { name: 'Tokens/s', class: 'right w-rate wide', cell: (job) =>
+      (job.state === 'RUNNING' && number(job.progress?.tokens_per_second) > 0
+        ? count(job.progress.tokens_per_second) : '') },
+    { name: 'GPUs', class: 'w-gpus', cell: (job) =>
+      html`<span title=${gpusOf(job) ? `${gpusOf(job)} slots` : ''}>${oneLine(job.variant)}</span>` },
+    { name: 'End', class: 'w-end', cell: ends },
+    { name: 'Submitted', class: 'w-time wide', cell: (job) => html`<${Ago} time=${job.create_time} />` },
+  ];
+  return html`<div class="head"><h1>Jobs</h1>
+      <div class="tools">
+        <label><span class="unseen">Filter</span><input ref=${field} type="search" class="filter" value=${text}
+          aria-keyshortcuts="/"
+          placeholder="filter: words, group:, sweep:, project:"
+            onInput=${(event) => setQuery({ q: event.target.value })} /></label>
+        <label><span class="unseen">State</span><select value=${stateOf}
+          onChange=${(event) => setState(event.target.value)}>
+          <option value="">all states</option>
+          <option value="PENDING,PREPARING,RUNNING,CANCELLING">not ended</option>
+          ${STATES.map((state) => html`<option value=${state}>${state}</option>`)}</select></label>
+        ${marked.size > 0 ? html`<button type="button" class="main" disabled=${marked.size < 2}
+          onClick=${compare}>Compare ${marked.size}</button>` : null}
+        <span class="dim" role="status">${jobs === null
+          ? 'loading' : `${whole(shown.length)}${token ? ' so far' : ''} ${shown.length === 1 ? 'job' : 'jobs'}`}</span>
+      </div></div>
+    <${Failure} error=${error} />
+    ${jobs !== null && shown.length === 0 && !error && !token
+      ? html`<p class="dim pad">${text ? 'no job is like that' : html`There is no job yet: <a
+        href="/submit">submit one</a>, or <code>sftctl submit FILE</code>.`}</p>` : null}
+    <${LongTable} caption="Jobs, newest first" columns=${columns} rows=${shown} marked=${marked} onMark=${mark}
+      onOpen=${(job) => go(jobLink(job.name))} onEnd=${() => list?.more()}
+        total=${token ? -1 : shown.length} />`;
+}

@@ -1,0 +1,196 @@
+// A job file from the page: checked by a dry run first, then submitted.
+import { call, CallError, requestId } from '../lib/api.js';
+import { html, useRef, useState } from '../lib/dom.js';
+import { bytes, count, number, oneLine, plural, shortName, whole } from '../lib/format.js';
+import { go, jobLink } from '../lib/router.js';
+import { outlookText } from '../lib/words.js';
+import { Command, Facts, Failure, Table, tell } from '../parts/bits.js';
+
+const KEPT = 'sft-job-file';
+// A data set is read whole to be hashed; larger ones go by sftctl, which reads them in pieces.
+const MOST_HASHED = 1 << 30;
+const HINT = 'A dry run comes first: it says here what the job would be, and all that a submit would refuse.';
+const START = `[job]
+name = ""
+model = ""
+data = ""
+
+[compute]
+variant = ""
+
+[training]
+mode = "lora"
+`;
+
+async function sha256(file) {
+  const hash = await crypto.subtle.digest('SHA-256', await file.arrayBuffer());
+  return Array.from(new Uint8Array(hash), (byte) => byte.toString(16).padStart(2, '0')).join('');
+}
+
+// The problems that an error of SubmitJob names, as a dry run gives them.
+function problemsOf(error) {
+  if (!(error instanceof CallError)) return [];
+  return error.details.map(({ field, description }) => {
+    const [, line, message] = /^line (\d+): (.*)$/s.exec(description) || [null, '0', description];
+    return { key: field, line: Number(line), message };
+  });
+}
+
+function Problems({ problems, name, onLine }) {
+  if (problems.length === 0) return null;
+  return html`<section role="alert"><h2>${plural(problems.length, 'problem')}</h2>
+    <ul class="problems">${problems.map((problem, i) => html`<li key=${i}>
+      ${problem.line > 0 ? html`<button type="button" class="small" onClick=${() => onLine(problem.line)}>
+        ${oneLine(name)}:${problem.line}</button> ` : null}
+      ${problem.key ? html`<code>${oneLine(problem.key)}</code> ` : null}${oneLine(problem.message)}</li>`)}</ul>
+        </section>`;
+}
+
+// A data set that the job file names: the file is chosen here, and has to be on the server already.
+function NeededFile({ needed, state, onChoose }) {
+  return html`<li><label class="file"><span><code>${oneLine(needed.key)}</code> ${oneLine(needed.path)}</span>
+      <input type="file" onChange=${(event) => event.target.files[0] && onChoose(needed, event.target.files[0])} />
+        </label>
+    <span class=${state?.bad ? 'bad' : 'dim'}>${state?.text ||
+      'choose the file, so that the server can be asked whether it has it'}</span></li>`;
+}
+
+function Plan({ plan, resolved }) {
+  const memory = (plan.memory || []).reduce((sum, item) => sum + number(item.bytes), 0);
+  return html`<section><h2>What it would be</h2><${Facts} items=${[
+    ['GPUs', `${oneLine(plan.variant)}${plan.nodes > 1 ? `, ${plan.nodes} nodes` : ''}, ${plural(plan.ranks, 'rank')}`],
+    ['placement', oneLine(plan.placement)], ['expected', outlookText(plan.outlook)], ['batch', oneLine(plan.batch)],
+    number(plan.total_parameters) > 0 && ['parameters',
+      `${count(plan.trainable_parameters)} of ${count(plan.total_parameters)} train`],
+    memory > 0 && ['memory per rank', `${bytes(memory)}${number(plan.memory_limit_bytes) > 0
+      ? ` of ${bytes(plan.memory_limit_bytes)}` : ''}`],
+    number(plan.tokens_per_second) > 0 && ['tokens/s',
+      `${count(plan.tokens_per_second)}${plan.speed_from_peaks ? ' (from published peaks)' : ''}`],
+    ['execution', oneLine(plan.execution)], ['note', oneLine(plan.note)]]} />
+    <details><summary>${whole(resolved.length)} resolved keys</summary><${Table} caption="Resolved keys"
+      head=${['Key', 'Value', 'Origin']}
+      rows=${resolved.map((each) => ({ key: each.key,
+        cells: [html`<code>${oneLine(each.key)}</code>`, html`<code>${oneLine(each.value)}</code>`,
+          html`<span class="dim">${oneLine(each.origin)}</span>`] }))} /></details></section>`;
+}
+
+export function SubmitPage() {
+  const [text, setText] = useState(() => sessionStorage.getItem(KEPT) || START);
+  const [name, setName] = useState('job.toml');
+  const [project, setProject] = useState('');
+  const [answer, setAnswer] = useState(null);
+  const [error, setError] = useState(null);
+  const [files, setFiles] = useState({});
+  const [busy, setBusy] = useState('');
+  const [over, setOver] = useState(false);
+  // The same id until the file changes, so that a second click makes no second job.
+  const request = useRef({ text: '', id: '' });
+  const area = useRef(null);
+  const numbers = useRef(null);
+
+  const change = (next) => {
+    setText(next);
+    sessionStorage.setItem(KEPT, next);
+    setAnswer(null);
+    setError(null);
+  };
+  const take = async (file) => {
+    if (!file) return;
+    setName(file.name);
+    change(await file.text());
+  };
+  const idOf = () => {
+    const key = `${name}\n${project}\n${text}`;
+    if (request.current.text !== key) request.current = { text: key, id: requestId() };
+    return request.current.id;
+  };
+  const during = async (what, work) => {
+    setBusy(what);
+    setError(null);
+    try {
+      await work();
+    } catch (failure) {
+      setError(failure);
+    }
+    setBusy('');
+  };
+  const check = () => during('check', async () => setAnswer(await call('JobService/ResolveJob', {
+    source_text: text, file_name: name, for_submit: true, project, request_id: idOf() })));
+  const choose = async (needed, file) => {
+    const put = (state) => setFiles((seen) => ({ ...seen, [needed.key]: state }));
+    if (file.size > MOST_HASHED) {
+      put({ bad: true, text: `${bytes(file.size)} are too many for the page: sftctl submit ${name} sends it` });
+      return;
+    }
+    put({ text: 'reading' });
+    try {
+      const sha = await sha256(file);
+      const stat = await call('DataService/StatBlob', { sha256: sha, purpose: 'DATASET', project });
+      put(stat.complete ? { text: `${bytes(file.size)}, on the server`,
+        file: { key: needed.key, sha256: sha, size: file.size, client_path: needed.path } }
+        : { bad: true, text: `the server does not have this file yet: sftctl submit ${name} sends it` });
+    } catch (failure) {
+      put({ bad: true, text: failure.message });
+    }
+  };
+  const problems = answer ? answer.problems || [] : problemsOf(error);
+  const needed = answer?.needed_files || [];
+  const missing = needed.filter((each) => !files[each.key]?.file);
+  const submit = () => during('submit', async () => {
+    const job = await call('JobService/SubmitJob', { source_text: text, file_name: name, project, request_id: idOf(),
+      files: needed.map((each) => files[each.key].file) });
+    sessionStorage.removeItem(KEPT);
+    tell(`${shortName(job.name)} ${job.state}`);
+    go(jobLink(job.name));
+  });
+  const toLine = (line) => {
+    const lines = text.split('\n');
+    const begin = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
+    area.current.focus();
+    area.current.setSelectionRange(begin, begin + (lines[line - 1] || '').length);
+  };
+  const bad = new Set(problems.map((problem) => problem.line));
+  const drop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    take(event.dataTransfer.files[0]);
+  };
+  return html`<div class="head"><h1>Submit</h1><span
+    class="dim">a job file in TOML, YAML or JSON: paste it, or drop the file here</span></div>
+    <div class="two submit"><section class=${over ? 'over' : ''}
+      onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)}
+        onDrop=${drop}>
+      <div class="tools"><label>name <input value=${name}
+        onInput=${(event) => { setName(event.target.value); setAnswer(null); }} /></label>
+        <label>project <input value=${project} placeholder="yours"
+          onInput=${(event) => { setProject(event.target.value); setAnswer(null); }} /></label>
+        <label class="file"><span class="unseen">Job file</span><input type="file" accept=".toml,.yaml,.yml,.json"
+          onChange=${(event) => take(event.target.files[0])} /></label></div>
+      <div class="editor"><pre class="numbers" aria-hidden="true" ref=${numbers}>
+        ${text.split('\n').map((line, i) => html`<span key=${i} class=${bad.has(i + 1) ? 'bad' : ''}>
+          ${i + 1}${'\n'}</span>`)}</pre>
+        <textarea ref=${area} value=${text} spellcheck=${false} wrap="off" aria-label="Job file"
+          onInput=${(event) => change(event.target.value)}
+          onScroll=${(event) => { numbers.current.scrollTop = event.target.scrollTop; }}></textarea></div>
+      <p class="buttons"><button type="button" class=${answer ? '' : 'main'} disabled=${busy !== ''}
+        onClick=${check}>${busy === 'check' ? 'checking' : 'Dry run'}</button>
+        <button type="button" class=${answer ? 'main' : ''}
+          disabled=${busy !== '' || !answer || problems.length > 0 || missing.length > 0} onClick=${submit}>
+            ${busy === 'submit' ? 'submitting' : 'Submit'}</button>
+        <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer
+          ? '' : ' --dry-run'}`} /></p>
+    </section><section aria-live="polite">
+      ${!answer && !error ? html`<p class="dim">${HINT}</p>` : null}
+      ${error && problems.length === 0 ? html`<${Failure} error=${error} />` : null}
+      <${Problems} problems=${problems} name=${name} onLine=${toLine} />
+      ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>
+        ${oneLine(warning.key)}</code> ${oneLine(warning.message)}</p>`)}
+      ${answer && problems.length === 0 ? html`<p class="good">The job would be accepted.</p>` : null}
+      ${needed.length > 0 && problems.length === 0
+        ? html`<h2>Its data</h2><ul class="needed">
+          ${needed.map((each) => html`<${NeededFile} key=${each.key} needed=${each} state=${files[each.key]}
+            onChoose=${choose} />`)}</ul>` : null}
+      ${answer?.plan && problems.length === 0 ? html`<${Plan} plan=${answer.plan}
+        resolved=${answer.resolved || []} />` : null}
+    </section></div>`;
+}

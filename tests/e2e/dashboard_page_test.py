@@ -1,0 +1,528 @@
+#!/usr/bin/env python3
+"""The dashboard's pages in a browser, against answers that are made here (dashboard_server.py)."""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+import harness
+from browser import DEPS, ROOT, BrowserCase, Image
+from dashboard_sample import sample_fleet
+from dashboard_server import Fleet, Server, at
+
+PAGES = {
+    "jobs": "/jobs",
+    "job": "/jobs/job-k3v9qx",
+    "verdict": "/jobs/job-b7c2ye",
+    "log": "/jobs/job-b7c2ye?view=log&rank=3&jump=evidence",
+    "timeline": "/jobs/job-k3v9qx?view=timeline",
+    "checkpoints": "/jobs/job-b7c2ye?view=checkpoints",
+    "results": "/jobs/job-m2x6rd?view=results",
+    "settings": "/jobs/job-k3v9qx?view=settings",
+    "compare": "/compare?jobs=job-k3v9qx,job-m2x6rd,job-t8w2mc",
+    "queue": "/queue",
+    "fleet": "/fleet",
+    "storage": "/storage",
+    "stats": "/stats",
+    "audit": "/audit",
+    "submit": "/submit",
+}
+# What each page shows once its answers are there.
+SHOWN = {
+    "jobs": "qwen3-8b-support-r32",
+    "job": "all 832 points",
+    "verdict": "lower hyperparameters.learning_rate",
+    "log": "sft-rank: the loss is nan at step 312",
+    "timeline": "48104 of 48210 rows",
+    "checkpoints": "steps, the best",
+    "results": "adapter_model.safetensors",
+    "settings": "Qwen/Qwen3-8B",
+    "compare": "Keys that differ",
+    "queue": "llama-70b-full",
+    "fleet": "fallen off the bus",
+    "storage": "Largest items",
+    "stats": "1204.40",
+    "audit": "PERMISSION_DENIED",
+    "submit": "A dry run comes first",
+}
+PICTURES = os.environ.get("SFT_DASHBOARD_PICTURES", "")  # a folder: docs/images
+IN_PICTURES = {
+    "jobs": "light",
+    "job": "dark",
+    "verdict": "light",
+    "compare": "light",
+    "queue": "light",
+    "fleet": "dark",
+    "submit": "light",
+}
+HOSTILE = '<img src=x onerror="window.hostile=1"> & "quotes"'
+MANY_JOBS = 5000
+MANY_POINTS = 100_000
+PAINT_S = 1
+# An idle machine needs half a second.
+LIST_S = 5
+
+
+class DashboardPageTest(BrowserCase):
+    def serve(self, fleet):
+        self.fleet, self.server = fleet, Server(fleet)
+        self.addCleanup(lambda: self.server.stop())  # the one of then: a test may have started another
+        return self.server.url
+
+    def open(self, path, fleet=None, **options):
+        page = self.new_page(self.serve(fleet or sample_fleet()), **options)
+        page.goto(path)
+        return page
+
+    def take_picture(self, path):
+        """With few colours, which makes it a third as large."""
+        picture = Image.open(io.BytesIO(self.page.screenshot()))
+        picture.convert("RGB").quantize(224).save(path, optimize=True)
+
+    def one_job(self, points, **fields):
+        fleet = Fleet()
+        fleet.add_job(
+            "job-one",
+            "RUNNING",
+            attempt=1,
+            start_time=at(-3000),
+            progress={"step": str(points), "total_steps": "200000"},
+            **fields,
+        )
+        fleet.add_points("job-one", points)
+        return fleet
+
+    def test_axe_finds_nothing_on_any_page_in_both_themes(self):
+        self.serve(sample_fleet())
+        found = {}
+        for scheme in ("light", "dark"):
+            page = self.new_page(self.server.url, scheme)
+            for name, path in PAGES.items():
+                page.goto(path)
+                self.see(SHOWN[name])
+                problems = self.axe()
+                if problems:
+                    found[f"{name} {scheme}"] = problems
+                if PICTURES and IN_PICTURES.get(name) == scheme:
+                    self.take_picture(f"{PICTURES}/dashboard-{name}.png")
+            self.assert_clean(page)
+        self.assertEqual(found, {}, json.dumps(found, indent=1))
+
+    def test_axe_finds_nothing_in_the_dialogs_and_the_login(self):
+        page = self.open("/jobs/job-k3v9qx")
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        self.see("Save the training state first")
+        self.assertEqual(self.axe(), [])
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        self.see("next row, previous row")
+        self.assertEqual(self.axe(), [])
+        page.keyboard.press("Escape")
+        self.fleet.token = "secret"
+        self.expected_errors = ("401",)
+        page.goto("/jobs")
+        self.see("This server asks who you are")
+        self.assertEqual(self.axe(), [])
+
+    def test_pages_fit_a_narrow_screen(self):
+        page = self.open("/jobs", width=390)
+        for name, path in PAGES.items():
+            page.goto(path)
+            self.see(SHOWN[name])
+            self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), 390, name)
+
+    def test_names_of_others_stay_text(self):
+        fleet = sample_fleet()
+        fleet.add_job(
+            "job-x0x0xx", display_name=HOSTILE, owner=HOSTILE, reason="<script>window.hostile=1</script>\u202egnol"
+        )
+        fleet.storage["biggest"][0]["display_name"] = HOSTILE
+        run = fleet.jobs["job-k3v9qx"]
+        run.update(display_name=HOSTILE, owner=HOSTILE, reason=HOSTILE, group=HOSTILE, priority=HOSTILE)
+        run["resolved"].append({"key": HOSTILE, "value": HOSTILE, "origin": HOSTILE})
+        run["warnings"] = [{"key": HOSTILE, "line": 1, "message": HOSTILE}]
+        fleet.events["job-k3v9qx"].append(
+            {"sequence": "99", "time": at(0), "type": HOSTILE, "message": HOSTILE, "attempt": 1}
+        )
+        fleet.logs[("job-k3v9qx", 0)] += HOSTILE.encode() + b"\x1b[31mred\x1b[0m \x1b]0;title\x07\r\x00end\n"
+        fleet.jobs["job-b7c2ye"]["verdict"].update(message=HOSTILE, advice=HOSTILE, evidence=[HOSTILE])
+        fleet.nodes[0]["unusable"] = fleet.nodes[0]["slots"][0]["product_name"] = HOSTILE
+        fleet.audit[0].update(principal=HOSTILE, object=HOSTILE)
+        page = self.open("/jobs", fleet)
+        for name, path in {**PAGES, "its log": "/jobs/job-k3v9qx?view=log"}.items():
+            page.goto(path)
+            if name == "its log":
+                self.see('"quotes"red \\x00end')
+            elif name not in ("results", "submit", "stats", "log", "checkpoints"):
+                self.see(HOSTILE)
+            self.assertEqual(
+                page.evaluate("[window.hostile, document.querySelectorAll('main img, main script').length]"),
+                [None, 0],
+                name,
+            )
+
+    def test_a_curve_of_100000_points_is_painted_within_a_second_and_keeps_its_spikes(self):
+        fleet = self.one_job(MANY_POINTS)
+        fleet.points["job-one"][54321]["loss"] = 9.5
+        fleet.points["job-one"][77777]["loss"] = "NaN"
+        page = self.open("/jobs/job-one", fleet)
+        begin = time.monotonic()
+        self.wait_for("() => document.querySelector('.note')?.textContent.includes('100,000 points')")
+        print(f"{MANY_POINTS} points read and drawn after {time.monotonic() - begin:.2f} s")
+        drawn = page.evaluate(
+            "(() => { const [x, y] = document.querySelector('.plot').uplot.data; return [x.length, Math.max(...y)]; })()"
+        )
+        self.assertLessEqual(drawn[0], 3 * 2000)
+        self.assertEqual(drawn[1], 9.5)
+        # The points are here; from a change of the view to the frame that shows it, all charts in view.
+        seconds = page.evaluate("""async () => {
+          const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+          const times = [];
+          for (const value of ['tokens', 'step', 'seconds']) {
+            const begin = performance.now();
+            const select = document.querySelector('.tools select');
+            select.value = value;
+            select.dispatchEvent(new Event('change', {bubbles: true}));
+            await frame();
+            times.push((performance.now() - begin) / 1000);
+          }
+          return times;
+        }""")
+        print(f"{MANY_POINTS} points, all charts in view drawn again: {', '.join(f'{each:.3f}' for each in seconds)} s")
+        self.assertLess(max(seconds), PAINT_S)
+        self.see("lowest and highest of 2,000 parts of 100,000 points; zoom in for all")
+
+    def test_what_is_drawn_keeps_the_lowest_and_the_highest_of_every_part(self):
+        self.open("/jobs")
+        wrong = self.page.evaluate("""async () => {
+          const { drawn, MOST_BUCKETS } = await import('/assets/lib/series.js');
+          let seed = 7;
+          const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+          const wrong = [];
+          for (const count of [0, 1, 2, 4000, 4001, 12345, 100000]) {
+            const x = Float64Array.from({length: count}, (each, i) => 2 * i + 1);
+            const y = Float64Array.from(x, () => (random() < 0.01 ? NaN : random() < 0.01 ? 50 * random() : random()));
+            const out = drawn(x, y);
+            const kept = new Map(out.x.map((value, i) => [value, out.y[i]]));
+            if (out.points !== count || out.x.some((value, i) => i > 0 && value <= out.x[i - 1])) wrong.push([count, 'order']);
+            if (out.x.length > Math.max(2 * MOST_BUCKETS, 3 * out.buckets)) wrong.push([count, 'too many']);
+            if (out.buckets === 0 && out.x.length !== count) wrong.push([count, 'left out']);
+            for (let part = 0; part < out.buckets; ++part) {
+              const first = Math.floor((count * part) / out.buckets);
+              const end = Math.floor((count * (part + 1)) / out.buckets);
+              const own = [...y.subarray(first, end)].filter(Number.isFinite);
+              const seen = Array.from(x.subarray(first, end)).filter((value) => kept.has(value)).map((value) => kept.get(value));
+              if (own.length && (!seen.includes(Math.min(...own)) || !seen.includes(Math.max(...own)))) wrong.push([count, part]);
+              if (own.length < end - first && !seen.includes(null)) wrong.push([count, part, 'no gap']);
+            }
+          }
+          return wrong;
+        }""")
+        self.assertEqual(wrong, [])
+
+    def test_zooming_shows_every_point(self):
+        self.open("/jobs/job-one?from=50000&to=51000", self.one_job(MANY_POINTS))
+        self.see("all 1,002 points")
+        steps = self.steps_of("Loss")
+        self.assertEqual(steps, list(range(49_999, 51_001)))
+        self.page.get_by_role("button", name="All", exact=True).click()
+        self.see("100,000 points; zoom in for all")
+        self.assertNotIn("from=", self.page.url)
+
+    def test_a_chart_is_zoomed_by_dragging_and_shown_as_a_table(self):
+        page = self.open("/jobs/job-one", self.one_job(400))
+        self.see("all 400 points")
+        box = page.locator(".u-over").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60, steps=5)
+        page.mouse.up()
+        self.wait_for("() => location.search.includes('from=')")
+        steps = self.steps_of("Loss")
+        self.assertTrue(90 <= steps[0] <= 110 and 290 <= steps[-1] <= 310, steps)
+        self.assertEqual(self.steps_of("Gradient norm"), steps)  # one zoom for all
+        page.get_by_text("Show as table").first.click()
+        table = page.get_by_role("region", name="Loss as a table")
+        table.wait_for()
+        self.assertIn("every 2nd point" if len(steps) > 202 else "all points", table.inner_text())
+
+    def test_a_job_that_learns_from_preferences_shows_margin_and_accuracy(self):
+        fleet = self.one_job(0)
+        preference = {"rewards_chosen": 0.9, "rewards_rejected": 0.4, "rewards_accuracies": 0.75}
+        fleet.add_points("job-one", 20, preference=preference)
+        self.open("/jobs/job-one", fleet)
+        self.see("step 20: margin 0.5000")
+        self.see("step 20: accuracy 75%")
+
+    def test_a_later_attempt_replaces_the_steps_that_it_runs_again(self):
+        fleet = self.one_job(100)
+        self.open("/jobs/job-one", fleet)
+        self.see("all 100 points")
+        with fleet.lock:
+            fleet.points["job-one"] += [
+                {**fleet.points["job-one"][0], "step": str(step), "loss": 5.0, "attempt": 2} for step in range(61, 81)
+            ]
+        self.wait_for("() => document.querySelector('.note').textContent === 'all 80 points'")
+        self.assertEqual(self.steps_of("Loss"), list(range(1, 81)))
+
+    def test_a_page_goes_on_over_a_restart_of_the_server_without_gap_or_double(self):
+        fleet = self.one_job(50)
+        fleet.logs[("job-one", 0)] = b"".join(b"line %d\n" % number for number in range(100))
+        page = self.open("/jobs/job-one?view=log", fleet)
+        self.see("line 99")
+        self.expected_errors = ("ERR_", "Failed to load resource")
+        port = self.server.port
+        for restart in range(3):
+            self.server.stop()
+            self.see("reconnecting")
+            with fleet.lock:
+                fleet.add_points("job-one", 25)
+                fleet.logs[("job-one", 0)] += b"".join(b"more %d of %d\n" % (number, restart) for number in range(10))
+            self.server = Server(fleet, port)
+            self.see(f"more 9 of {restart}")
+        lines = self.wait_for("() => [...document.querySelectorAll('.log .line')].map((line) => line.textContent)")
+        wanted = [f"line {number}" for number in range(100)] + [
+            f"more {number} of {restart}" for restart in range(3) for number in range(10)
+        ]
+        self.assertEqual(lines, wanted[-len(lines) :])
+        page.get_by_role("link", name="Curves").click()
+        self.wait_for("() => document.querySelector('.note')?.textContent === 'all 125 points'")
+        self.assertEqual(self.steps_of("Loss"), list(range(1, 126)))
+        self.see("live")
+
+    def test_a_hidden_page_closes_its_stream_and_goes_on_from_where_it_was(self):
+        fleet = self.one_job(50)
+        page = self.open("/jobs/job-one", fleet)
+        self.see("all 50 points")
+        self.wait_for("() => document.querySelector('.feed.live')")
+        opened = len(fleet.feeds)
+        hide = "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); document.dispatchEvent(new Event('visibilitychange')); }"
+        page.evaluate(hide, True)
+        fleet.add_points("job-one", 30)
+        page.evaluate(hide, False)
+        self.see("all 80 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(1, 81)))
+        self.assertEqual([feed["metrics"] for feed in fleet.feeds[opened:]], [["50"]])
+
+    def test_a_list_of_5000_jobs_is_there_at_once_and_scrolls_to_its_end(self):
+        fleet = Fleet()
+        for number in range(MANY_JOBS):
+            fleet.add_job(
+                f"job-{number:05}",
+                "SUCCEEDED" if number % 3 else "FAILED",
+                display_name=f"run {number}",
+                end_time=at(-60),
+            )
+        page = self.open("/jobs", fleet)
+        begin = time.monotonic()
+        page.goto("/jobs")
+        self.see("job-04999")
+        print(f"first rows of {MANY_JOBS} jobs after {time.monotonic() - begin:.2f} s")
+        self.assertLess(time.monotonic() - begin, LIST_S)
+        self.wait_for("""() => { scrollTo(0, document.documentElement.scrollHeight);
+          return document.querySelector('main').innerText.includes('job-00000'); }""")
+        self.assertLess(page.locator("table.long tbody tr").count(), 120)
+        self.see("5,000 jobs")
+        page.keyboard.press("/")
+        page.keyboard.type("run 4321")
+        self.wait_for("() => document.querySelector('[role=status]').textContent === '1 job'")
+        self.assertIn("q=run", page.url)
+
+    def test_the_filter_asks_the_server_and_is_in_the_address(self):
+        page = self.open("/jobs?q=state:RUNNING+support")
+        self.see("2 jobs")
+        page.get_by_label("State").select_option("FAILED")
+        self.see("0 jobs")
+        page.get_by_label("Filter").fill("group:support")
+        self.see("qwen3-8b-support-dpo")
+        self.assertIn("q=group:support", page.url)
+        page.reload()
+        self.see("4 jobs")
+
+    def test_the_list_shows_changes_as_they_come(self):
+        page = self.open("/jobs")
+        self.see("9 jobs")
+        self.wait_for("() => document.querySelector('.feed.live')")
+        with self.fleet.lock:
+            self.fleet.jobs["job-w1q7sb"].update(
+                state="RUNNING", progress={"step": "1", "total_steps": "10", "loss": 2.5}
+            )
+        self.fleet.add_job("job-fresh", display_name="fresh one")
+        self.see("10 jobs")
+        self.see("fresh one")
+        self.assertIn("RUNNING", page.locator("tr", has_text="llama-70b-full").inner_text())
+
+    def test_a_job_is_cancelled_by_keyboard_alone(self):
+        page = self.open("/queue")
+        self.see("llama-70b-full")
+        for key in "gj":
+            page.keyboard.press(key)
+        self.see("9 jobs")
+        page.keyboard.press("/")
+        page.keyboard.type("qwen3-8b-support-r32")
+        self.see("1 job")
+        for key in ("Escape", "j", "Enter"):
+            page.keyboard.press(key)
+        self.see("all 540 points")
+        page.keyboard.press("c")
+        self.see("sftctl cancel job-t8w2mc")
+        page.keyboard.press("Enter")
+        self.see("cancelled by ada")
+        self.assertEqual(
+            [
+                (method, request["name"].rsplit("/", 1)[-1], request["checkpoint"])
+                for method, request in self.fleet.calls
+            ],
+            [("CancelJob", "job-t8w2mc", False)],
+        )
+
+    def test_everything_is_reached_by_tab(self):
+        page = self.open("/jobs")
+        for path in (
+            "/jobs",
+            "/jobs/job-k3v9qx",
+            "/jobs/job-b7c2ye?view=log&rank=3",
+            "/fleet",
+            "/queue",
+            "/compare?jobs=job-k3v9qx,job-m2x6rd",
+        ):
+            page.goto(path)
+            page.locator("main h1").wait_for()
+            self.wait_for("() => !document.querySelector('main').innerText.includes('loading')")
+            count = page.evaluate("""() => {
+              window.reached = new Set();
+              document.addEventListener('focusin', (event) => window.reached.add(event.target));
+              const all = document.querySelectorAll('a[href], button:not(:disabled), input, select, textarea, summary, [tabindex="0"]');
+              window.wanted = [...all].filter((each) => each.checkVisibility() && each.tabIndex >= 0);
+              return window.wanted.length;
+            }""")
+            self.assertGreater(count, 10, path)
+            for _ in range(count + 10):
+                page.keyboard.press("Tab")
+            left = page.evaluate(
+                "window.wanted.filter((each) => each.isConnected && !window.reached.has(each)).map((each) => each.outerHTML.slice(0, 120))"
+            )
+            self.assertEqual(left, [], path)
+
+    def test_actions_ask_once_and_show_the_command(self):
+        page = self.open("/fleet")
+        node = page.get_by_role("region", name="Node gpu-02")
+        node.get_by_role("button", name="Drain").click()
+        page.get_by_label("Move its jobs now").check()
+        page.get_by_label("Reason (shown to others)").fill("it's hot")
+        self.see("sftctl drain gpu-02 --now --reason 'it'\\''s hot'")
+        page.get_by_role("button", name="Back").click()
+        self.assertEqual(self.fleet.calls, [])
+        node.get_by_role("button", name="Drain").click()
+        page.get_by_role("button", name="Drain the node").click()
+        node.locator(".state.DRAINED").wait_for()
+        self.assertEqual(self.fleet.calls, [("HoldNode", {"node": "gpu-02", "mode": "DRAIN", "reason": ""})])
+        node.get_by_role("button", name="End the hold").click()
+        page.get_by_role("dialog").get_by_role("button", name="End the hold").click()
+        node.locator(".state.UP").wait_for()
+        page.goto("/queue")
+        page.locator("tr", has_text="nightly-eval").get_by_role("button", name="Release").click()
+        self.see("sftctl release job-h6u4je")
+        page.get_by_role("button", name="Release the job").click()
+        self.wait_for("() => !document.querySelector('dialog')")
+        self.assertEqual(self.fleet.calls[-1][0], "ReleaseJob")
+
+    def test_every_problem_of_a_job_file_is_shown_at_its_key(self):
+        fleet = Fleet()
+        fleet.problems = [
+            {"key": "lora.rr", "line": 2, "message": "unknown key; did you mean lora.r?"},
+            {"key": "job.model", "line": 0, "message": "must be set"},
+        ]
+        page = self.open("/submit", fleet)
+        page.get_by_label("Job file").last.fill("[lora]\nrr = 4\n")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("2 problems")
+        self.see("unknown key; did you mean lora.r?")
+        self.see("must be set")
+        self.assertEqual(page.locator(".numbers .bad").inner_text().strip(), "2")
+        self.assertTrue(page.get_by_role("button", name="Submit", exact=True).is_disabled())
+        page.get_by_role("button", name="job.toml:2").click()
+        self.assertEqual(
+            page.evaluate(
+                "getSelection().toString() || document.activeElement.value.slice(document.activeElement.selectionStart, document.activeElement.selectionEnd)"
+            ),
+            "rr = 4",
+        )
+        fleet.problems = []
+        page.get_by_label("Job file").last.fill("[lora]\nr = 4\n")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("The job would be accepted.")
+        page.get_by_role("button", name="Submit", exact=True).click()
+        self.see("waiting for 4 x H100")
+        self.assertEqual(
+            [(method, request["source_text"]) for method, request in fleet.calls], [("SubmitJob", "[lora]\nr = 4\n")]
+        )
+
+    def test_the_log_is_searched_and_shows_what_the_verdict_says(self):
+        page = self.open("/jobs/job-b7c2ye")
+        page.get_by_role("link", name="Show it in the log").click()
+        here = page.locator(".log .here")
+        here.wait_for()
+        self.assertEqual(here.inner_text(), "sft-rank: the loss is nan at step 312")
+        page.keyboard.press("/")
+        page.keyboard.type("step 12 ")
+        self.see("1 line")
+        page.keyboard.press("Enter")
+        self.wait_for("() => document.querySelector('.log .here')?.textContent.startsWith('step 12 ')")
+
+    def test_a_login_is_asked_for_and_a_link_with_a_code_needs_none(self):
+        fleet = sample_fleet()
+        fleet.token = "secret"
+        page = self.open("/jobs", fleet)
+        self.expected_errors = ("401",)
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Log in").click()
+        self.see("the token is not valid")
+        page.get_by_label("Token").fill("secret")
+        page.get_by_role("button", name="Log in").click()
+        self.see("9 jobs")
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("Token").wait_for()
+        page.context.clear_cookies()
+        page.goto("about:blank")
+        page.goto("/queue#code=secret")
+        self.see("llama-70b-full")
+        self.assertEqual(page.evaluate("location.hash"), "")
+
+    def test_compare_lays_curves_over_each_other_and_names_keys_that_differ(self):
+        page = self.open("/jobs?q=support")
+        self.see("qwen3-8b-support-r8")
+        for name in ("qwen3-8b-support-r8", "qwen3-8b-support-r32"):
+            page.locator("tr", has_text=name).get_by_role("checkbox").check()
+        page.get_by_role("button", name="Compare 2").click()
+        self.see("Keys that differ")
+        differing = page.get_by_role("region", name="Keys that differ")
+        self.assertEqual(differing.locator("tbody tr").count(), 1)
+        self.assertIn("lora.r", differing.inner_text())
+        series = self.wait_for("() => document.querySelector('.plot')?.uplot?.series.length")
+        self.assertEqual(series, 3)
+        figures = page.get_by_role("region", name="Figures of the jobs").inner_text()
+        self.assertIn("loss at 34,560 samples", figures)
+
+    def test_the_vendor_bundle_is_what_its_recipe_makes(self):
+        packages = DEPS / "dashboard"
+        if not shutil.which("node") or not (packages / "node_modules/esbuild").exists():
+            self.skipTest("there is no node, or its packages are missing: deploy/bootstrap --web")
+        vendor = ROOT / "server/dashboard/vendor"
+        for name in ("package.json", "package-lock.json"):
+            self.assertEqual(
+                (packages / name).read_bytes(), (vendor / name).read_bytes(), "deploy/bootstrap --web installs them"
+            )
+        with tempfile.TemporaryDirectory() as out:
+            subprocess.run(["node", vendor / "build.mjs", packages, out], check=True, timeout=harness.DEADLINE_S)
+            for name in ("vendor.js", "vendor.css", "LICENSES.txt"):
+                self.assertEqual((pathlib.Path(out) / name).read_bytes(), (vendor / name).read_bytes(), name)
+
+
+if __name__ == "__main__":
+    harness.run_tests()

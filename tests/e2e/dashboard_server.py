@@ -1,0 +1,463 @@
+"""The dashboard's files and the calls that its pages make, answered from a `Fleet` in memory.
+
+What a real service cannot be brought to in a test is made here: thousands of jobs, curves of 100,000
+points, hostile names, a server that is gone at a chosen moment. dashboard_test.py runs against the real one.
+"""
+
+import base64
+import gzip
+import http.server
+import json
+import math
+import pathlib
+import threading
+import time
+import urllib.parse
+
+DASHBOARD = pathlib.Path(__file__).parents[2] / "server/dashboard"
+# As the server sends them.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
+POINTS_A_MESSAGE = 2000
+FEED_S = 0.25
+
+
+def at(seconds):
+    """A time of the wire, `seconds` from now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+
+
+def name_of(job):
+    return f"projects/default/jobs/{job}"
+
+
+class Fleet:
+    """Jobs, nodes and what else the pages ask for; tests change it under `lock`."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.jobs = {}  # id -> Job as JSON; the newest last
+        self.points = {}  # id -> list of Metric
+        self.logs = {}  # (id, rank) -> bytes
+        self.events = {}  # id -> list of JobEvent
+        self.checkpoints = {}
+        self.artifacts = {}
+        self.nodes = []
+        self.variants = []
+        self.storage = {}
+        self.stats = {}
+        self.audit = []
+        self.problems = []  # of every job file
+        self.blobs = set()
+        self.token = ""  # what a login takes; empty: none is needed
+        self.calls = []  # (method, request) of what changes something
+        self.feeds = []  # addresses of the streams that were opened
+
+    def add_job(self, job, state="PENDING", **fields):
+        with self.lock:
+            self.jobs[job] = {
+                "name": name_of(job),
+                "kind": "SFT",
+                "state": state,
+                "reason": "",
+                "display_name": "",
+                "owner": "ada",
+                "project": "default",
+                "variant": "H100-4x",
+                "create_time": at(-3600),
+                "nodes": [],
+                "attempt": 0,
+                "artifacts": [],
+                "attempts": [],
+                "resolved": [],
+                "warnings": [],
+                "after": [],
+                "held": False,
+                "checkpoint_step": "0",
+                "priority": "normal",
+                "sweep": "",
+                "group": "",
+                "resumed_from": "",
+                "source_text": "",
+                "resolved_json": "{}",
+                **fields,
+            }
+            self.points.setdefault(job, [])
+        return self.jobs[job]
+
+    def add_points(self, job, count, loss=lambda step: 2.2 * math.exp(-step / 400) + 0.6, **fields):
+        with self.lock:
+            points = self.points[job]
+            for step in range(len(points) + 1, len(points) + 1 + count):
+                points.append(
+                    {
+                        "step": str(step),
+                        "loss": loss(step),
+                        "lr": 2e-4 * min(1, step / 50),
+                        "grad_norm": 0.8,
+                        "tokens": "65536",
+                        "tokens_per_second": 21000.0,
+                        "gpu_memory_bytes": "61000000000",
+                        "mfu": 0.42,
+                        "time": at(step - 4000),
+                        "val_loss": 0.0,
+                        "is_eval": False,
+                        "step_seconds": 1.0,
+                        "attempt": 1,
+                        "of_limit": 0.71,
+                        "values": [],
+                        **fields,
+                    }
+                )
+
+    def job(self, name):
+        return self.jobs.get(name.rsplit("/", 1)[-1])
+
+
+class Refused(Exception):
+    def __init__(self, status, code, message, details=()):
+        super().__init__(message)
+        self.status, self.body = status, {"code": code, "message": message, "details": list(details)}
+
+
+class Calls:
+    """The methods, by name; each gets the request and returns the answer, or yields several."""
+
+    def __init__(self, fleet):
+        self.fleet = fleet
+
+    def _job(self, request):
+        job = self.fleet.job(request["name"])
+        if job is None:
+            raise Refused(404, "NOT_FOUND", f"no job \"{request['name']}\"")
+        return job
+
+    def who_am_i(self, _):
+        return {
+            "user": {"name": "ada", "admin": True, "roles": []},
+            "token_id": self.fleet.token and "abcdefgh",
+            "server_time": at(0),
+        }
+
+    def list_jobs(self, request):
+        jobs = [
+            job
+            for job in reversed(self.fleet.jobs.values())
+            if (not request.get("states") or job["state"] in request["states"])
+            and all(not request.get(key) or job[key] == request[key] for key in ("project", "sweep", "group"))
+        ]
+        begin, size = int(request.get("page_token") or 0), min(int(request.get("page_size") or 50), 500)
+        more = begin + size < len(jobs)
+        return {"jobs": jobs[begin : begin + size], "next_page_token": str(begin + size) if more else ""}
+
+    def get_job(self, request):
+        return self._job(request)
+
+    def read_metrics(self, request):
+        job = self._job(request)["name"].rsplit("/", 1)[-1]
+        index, points = int(request.get("index") or 0), self.fleet.points[job]
+        while index < len(points):
+            end = min(index + POINTS_A_MESSAGE, len(points))
+            yield {"metrics": points[index:end], "next_index": str(end)}
+            index = end
+
+    def read_log(self, request):
+        job = self._job(request)["name"].rsplit("/", 1)[-1]
+        log = self.fleet.logs.get(
+            (job, request.get("rank", 0) if request.get("stream") != "prepare" else "prepare"), b""
+        )
+        offset = int(request.get("offset") or 0)
+        if "tail_lines" in request:
+            lines = log.split(b"\n")
+            offset = max(0, len(log) - len(b"\n".join(lines[-request["tail_lines"] - 1 :])))
+        while offset < len(log):
+            chunk = log[offset : offset + (1 << 20)]
+            yield {"offset": str(offset), "data": base64.b64encode(chunk).decode(), "end_of_file": False, "attempt": 1}
+            offset += len(chunk)
+
+    def list_events(self, request):
+        job = self._job(request)["name"].rsplit("/", 1)[-1]
+        return {"events": self.fleet.events.get(job, []), "next_page_token": ""}
+
+    def list_checkpoints(self, request):
+        job = self._job(request)["name"].rsplit("/", 1)[-1]
+        return {"checkpoints": self.fleet.checkpoints.get(job, [])}
+
+    def get_artifact(self, request):
+        return self.fleet.artifacts[request["name"]]
+
+    def _changed(self, method, request, **fields):
+        job = self._job(request)
+        with self.fleet.lock:
+            self.fleet.calls.append((method, request))
+            job.update(fields)
+        return job
+
+    def cancel_job(self, request):
+        return self._changed("CancelJob", request, state="CANCELLED", reason="cancelled by ada", end_time=at(0))
+
+    def hold_job(self, request):
+        return self._changed("HoldJob", request, held=True, reason="held by ada")
+
+    def release_job(self, request):
+        return self._changed("ReleaseJob", request, held=False, reason="")
+
+    def checkpoint_job(self, request):
+        return {"job": self._changed("CheckpointJob", request), "step": "120"}
+
+    def hold_node(self, request):
+        with self.fleet.lock:
+            self.fleet.calls.append(("HoldNode", request))
+            node = next(node for node in self.fleet.nodes if node["name"].endswith("/" + request["node"]))
+            node["hold"] = {
+                "mode": request["mode"],
+                "reason": request.get("reason", ""),
+                "who": "ada",
+                "time": at(0),
+                "jobs": [],
+            }
+        return node
+
+    def release_node(self, request):
+        with self.fleet.lock:
+            self.fleet.calls.append(("ReleaseNode", request))
+            node = next(node for node in self.fleet.nodes if node["name"].endswith("/" + request["node"]))
+            node.pop("hold", None)
+        return node
+
+    def list_nodes(self, _):
+        return {"nodes": self.fleet.nodes, "next_page_token": "", "warning": ""}
+
+    def list_variants(self, _):
+        return {"variants": self.fleet.variants, "next_page_token": ""}
+
+    def get_storage(self, _):
+        return self.fleet.storage
+
+    def get_stats(self, request):
+        self.fleet.calls.append(("GetStats", request))
+        return self.fleet.stats
+
+    def list_audit_records(self, _):
+        return {"records": self.fleet.audit, "next_page_token": ""}
+
+    def resolve_job(self, request):
+        plan = {
+            "variant": "H100-4x",
+            "nodes": 1,
+            "ranks": 4,
+            "placement": "it could start now",
+            "batch": "1 x 4 x 16 = 64",
+            "trainable_parameters": "20971520",
+            "total_parameters": "8030261248",
+            "memory": [
+                {"category": "weights", "bytes": "16060000000"},
+                {"category": "optimizer", "bytes": "252000000"},
+            ],
+            "memory_limit_bytes": "80000000000",
+            "tokens_per_second": 21000.0,
+            "execution": "",
+            "note": "",
+        }
+        return {
+            "problems": self.fleet.problems,
+            "warnings": [],
+            "resolved": [
+                {"key": "job.model", "value": "org/model", "origin": request.get("file_name", "") + ":3"},
+                {"key": "lora.r", "value": "16", "origin": "default"},
+            ],
+            "resolved_json": "{}",
+            "needed_files": [],
+            "plan": plan,
+            "checked_for_submit": True,
+        }
+
+    def submit_job(self, request):
+        self.fleet.calls.append(("SubmitJob", request))
+        return self.fleet.add_job(
+            f"job-new{len(self.fleet.jobs)}", reason="waiting for 4 x H100", source_text=request["source_text"]
+        )
+
+    def stat_blob(self, request):
+        return {"complete": request["sha256"] in self.fleet.blobs, "received": "0"}
+
+
+def snake(method):
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in method).lstrip("_")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def _send(self, status, body, kind="application/json", extra=None):
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **(extra or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _json(self, status, value):
+        self._send(status, json.dumps(value).encode())
+
+    def _begin_stream(self):
+        self.send_response(200)
+        for name, value in {
+            **HEADERS,
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+
+    def _event(self, data, event="", identity=""):
+        head = (f"event: {event}\n" if event else "") + (f"id: {identity}\n" if identity else "")
+        self.wfile.write(f"{head}data: {json.dumps(data)}\n\n".encode())
+        self.wfile.flush()
+
+    def _is_allowed(self):
+        token = self.server.fleet.token
+        return not token or f"__Host-sft={token}" in self.headers.get("Cookie", "")
+
+    def do_GET(self):  # pylint: disable=invalid-name
+        path = urllib.parse.urlsplit(self.path)
+        if path.path == "/api/v1/feed":
+            if not self._is_allowed():
+                self._json(401, {"code": "UNAUTHENTICATED", "message": "log in", "details": []})
+                return
+            self._feed(urllib.parse.parse_qs(path.query))
+            return
+        name = path.path[len("/assets/") :] if path.path.startswith("/assets/") else "index.html"
+        file = (DASHBOARD / name).resolve()
+        if DASHBOARD not in file.parents or not file.is_file():
+            self._send(404, b"no such file", "text/plain")
+            return
+        self._send(200, gzip.compress(file.read_bytes(), 1), TYPES[file.suffix], {"Content-Encoding": "gzip"})
+
+    def do_DELETE(self):  # pylint: disable=invalid-name
+        self._send(204, b"", extra={"Set-Cookie": "__Host-sft=; Secure; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"})
+
+    def do_POST(self):  # pylint: disable=invalid-name
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/session":
+            if self.server.fleet.token not in (request.get("token"), request.get("code")):
+                self._json(401, {"code": "UNAUTHENTICATED", "message": "the token is not valid", "details": []})
+                return
+            cookie = f"__Host-sft={self.server.fleet.token}; Secure; HttpOnly; SameSite=Strict; Path=/"
+            self._send(204, b"", extra={"Set-Cookie": cookie})
+            return
+        if not self._is_allowed():
+            self._json(401, {"code": "UNAUTHENTICATED", "message": "log in", "details": []})
+            return
+        method = getattr(Calls(self.server.fleet), snake(self.path.rsplit("/", 1)[-1]), None)
+        if method is None:
+            self._json(404, {"code": "NOT_FOUND", "message": f"no method {self.path}", "details": []})
+            return
+        try:
+            answer = method(request)
+            if isinstance(answer, dict):
+                self._json(200, answer)
+                return
+            answers = iter(answer)
+            first = next(answers, None)
+        except Refused as refused:
+            self._json(refused.status, refused.body)
+            return
+        self._begin_stream()
+        for message in ([first] if first is not None else []):
+            self._event(message)
+        for message in answers:
+            self._event(message)
+        self._event({}, "end")
+
+    def _feed(self, query):
+        """What the page does not have yet, then what comes, until the job has ended or the server stops."""
+        fleet = self.server.fleet
+        fleet.feeds.append(query)
+        self._begin_stream()
+        job, index = query.get("job", [""])[0], int(query.get("metrics", ["0"])[0])
+        logs = {int(rank): int(offset) for rank, offset in (each.split(":") for each in query.get("log", []))}
+        for part in filter(None, query.get("cursor", [""])[0].split(";")):
+            if part[0] == "m" and "metrics" in query:
+                index = int(part[1:])
+            elif part[0] == "l":
+                logs.update({int(part[1:].split(":")[0]): int(part.split(":")[2])} if "log" in query else {})
+        cursor = lambda: ";".join([f"m{index}"] + [f"l{rank}:1:{offset}" for rank, offset in logs.items()])
+        seen, sent_jobs = None, {name: json.dumps(each) for name, each in fleet.jobs.items()}
+        try:
+            while not self.server.stopping.wait(FEED_S if seen else 0):
+                with fleet.lock:
+                    now = json.dumps(fleet.jobs[job]) if job else "all"
+                    points = fleet.points[job][index:] if job else []
+                    texts = {rank: fleet.logs.get((job, rank), b"")[offset:] for rank, offset in logs.items()}
+                    jobs = {name: json.dumps(each) for name, each in fleet.jobs.items()} if "jobs" in query else {}
+                if job and now != seen:
+                    self._event(json.loads(now), "job", cursor())
+                seen = now
+                if points and "metrics" in query:
+                    index += len(points)
+                    self._event({"points": points, "next": index}, "metrics", cursor())
+                for rank, text in texts.items():
+                    if text:
+                        logs[rank] += len(text)
+                        self._event(
+                            {"rank": rank, "attempt": 1, "text": text.decode(errors="replace"), "next": logs[rank]},
+                            "log",
+                            cursor(),
+                        )
+                changed = [name for name, text in jobs.items() if sent_jobs.get(name) != text]
+                if changed:
+                    self._event({"changed": changed}, "jobs")
+                    sent_jobs = jobs
+                if job and json.loads(now)["state"] in ENDED:
+                    self._event({}, "end")
+                    return
+                self.wfile.write(b": ping\n\n")
+                self.wfile.flush()
+        except OSError:
+            pass  # the page has closed it
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, fleet, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.fleet = fleet
+        self.stopping = threading.Event()
+        self.open = set()
+        self.port = self.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def process_request(self, request, client_address):
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request, client_address):
+        pass  # a page that went away
+
+    def stop(self):
+        """As a kill does: no connection is ended in order."""
+        self.stopping.set()
+        self.shutdown()
+        for connection in list(self.open):
+            self.shutdown_request(connection)
+        self.server_close()

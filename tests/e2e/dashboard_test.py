@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""The dashboard of a real server in a browser: jobs submitted, followed, compared and cancelled from the page."""
+
+import json
+import os
+import re
+import subprocess
+import time
+
+import harness
+from browser import DEADLINE_MS, BrowserCase
+from harness import BUILD, wait_until
+
+# Steps that the fake ranks of a long job make, 20 ms each.
+LONG = 100_000
+
+
+class DashboardTest(BrowserCase, harness.ServiceCase):
+    def setUp(self):
+        super().setUp()
+        self.http = harness.free_port()
+        self.restart()
+        self.start_worker(gpus="H100:4")
+
+    def restart(self):
+        self.start_server(http=f"127.0.0.1:{self.http}")
+
+    def open(self, path, **options):
+        page = self.new_page(f"http://127.0.0.1:{self.http}", **options)
+        page.goto(path)
+        return page
+
+    def job_text(self, mode, name="job", tables=""):
+        """A job file whose data lies on the nodes, so that a page can submit it."""
+        path = self.write_job(mode, ranks=1, name=name, tables=tables)
+        text = path.read_text().replace(f'data = "{name}.jsonl"', f'data = "node:{self.dir}/{name}.jsonl"')
+        return text.replace("[job]", f'[job]\nname = "{name}"')
+
+    def submit_text(self, page, text):
+        page.goto("/submit")
+        page.get_by_label("Job file").last.fill(text)
+        page.get_by_role("button", name="Dry run").click()
+        self.see("The job would be accepted.")
+        page.get_by_role("button", name="Submit", exact=True).click()
+        page.wait_for_url(re.compile("/jobs/job-"), timeout=DEADLINE_MS)
+        return page.url.rsplit("/", 1)[-1]
+
+    def wait_for_steps(self, count):
+        self.page.wait_for_function(
+            """(count) => document.querySelector('.plot')?.uplot?.data[0].length >= count""",
+            arg=count,
+            timeout=DEADLINE_MS,
+        )
+        return self.steps_of("Loss")
+
+    def test_a_job_is_submitted_on_the_page_and_followed_to_its_end(self):
+        page = self.open("/jobs")
+        self.see("There is no job yet")
+        job = self.submit_text(
+            page, self.job_text("train steps=60 pace=20 save=20", tables="[checkpoint]\nsave_steps = 20")
+        )
+        page.locator(".state.SUCCEEDED").first.wait_for()
+        self.see("ended")
+        self.assertEqual(self.wait_for_steps(60), list(range(1, 61)))
+        self.assertEqual(self.status(job)["state"], "SUCCEEDED")
+        for view, shown in (
+            ("Log", "rank 0"),
+            ("Timeline", "submitted"),
+            ("Settings", "job.model"),
+            ("Checkpoints", "server"),
+        ):
+            page.get_by_role("link", name=view, exact=True).click()
+            self.see(shown)
+        page.goto("/jobs")
+        self.see("1 job")
+        self.assertIn("SUCCEEDED", page.locator("tr", has_text=job).inner_text())
+
+    def test_problems_of_a_job_file_are_shown_at_their_keys(self):
+        page = self.open("/submit")
+        page.get_by_label("Job file").last.fill(self.job_text("ok").replace('mode = "lora"', 'mode = "lorra"\nrr = 1'))
+        page.get_by_role("button", name="Dry run").click()
+        self.see("2 problems")
+        said = page.locator(".problems").inner_text()
+        self.assertIn("training.mode", said)
+        self.assertIn("training.rr", said)
+        self.assertEqual(json.loads(self.sftctl("list", "--json").stdout), [])
+
+    def test_a_job_is_cancelled_by_keyboard_alone(self):
+        job = self.submit(f"train steps={LONG}", ranks=1)
+        self.wait_for_step(job)
+        page = self.open("/queue")
+        self.see("What a job can ask for")
+        for key in "gj":
+            page.keyboard.press(key)
+        self.see("1 job")
+        for key in ("j", "Enter"):
+            page.keyboard.press(key)
+        self.see("Curves")
+        page.keyboard.press("c")
+        self.see(f"sftctl cancel {job}")
+        page.keyboard.press("Enter")
+        page.locator(".state.CANCELLED").first.wait_for()
+        self.assert_ends(job, 12)
+
+    def test_a_page_goes_on_over_a_kill_of_the_server_without_gap_or_double(self):
+        job = self.submit(f"train steps={LONG} pace=20", ranks=1)
+        self.wait_for_step(job)
+        self.open(f"/jobs/{job}")
+        self.wait_for_steps(5)
+        self.expected_errors = ("ERR_", "Failed to load resource")
+        for _ in range(2):
+            seen = len(self.steps_of("Loss"))
+            self.kill("server")
+            self.see("reconnecting")
+            self.restart()
+            self.wait_for_steps(seen + 20)
+            self.page.locator(".feed.live").wait_for()
+        self.sftctl("cancel", job)
+        self.page.locator(".state.CANCELLED").first.wait_for()
+        self.see("ended")
+        lines = self.sftctl("metrics", job, "--json").stdout.splitlines()
+        self.assertEqual(self.steps_of("Loss"), [json.loads(line)["step"] for line in lines])
+
+    def test_a_log_is_followed_over_a_kill_of_the_server_and_a_restart_of_the_job(self):
+        job = self.submit("lines 300 20", ranks=1)
+        self.open(f"/jobs/{job}?view=log")
+        self.see("line 00000001 of rank 0")
+        self.expected_errors = ("ERR_", "Failed to load resource")
+        self.kill("server")
+        self.restart()
+        self.page.locator(".state.SUCCEEDED").first.wait_for()
+        self.see("rank 0 done")
+        self.page.get_by_role("button", name="Load the first").or_(self.page.get_by_text("lines,")).first.wait_for()
+        with self.page.expect_download() as downloaded:
+            self.page.get_by_role("button", name="Download", exact=True).click()
+        self.assertEqual(downloaded.value.path().read_text(), self.sftctl("logs", job).stdout)
+
+    def test_jobs_are_compared(self):
+        jobs = [
+            self.submit("train steps=30", ranks=1, name=name, tables=f"learning_rate = {rate}")
+            for name, rate in (("one", "1e-4"), ("two", "2e-4"))
+        ]
+        for job in jobs:
+            self.assert_ends(job, 0)
+        page = self.open("/jobs")
+        self.see("2 jobs")
+        for key in ("j", "x", "j", "x", "c"):
+            page.keyboard.press(key)
+        self.see("Keys that differ")
+        differing = page.get_by_role("region", name="Keys that differ").inner_text()
+        self.assertIn("hyperparameters.learning_rate", differing)
+        shown = page.get_by_role("region", name="Figures of the jobs").inner_text()
+        told = json.loads(self.sftctl("compare", *jobs, "--json").stdout)
+        for run in told["runs"]:
+            self.assertIn(f"{run['mean_loss_at_samples']:.4f}", shown)
+
+    def test_a_node_is_drained_and_works_again(self):
+        page = self.open("/fleet")
+        node = page.get_by_role("region", name="Node node-a")
+        node.get_by_role("button", name="Drain").click()
+        page.get_by_label("Reason").fill("new driver")
+        page.get_by_role("button", name="Drain the node").click()
+        node.locator(".state.DRAINED").wait_for()
+        self.assertIn("new driver", self.sftctl("nodes", "node-a").stdout)
+        node.get_by_role("button", name="End the hold").click()
+        page.get_by_role("dialog").get_by_role("button", name="End the hold").click()
+        node.locator(".state.UP").wait_for()
+
+    def test_a_curve_of_100000_points_comes_with_all_of_them(self):
+        job = self.submit(f"train steps={LONG} pace=0", ranks=1)
+        self.assert_ends(job, 0)
+        page = self.open("/queue")
+        self.see("What a job can ask for")
+        begin = time.monotonic()
+        page.goto(f"/jobs/{job}")
+        self.wait_for_steps(1)
+        first = time.monotonic() - begin
+        self.see("parts of 100,000 points")
+        print(f"{LONG} points: the first drawn after {first:.2f} s, all after {time.monotonic() - begin:.2f} s")
+        page.goto(f"/jobs/{job}?from=50000&to=50100")
+        self.see("all 102 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(49_999, 50_101)))
+
+    def test_who_has_no_token_is_asked_for_one_and_a_session_ends_with_the_logout(self):
+        self.kill("server")
+        folder = self.dir / "closed"
+        made = subprocess.run(
+            [str(BUILD / "bin/sft-server"), "init", "--data-dir", str(folder), "--name", "127.0.0.1"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        token = re.search(r"^admin token +(\S+)", made.stdout, re.M).group(1)
+        self.start(
+            "server",
+            BUILD / "bin/sft-server",
+            "--listen",
+            f"0.0.0.0:{self.port}",
+            "--http",
+            f"127.0.0.1:{self.http}",
+            "--data-dir",
+            folder,
+        )
+        wait_until(
+            "the page",
+            lambda: subprocess.run(
+                ["curl", "-sf", f"http://127.0.0.1:{self.http}/healthz"], capture_output=True, check=False
+            ).returncode
+            == 0,
+        )
+        page = self.open("/audit")
+        self.expected_errors = ("401", "ERR_INCOMPLETE_CHUNKED_ENCODING")  # a stream ends with its session
+        self.see("This server asks who you are")
+        self.assertEqual(self.axe(), [])
+        page.get_by_label("Token").fill("nonsense")
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        self.see("Outcome")
+        self.see("admin (admin)")
+        self.assertEqual(page.evaluate("document.cookie"), "")
+        page.get_by_role("link", name="Jobs").click()
+        self.see("There is no job yet")
+        page.locator(".feed.live").wait_for()
+        page.get_by_role("button", name="Log out").click()
+        self.see("This server asks who you are")
+        page.goto("/jobs")
+        self.see("This server asks who you are")
+        told = subprocess.run(
+            [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "web", "--no-open"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "SFT_TOKEN": token, "SFT_CA": str(folder / "tls/ca.crt")},
+        )
+        page.goto("about:blank")
+        page.goto(told.stdout.strip())
+        self.see("There is no job yet")
+        self.assertEqual(page.evaluate("location.hash"), "")
+        page.goto("/fleet")
+        self.see("No node has joined yet.")
+
+    def test_every_page_is_clean_on_a_real_server(self):
+        job = self.submit("train steps=30", ranks=1)
+        self.assert_ends(job, 0)
+        waiting = self.submit("train steps=30", ranks=1, name="held", compute="", tables="[scheduling]\nhold = true")
+        page = self.open("/jobs")
+        for path, shown in (
+            ("/jobs", waiting),
+            (f"/jobs/{job}", "all 30 points"),
+            ("/queue", waiting),
+            ("/fleet", "node-a"),
+            ("/storage", "Largest items"),
+            ("/stats", "Utilisation"),
+            ("/audit", "JobService.SubmitJob"),
+        ):
+            page.goto(path)
+            self.see(shown)
+            self.assertEqual(self.axe(), [], path)
+        wait_until("the shell's headers", lambda: page.request.get("/").headers["content-security-policy"])
+
+
+if __name__ == "__main__":
+    harness.run_tests()
