@@ -270,7 +270,9 @@ class CostMaker {
               (6 * s_.delta.channels() + 6 * q_) * e_ + order};
     }
     const int64_t rope = 2 * (q_ + kv_) * e_, gate = s_.output_gate ? 3 * q_ * e_ : 0;
-    return {rope + gate, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
+    // Sinks scale what attention gave.
+    const int64_t sinks = NamesOf(s_).sinks != nullptr ? 2 * q_ * e_ : 0;
+    return {rope + gate + sinks, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
             3 * (q_ + kv_) * e_ + (s_.output_gate ? 5 * q_ * e_ : 0)};
   }
   // Experts' inputs are gone when their outputs are made; scores are gone before either.
