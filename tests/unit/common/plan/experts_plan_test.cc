@@ -169,6 +169,18 @@ TEST(ExpertsJobTest, StacksAreQuantisedAndRoutersAreNot) {
   EXPECT_EQ(down->rows, 128 * 2048);
 }
 
+TEST(ExpertsJobTest, ExpertsOfACheckpointInFourBitsAreInSixteen) {
+  ModelConfig qwen = ParsedModel(kQwen3Of30B);
+  qwen.stored.form = StoredForm::kNf4;
+  const auto units = MakeUnits(qwen, Qlora(1, 1, 512));
+  ASSERT_TRUE(units.ok()) << units.status();
+  for (const Parameter& p : units->at(1).parameters) {
+    EXPECT_EQ(p.quantized,
+              p.name.find("self_attn") != p.name.npos && p.name.ends_with("_proj.weight"))
+        << p.name;
+  }
+}
+
 TEST(ExpertsJobTest, MatricesAreThoseOfOneExpert) {
   const ModelConfig mixed = ParsedModel(TinyExperts(R"(, "mlp_only_layers": [0])"));
   const auto blocks = MatricesOf(mixed, Lora(4, {"all-linear"}));
