@@ -88,7 +88,7 @@ FAMILIES = {
 
 
 # So that no rounding of q8_0 gives many tokens other experts.
-ROUTERS, ROUTER_SCALE = ("mlp.gate.weight", "mlp.router.weight"), 20
+ROUTERS, ROUTER_SCALE = ("mlp.gate.weight", "mlp.router.weight"), 4
 
 
 def long_text():
