@@ -210,7 +210,30 @@ void CheckRope(const ModelConfig& config, const GgufFamily& family) {
   if (rope.rotated != 1.0 && !phi) RefuseGguf("only a part of each head is rotated");
 }
 
-// "blk.3.attn_q.weight" of "model.layers.3.self_attn.q_proj.weight"; empty: it has no name there.
+}  // namespace
+
+void RefuseGguf(const std::string& what) {
+  throw UserError("the model cannot be written as GGUF: " + what, "bad_model",
+                  "export a merged model and convert it with llama.cpp's convert_hf_to_gguf.py");
+}
+
+const GgufFamily* FindGgufFamily(std::string_view family) {
+  const auto* const found =
+      std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                   [&](const GgufFamily& each) { return each.family == family; });
+  return found == std::end(kFamilies) ? nullptr : found;
+}
+
+const plan::RopeOptions& MainRope(const ModelConfig& config) {
+  for (const plan::LayerOptions& layer : config.layer_options) {
+    const plan::RopeOptions& rope = config.ropes[layer.rope];
+    if (layer.window == 0 && (rope.type != plan::RopeType::kNone || config.ropes.size() == 1)) {
+      return rope;
+    }
+  }
+  return config.ropes[0];
+}
+
 std::string GgufName(const ModelConfig& config, std::string_view full) {
   static const std::map<std::string_view, std::string_view> kWhole = {
       {"model.embed_tokens.weight", "token_embd.weight"},
@@ -265,30 +288,6 @@ std::string GgufName(const ModelConfig& config, std::string_view full) {
     return "";
   }
   return fmt::format("blk.{}.{}{}", part.layer, module, part.suffix);
-}
-
-}  // namespace
-
-void RefuseGguf(const std::string& what) {
-  throw UserError("the model cannot be written as GGUF: " + what, "bad_model",
-                  "export a merged model and convert it with llama.cpp's convert_hf_to_gguf.py");
-}
-
-const GgufFamily* FindGgufFamily(std::string_view family) {
-  const auto* const found =
-      std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                   [&](const GgufFamily& each) { return each.family == family; });
-  return found == std::end(kFamilies) ? nullptr : found;
-}
-
-const plan::RopeOptions& MainRope(const ModelConfig& config) {
-  for (const plan::LayerOptions& layer : config.layer_options) {
-    const plan::RopeOptions& rope = config.ropes[layer.rope];
-    if (layer.window == 0 && (rope.type != plan::RopeType::kNone || config.ropes.size() == 1)) {
-      return rope;
-    }
-  }
-  return config.ropes[0];
 }
 
 std::vector<GgufPart> GgufParts(const ModelConfig& config, const ParamInfo& param) {

@@ -33,6 +33,10 @@ const GgufFamily* FindGgufFamily(std::string_view family);
 // Throws UserError naming what llama.cpp does otherwise, or cannot, as far as config.json shows.
 void CheckGgufFamily(const ModelConfig& config);
 
+// "blk.3.attn_q.weight" of "model.layers.3.self_attn.q_proj.weight"; empty: it has no name there.
+// Of experts' gates with ups, the gates'.
+std::string GgufName(const ModelConfig& config, std::string_view name);
+
 // A tensor of the file, of a parameter: all of it, or of experts' gates with ups one of the two.
 struct GgufPart {
   std::string name;  // "blk.3.attn_q.weight"
