@@ -23,8 +23,10 @@ namespace sft::client {
 namespace {
 
 struct ExportOptions {
-  std::string job, type, base, dataset, gpu_type, out;
-  bool merged = false, gguf = false;
+  std::string job, type = "bf16", base = "better", dataset, gpu_type, out;
+  bool merged = false, gguf = false, vllm = false;
+
+  const char* form() const { return gguf ? "gguf" : vllm ? "vllm" : "merged"; }
 };
 
 std::string Quoted(const std::string& text) { return DumpJson(Json(text)); }
@@ -71,8 +73,7 @@ class Exporter {
           fmt::format("{0} delivered a full model already: `sftctl download {0}`", options_.job));
     }
     if (options_.out.empty()) {
-      options_.out =
-          fmt::format("{}-{}", ShortName(job_.name()), options_.gguf ? "gguf" : "merged");
+      options_.out = fmt::format("{}-{}", ShortName(job_.name()), options_.form());
     }
     while (options_.out.size() > 1 && options_.out.ends_with('/')) options_.out.pop_back();
     return absl::OkStatus();
@@ -92,8 +93,9 @@ class Exporter {
   std::string JobFile() const {
     const Json spec = ParseOrderedJson(job_.resolved_json());
     std::string text = AnswererTables(answerer_, "export", "export of " + ShortName(job_.name()));
-    text += fmt::format("[export]\nform = \"{}\"\ntype = {}\nbase = {}\ntrained_on = {}\n",
-                        options_.gguf ? "gguf" : "merged", Quoted(options_.type),
+    text += fmt::format("[export]\nform = \"{}\"\n", options_.form());
+    if (options_.vllm) return text;
+    text += fmt::format("type = {}\nbase = {}\ntrained_on = {}\n", Quoted(options_.type),
                         Quoted(options_.base), Quoted(TrainedOn(spec)));
     if (answerer_.adapter.empty()) return text;
     // Rows are read as the job read them.
@@ -177,17 +179,18 @@ class Exporter {
 }  // namespace
 
 void AddExport(Command& app, Session& session) {
-  Command* command =
-      app.AddCommand("export", "Make a merged model or a GGUF file of what a job has trained",
-                     "sftctl export job-abc --merged -o my-model");
+  Command* command = app.AddCommand(
+      "export", "Write what a job has trained as a merged model, GGUF file or adapter for vLLM",
+      "sftctl export job-abc --merged -o my-model");
   auto options = std::make_shared<ExportOptions>();
-  options->type = "bf16";
-  options->base = "better";
   command->AddOption("JOB", options->job, "Job whose adapter or full model is exported")
       ->Required();
   command->AddFlag("--merged", options->merged,
                    "A model with the adapter in its weights, for transformers, vLLM and others");
   command->AddFlag("--gguf", options->gguf, "A GGUF file for llama.cpp, with Ollama's Modelfile");
+  command->AddFlag("--vllm", options->vllm,
+                   "The adapter of a mixture of experts with one linear for each expert, which is "
+                   "how vLLM reads it");
   command->AddOption("--type", options->type, "Type of the weights: bf16, f32, or q8_0 with --gguf")
       ->ShowDefault();
   command
@@ -200,10 +203,18 @@ void AddExport(Command& app, Session& session) {
   command->AddOption("--gpu-type", options->gpu_type,
                      "Type of GPU, or CPU (default: that of JOB, or the only one)");
   command->AddOption("-o,--output", options->out,
-                     "Folder to create (default: JOB-merged or JOB-gguf in the current folder)");
+                     "Folder to create (default: JOB-merged, JOB-gguf or JOB-vllm in the current "
+                     "folder)");
   AddJsonFlag(command, session);
   command->Check([options] {
-    return options->merged == options->gguf ? "needs either --merged or --gguf" : "";
+    const int forms = int{options->merged} + int{options->gguf} + int{options->vllm};
+    if (forms != 1) return "needs one of --merged, --gguf and --vllm";
+    const ExportOptions usual;
+    const bool changed =
+        options->type != usual.type || options->base != usual.base || !options->dataset.empty();
+    return options->vllm && changed
+               ? "--type, --base and --dataset are of merged weights: leave them out with --vllm"
+               : "";
   });
   command->Run([&session, options](Connection& connection) {
     return Exporter(connection, *options, session.json).Run();

@@ -20,7 +20,7 @@ constexpr double kWindowSlabs = 0.7;  // of a window's slabs, which write parts 
 // that (docs/benchmarks/qlora.md, "Long documents").
 constexpr double kTurns = 1.28, kHalfTurns = 1900;
 constexpr double kLongAnyOrder = 1.4, kHalfAnyOrder = 1000;
-constexpr double kSmallTurns = 1.15;   // heads of 64 in turns, relative to one call
+constexpr double kSmallTurns = 1.11;   // heads of 64 in turns, relative to one call
 constexpr double kWindowTurns = 1.08;  // in turns, where a window leaves all keys as much to do
 
 // Heads up to 64, relative to those of 128; measured on an H200.

@@ -26,6 +26,13 @@ struct Rows {
 // and by expert, and the token of the row.
 constexpr int64_t kChoiceBytes = 4 + 4 * 8;
 
+// Passes over a row of the hidden state where experts are a branch with norms of their own, beside
+// those of other layers: forward the norm before experts, the two behind the branches and the
+// router's; backward these, the router's rows again and its gradient added.
+constexpr int64_t kBranchForward = 2 + 2 + 3 + 2, kBranchBackward = 4 + 3 + 3 + 5 + 3;
+// Of the forward, what is made again: experts are chosen once.
+constexpr int64_t kBranchNormAgain = 2, kBranchAgain = 2 + 2 + 3;
+
 // Values in fp32 that a DeltaNet makes of its gates for each value head: the sum before softplus,
 // its decay and beta.
 constexpr int64_t kDeltaGates = 3;
@@ -149,6 +156,7 @@ class CostMaker {
         activated_((top_k_ * layer.intermediate + layer.shared) * e),
         partials_(OnePassPartials(layer, job, m, e)),
         norms_outputs_(NamesOf(s).attention_out_norm != nullptr),
+        branches_(layer.experts > 0 && NamesOf(s).experts_norm != nullptr),
         r_(RowsOfBlock()) {}
 
   BlockCost Make() const {
@@ -203,6 +211,7 @@ class CostMaker {
     const bool keeps_all = s_.router.weights != RouterWeights::kSoftmaxOfTopK ||
                            job_.hyperparameters.router_aux_loss_coef > 0;
     if (keeps_all) r.mlp_always += layer_.experts * kStatisticBytes;  // probabilities
+    if (NamesOf(s_).router_expert_scale != nullptr) r.mlp_always += top_k_ * kStatisticBytes;
     r.gathered = top_k_ * r.hidden;
     r.scores = layer_.experts * kStatisticBytes;
     return r;
@@ -261,13 +270,15 @@ class CostMaker {
               (6 * s_.delta.channels() + 6 * q_) * e_ + order};
     }
     const int64_t rope = 2 * (q_ + kv_) * e_, gate = s_.output_gate ? 3 * q_ * e_ : 0;
-    return {rope + gate, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
+    // Sinks scale what attention gave.
+    const int64_t sinks = NamesOf(s_).sinks != nullptr ? 2 * q_ * e_ : 0;
+    return {rope + gate + sinks, (s_.qk_norm != QkNorm::kNone ? rope : 0) + gate,
             3 * (q_ + kv_) * e_ + (s_.output_gate ? 5 * q_ * e_ : 0)};
   }
   // Experts' inputs are gone when their outputs are made; scores are gone before either.
   int64_t mlp_forward() const {
-    return r_.middle_normed + mlp() + std::max(r_.scores, r_.activated + r_.gathered) +
-           gate_input();
+    return r_.middle_normed + experts_normed() + mlp() +
+           std::max(r_.scores, r_.activated + r_.gathered) + gate_input();
   }
   // The input of the shared expert's output gate, which is a copy where the gate is adapted.
   int64_t gate_input() const {
@@ -279,10 +290,15 @@ class CostMaker {
   // then of their inputs.
   int64_t mlp_backward() const {
     const int64_t of_gate = m_.shared_output_gate.columns * e_;  // the gradient of its input
-    return activated_ + partials_ + 2 * r_.gathered + r_.scores + of_gate;
+    // Gradients of what experts and router read, which are two where experts are a branch.
+    const int64_t of_branch = branches_ ? 2 * r_.hidden : 0;
+    return activated_ + partials_ + 2 * r_.gathered + r_.scores + of_gate + of_branch;
   }
   // What a sub-layer writes, kept where a norm stands behind it.
   int64_t output() const { return norms_outputs_ ? r_.hidden + kStatisticBytes : 0; }
+  // What both branches write, and what experts read, where they are a branch.
+  int64_t branch_outputs() const { return branches_ ? 2 * output() : 0; }
+  int64_t experts_normed() const { return branches_ ? r_.hidden : 0; }
   // What reads the layer's own input keeps all: its input, gate beside input, their product, and
   // what it writes.
   int64_t input_layer() const {
@@ -299,7 +315,8 @@ class CostMaker {
   bool output_again() const { return norms_outputs_ || s_.layer_input > 0; }
   int64_t kept_always() const {
     return input_layer() + 2 * r_.hidden + 2 * kStatisticBytes + 2 * output() + r_.qkv +
-           attended() + r_.attention_xa + r_.mlp_always;
+           attended() + r_.attention_xa + r_.mlp_always + branch_outputs() +
+           (branches_ ? kStatisticBytes : 0);
   }
   int64_t dy() const {
     const int64_t mlp_rank = sparse() ? m_.shared_down.rank : m_.down.rank;
@@ -310,7 +327,8 @@ class CostMaker {
 
   void AddKept(BlockCost* cost) const {
     cost->hidden_row = r_.hidden;
-    const int64_t norms = r_.input_normed + r_.middle_normed + r_.heads + activated();
+    const int64_t norms =
+        r_.input_normed + r_.middle_normed + experts_normed() + r_.heads + activated();
     cost->saved = {kept_always() + mlp() + norms, kept_always() + mlp(), kept_always(),
                    r_.hidden + attended() + r_.mlp_always, r_.hidden + r_.mlp_always};
     const int64_t outputs = norms_outputs_ ? 2 * r_.hidden : 0;
@@ -319,8 +337,8 @@ class CostMaker {
     // What the feed-forward layer makes of its input: for its forward, and for its backward.
     cost->tiles = s_.layer_input == 0;
     cost->tile_forward = mlp_forward();
-    cost->tile_backward =
-        r_.middle_normed + mlp() + activated() + r_.hidden + mlp_backward() + own_dy();
+    cost->tile_backward = r_.middle_normed + experts_normed() + mlp() + activated() + r_.hidden +
+                          mlp_backward() + own_dy();
   }
 
   void AddPeaks(int level, BlockCost* cost) const {
@@ -331,11 +349,11 @@ class CostMaker {
     // sub-layer.
     const int64_t attention_end = 2 * r_.hidden + r_.qkv + r_.heads + attended() + r_.attention_xa +
                                   output() + input_normed + mixer_forward();
-    int64_t held = kept_always() - r_.mlp_always - input_layer();
+    int64_t held = kept_always() - r_.mlp_always - input_layer() - branch_outputs();
     if (keeps_all) held = attention_end - mixer_forward();
     if (level == Index(Recompute::kLinears)) held = 2 * r_.hidden + attended();
     if (level == Index(Recompute::kAll)) held = 2 * r_.hidden;
-    held += r_.hidden + r_.mlp_always + input_layer() + output();
+    held += r_.hidden + r_.mlp_always + input_layer() + output() + branch_outputs();
     cost->tiled_forward[level] = std::max(attention_end, held) - kept;
     cost->forward[level] = std::max(attention_end, held + cost->tile_forward) - kept;
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
@@ -349,7 +367,8 @@ class CostMaker {
     // stand by themselves.
     const int64_t dqkv = RowStride(m_.qkv.rows, m_.qkv.rank) * e_ +
                          (s_.value_norm ? 2 * kv_ * e_ : 0) + 2 * borrowed_ * e_;
-    const int64_t attention = all - mlp() - activated() - r_.middle_normed - r_.hidden - output() -
+    const int64_t attention = all - mlp() - activated() - r_.middle_normed - experts_normed() -
+                              r_.hidden - output() - branch_outputs() -
                               (r_.input_normed - input_normed);
     cost->backward_attention[level] =
         attention + q_ * e_ + dqkv + mixer_backward() - kept + dy() + own_dy();
@@ -373,6 +392,15 @@ class CostMaker {
       cost->elementwise += 2 * (3 + 3) * r_.hidden;
       for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
         cost->elementwise_again[Index(level)] += 2 * 3 * r_.hidden;
+      }
+    }
+    if (branches_) {
+      cost->elementwise += (kBranchForward + kBranchBackward) * r_.hidden;
+      for (const Recompute level : {Recompute::kNorms, Recompute::kMlp}) {
+        cost->elementwise_again[Index(level)] += kBranchNormAgain * r_.hidden;
+      }
+      for (const Recompute level : {Recompute::kLinears, Recompute::kAll}) {
+        cost->elementwise_again[Index(level)] += kBranchAgain * r_.hidden;
       }
     }
     // Values are normed in a pass of their own, forward, again and backward; so is a block's output
@@ -480,6 +508,7 @@ class CostMaker {
   const int64_t activated_;  // bytes, without room for adapters
   const int64_t partials_;
   const bool norms_outputs_;
+  const bool branches_;  // experts beside a feed-forward layer, with norms of their own
   const Rows r_;
 };
 

@@ -41,6 +41,9 @@ class Comparison {
       : shape_(shape), tensors_(tensors), names_(NamesInFiles(shape)) {}
 
   std::string Find() {
+    for (const auto& [name, tensor] : tensors_) {
+      if (std::string problem = ExpertInFourBits(name); !problem.empty()) return problem;
+    }
     for (const TensorUnit& unit : TensorsOf(shape_)) {
       for (const TensorInfo& tensor : unit.tensors) {
         if (std::string problem = Look(tensor); !problem.empty()) return problem;
@@ -189,6 +192,17 @@ std::string OtherType(std::string_view name, std::string_view type) {
 
 std::string NoScales(std::string_view name, std::string_view scales) {
   return fmt::format("the weights hold {} in FP8, but not {}", name, scales);
+}
+
+std::string ExpertInFourBits(std::string_view name) {
+  const std::string_view state = kNf4State;
+  if (!name.ends_with(state) || name.find(".experts.") == name.npos) return "";
+  name.remove_suffix(state.size());
+  return fmt::format(
+      "{} is stored in 4 bits, which is not read of experts: use the original weights (of gpt-oss "
+      "those with experts in MXFP4, which QLoRA keeps as they are; all others it quantises when "
+      "they are loaded)",
+      name);
 }
 
 std::string HeldTwice(std::string_view file, std::string_view other, std::string_view name) {

@@ -127,14 +127,9 @@ ModelConfig ReadModel(const ConfigReader& config, const Family& family) {
   return model;
 }
 
-// True for a model whose files hold experts as stacks.
-bool HasWholeStacks(const ModelShape& shape) {
-  return shape.HasExperts() && NamesOf(shape).experts == nullptr;
-}
-
 void CheckMxfp4(const ConfigReader& config, const ModelConfig& model) {
   const ConfigReader quantization = *config.Object("quantization_config");
-  if (!HasWholeStacks(model)) {
+  if (!model.HasExperts() || !NamesOf(model).transposed_stacks) {
     quantization.Fail("quant_method",
                       "\"mxfp4\" is read of gpt_oss's experts alone: use the original "
                       "weights, which QLoRA quantises when they are loaded");

@@ -55,7 +55,8 @@ struct DeltaShape {
 // How tokens are given experts.
 struct RouterOptions {
   RouterWeights weights = RouterWeights::kSoftmaxOfTopK;
-  double scale = 1.0;  // multiplies the weights
+  double scale = 1.0;        // multiplies the weights, of sigmoids
+  double score_scale = 1.0;  // multiplies the scores
   // Experts are chosen within the best groups, as the sum of a group's two best tells; 1: all are
   // one group.
   int64_t groups = 1;

@@ -134,7 +134,8 @@ std::optional<spec::Problem> CheckStacks(const ModelShape& shape, const spec::Jo
 Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::JobSpec& job,
               const std::vector<std::string>& targets, const spec::LoraSizes& sizes) {
   const bool full = job.full_finetune();
-  // A checkpoint in 4 bits is kept as it is: its plain weights are not quantised.
+  // A checkpoint in 4 bits is kept as it is: its plain weights are not quantised, and experts in 4
+  // bits are not read (ExpertInFourBits).
   const bool as_stored = shape.stored.form == StoredForm::kNf4;
   const bool double_quant = as_stored ? shape.stored.double_quant : job.quantization.double_quant;
   Unit unit;
@@ -147,8 +148,8 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
     const std::string module = RuntimeModule(shape.prefix, tensor.module());
     const bool whole = TrainsWhole(module, module == TiedTo(shape), job.lora);
     const bool trained = tensor.role != TensorRole::kConstant && (full || bias_trained || whole);
-    const bool quantized =
-        linear && job.qlora() && (!as_stored || shape.stored.Holds(shape.prefix, tensor.module()));
+    const bool in_files = tensor.experts == 0 && shape.stored.Holds(shape.prefix, tensor.module());
+    const bool quantized = linear && job.qlora() && (!as_stored || in_files);
     unit.parameters.push_back(
         {.name = tensor.name,
          .elements = tensor.elements(),

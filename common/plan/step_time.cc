@@ -16,7 +16,15 @@ constexpr double kHalfProducts = 150;  // tokens at which products reach half of
 // (docs/benchmarks/mixtures.md); in FP8 an estimate, since what stands around a tile's sum takes as
 // long as in bf16.
 constexpr double kHalfExpert = 100, kHalfExpertFp8 = 250;
-constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
+// For choosing experts, sorting rows by them and the gaps between these small kernels: a layer and
+// tile with experts, forward and backward. The same on an H200 for 32 experts, 4 of them a token's,
+// and for 128 and 8 (docs/benchmarks/mixtures.md).
+constexpr double kRouting = 0.7e-3;
+// The rate of the gradients of trained stacks, which are made expert by expert, relative to that of
+// other products; from what they took of a step on four H200s.
+constexpr double kStackGradients = 0.36;
+// Share of de-quantising not hidden by products. Of stacks nothing is.
+constexpr double kVisibleWeights = 0.6;
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
 constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory
 // Memory traffic of AdamW's loops for a rank on a node with 16 cores, and a bus of 16 lanes each
@@ -80,11 +88,14 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
         static_cast<double>(p.held.quantized_weights + p.held.host_weights) / layers;
     gathered = bytes * static_cast<double>(p.parts().weights);
     double written = weights * (p.job.fp8() ? 1.0 : static_cast<double>(p.element_bytes));
-    // Stacks pass through bf16, and are turned in it for the backward.
     const double stacks =
         static_cast<double>(SumOver(p, [](const BlockCost& b) { return b.stacks; }));
+    // Stacks pass through bf16, and are turned in it for the backward.
     if (p.job.fp8()) written += 3.0 * stacks / layers * static_cast<double>(p.element_bytes);
-    seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
+    const double of_stacks = stacks / layers / weights;
+    const double visible = prefetch ? kVisibleWeights : 1.0;
+    seconds +=
+        (gathered + written) / gpu.copy * (visible * (1.0 - of_stacks) + of_stacks / kElementwise);
   }
   if (p.streams()) {
     const double bus = static_cast<double>(p.held.host_weights) / layers / kHostBus;
@@ -178,6 +189,17 @@ int64_t TilesOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   return run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run));
 }
 
+// Seconds that the gradients of trained stacks take beyond what other products would.
+double StackGradientSeconds(const Problem& p, double tokens, double rate) {
+  double passed = 0;  // elements of the stacks that a token is multiplied with
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const LayerShape shape = p.shape.Layer(layer);
+    if (shape.experts == 0) continue;
+    passed += static_cast<double>(p.blocks[layer].stacks / shape.experts * shape.chosen);
+  }
+  return 2 * passed * tokens * (1.0 / kStackGradients - 1.0) / rate;
+}
+
 // Passes over the logits, those that cap them and turn their gradient included.
 double LossPasses(const Problem& p) {
   constexpr double kCapPasses = 8;
@@ -215,7 +237,10 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   }
   const double head_passes = p.trains_head() ? 3 : 2;
   time.products = 2 * products + 2 * head_passes * Bytes(p.head_elements, rows) / rates.head;
-  if (full) time.products += flops / rates.weight_gradients;
+  if (full) {
+    time.products +=
+        flops / rates.weight_gradients + StackGradientSeconds(p, tokens, rates.weight_gradients);
+  }
   // The layers' own inputs are made of frozen weights by one product.
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
   time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
@@ -237,7 +262,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   // Those that are not kept, in each micro-batch.
   time.weights += Fp8CopySeconds(p, gpu, p.shape.layers - run.kept);
   if (run.embedding_on_host) time.weights += Bytes(p.hidden_row(), tokens) / kHostRead;
-  double tiles = 0;
+  double tiles = 0, routed = 0;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const BlockCost& block = p.blocks[layer];
@@ -263,12 +288,14 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
         std::max(0.0, kept / kHostBus - products / layers - of_blocks[layer].forward);
     time.recompute += 2 * (kept / gpu.copy + waited);
     tiles += static_cast<double>(of_layer - 1);
+    if (block.stacks > 0) routed += static_cast<double>(of_layer);
   }
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;
   // A recorded block is one launch.
   const double host = run.graphs ? 0 : launches * kLaunch;
-  time.launches = launches * kGap + std::max(0.0, host - kUnseenLaunches * device);
+  time.launches =
+      launches * kGap + routed * kRouting + std::max(0.0, host - kUnseenLaunches * device);
   const double micro_batches = static_cast<double>(run.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
                        &time.weights, &time.recompute, &time.launches}) {

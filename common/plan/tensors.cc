@@ -149,6 +149,16 @@ void AddExperts(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) 
                             .role = TensorRole::kConstant,
                             .exact = true});
   }
+  if (names.router_norm != nullptr) {
+    unit.tensors.push_back({unit.name + "." + names.router_norm, {s.hidden}, TensorRole::kMixer});
+  }
+  if (names.router_expert_scale != nullptr) {
+    unit.tensors.push_back(
+        {unit.name + "." + names.router_expert_scale, {layer.experts}, TensorRole::kMixer});
+  }
+  AddNorm(unit, s.norm, names.experts_norm, s.hidden);
+  AddNorm(unit, s.norm, names.experts_out_norm, s.hidden);
+  AddNorm(unit, s.norm, names.shared_out_norm, s.hidden);
   AddStack(unit, names, names.experts_gate_up, layer, 2 * layer.intermediate, s.hidden,
            {names.expert_gate, names.expert_up});
   AddStack(unit, names, names.experts_down, layer, s.hidden, layer.intermediate,

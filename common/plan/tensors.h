@@ -63,12 +63,21 @@ struct TensorNames {
   const char* experts_down = nullptr;
   bool router_bias = false, experts_bias = false;
   const char* router_correction = nullptr;  // a constant, added to scores to choose by
+  // Whole names: the weight of a norm that the router reads through, of the layer's input as it is
+  // before mlp_norm, and what multiplies the weight of each expert. Null: none.
+  const char* router_norm = nullptr;
+  const char* router_expert_scale = nullptr;
   // Linears of the expert that every token goes to.
   const char* shared_gate = nullptr;
   const char* shared_up = nullptr;
   const char* shared_down = nullptr;
   // A linear of one output, whose sigmoid multiplies what that expert writes; null: none.
   const char* shared_output_gate = nullptr;
+  // Norms of experts that stand beside that one as a branch of their own: mlp_norm is before it
+  // alone then, and these are behind it, before the other experts and behind them. Null: none.
+  const char* shared_out_norm = nullptr;
+  const char* experts_norm = nullptr;
+  const char* experts_out_norm = nullptr;
   bool has_mtp_layer = false;  // files may hold a layer more than the model has, which is not read
   // A module that files may hold beside the decoder: it is not read, and stays as it is.
   const char* other_part = nullptr;
@@ -110,8 +119,8 @@ std::string LastName(std::string_view module);
 std::string PrefixedName(std::string_view prefix, std::string_view name);
 
 // What a tensor is to the plan and the engine. A constant is never trained; a router is neither
-// quantised nor adapted; full fine-tuning alone trains what is a mixer's own (sinks, and what a
-// gated DeltaNet has beside linears and its norm).
+// quantised nor adapted; full fine-tuning alone trains what is a mixer's own (sinks, what a gated
+// DeltaNet has beside linears and its norm) and scales of a router.
 enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead, kConstant, kRouter, kMixer };
 
 // The shape that a tensor of the model, or each of the parts it is made of, has in the files.

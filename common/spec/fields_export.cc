@@ -11,8 +11,9 @@ constexpr Field kExportTable[] = {
      .def = "merged",
      .doc = "merged: a model with the adapter in its weights, as transformers reads it. gguf: one "
             "file for llama.cpp, with a Modelfile for Ollama; without job.adapter, of job.model "
-            "alone.",
-     .choices = "merged|gguf",
+            "alone. vllm: the adapter of a mixture of experts with one linear for each expert, "
+            "as vLLM reads it; without the other keys of this table.",
+     .choices = "merged|gguf|vllm",
      .since = 2},
     {.key = "export.type",
      .type = Type::kChoice,

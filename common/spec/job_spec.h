@@ -53,7 +53,7 @@ enum class ComputeType { kAuto, kFp32, kBf16 };
 enum class BadRows { kError, kSkip };
 // What an export makes, the type of its weights, the base that an adapter is merged into, and the
 // one that it was trained on.
-enum class ExportForm { kMerged, kGguf };
+enum class ExportForm { kMerged, kGguf, kVllm };
 enum class ExportType { kBf16, kF32, kQ8 };
 enum class ExportBase { kBetter, kOriginal, kTrained };
 enum class TrainedOn { kOriginal, kNf4, kNf4Single, kInt8 };

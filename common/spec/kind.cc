@@ -80,11 +80,18 @@ void CheckExport(Draft* draft) {
   const auto is = [&](std::string_view key, std::string_view value) {
     return !draft->Faulty({key}) && draft->Has(key) && draft->String(key) == value;
   };
-  const bool gguf = is("export.form", "gguf");
+  const bool gguf = is("export.form", "gguf"), vllm = is("export.form", "vllm");
   if (!adapter && !gguf && !draft->Faulty({kAdapterKey})) {
     draft->AddProblem(kAdapterKey,
-                      "is missing: a merged model is made of a base and an adapter, for example "
-                      "\"job-2f8c0k1m3n\"");
+                      fmt::format("is missing: {}, for example \"job-2f8c0k1m3n\"",
+                                  vllm ? "an adapter is what is written"
+                                       : "a merged model is made of a base and an adapter"));
+  }
+  for (const Field& field : ExportFields()) {
+    if (!vllm || field.key == "export.form" || !draft->Given(field.key)) continue;
+    draft->AddProblem(field.key,
+                      "is of merged weights, and form = \"vllm\" has the adapter's factors as they "
+                      "are: leave it out");
   }
   if (!gguf && is("export.type", "q8_0")) {
     draft->AddProblem(

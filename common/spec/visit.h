@@ -56,7 +56,8 @@ SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUn
 SFT_SPEC_ENUM(Priority, {"low", Priority::kLow}, {"normal", Priority::kNormal},
               {"high", Priority::kHigh}, {"urgent", Priority::kUrgent});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
-SFT_SPEC_ENUM(ExportForm, {"merged", ExportForm::kMerged}, {"gguf", ExportForm::kGguf});
+SFT_SPEC_ENUM(ExportForm, {"merged", ExportForm::kMerged}, {"gguf", ExportForm::kGguf},
+              {"vllm", ExportForm::kVllm});
 SFT_SPEC_ENUM(ExportType, {"bf16", ExportType::kBf16}, {"f32", ExportType::kF32},
               {"q8_0", ExportType::kQ8});
 SFT_SPEC_ENUM(ExportBase, {"better", ExportBase::kBetter}, {"original", ExportBase::kOriginal},

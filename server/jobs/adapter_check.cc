@@ -74,7 +74,9 @@ absl::Status CheckAdapter(Store& store, const std::string& project, spec::Resolu
   const spec::JobSpec::Job& job = resolution.spec.job;
   if (job.adapter.empty() || IsFaulty(resolution, kAdapterKey)) return absl::OkStatus();
   if (CheckpointOf(job.adapter)) return absl::OkStatus();  // no files of the job: Dispatch.resume
-  const bool needs_rows = resolution.spec.exports() && job.data.empty();
+  const bool compares =
+      resolution.spec.exports() && resolution.spec.exporting.form != spec::ExportForm::kVllm;
+  const bool needs_rows = compares && job.data.empty();
   if (job.adapter.starts_with('/')) {
     if (needs_rows) {
       AddProblem(

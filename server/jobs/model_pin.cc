@@ -54,7 +54,7 @@ constexpr std::string_view kJobPrefix = "job-";
 
 // What is wrong with the job as one that made a full model; empty: nothing.
 std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRecord>& artifacts,
-                           bool is_gguf) {
+                           spec::ExportForm form) {
   if (maker.state != JobState::kSucceeded) {
     return fmt::format("{} is {}: a model is there once its job has succeeded", maker.id,
                        ToString(maker.state));
@@ -68,9 +68,9 @@ std::string ProblemOfMaker(const JobRecord& maker, const std::vector<ArtifactRec
         maker.model);
   }
   if (newest.kind != "model") return fmt::format("{} delivered no model", maker.id);
-  if (is_gguf) {
-    return fmt::format("{} delivered a GGUF file, which no job reads: export with --merged",
-                       maker.id);
+  if (form != spec::ExportForm::kMerged) {
+    return fmt::format("{} delivered {}, which no job reads: export with --merged", maker.id,
+                       form == spec::ExportForm::kGguf ? "a GGUF file" : "an adapter for vLLM");
   }
   if (newest.node_path.empty()) {
     return fmt::format(
@@ -95,12 +95,12 @@ absl::Status TakeModelOfJob(Store& store, const std::string& project,
     if (!maker.ok()) return absl::IsNotFound(maker.status()) ? absl::OkStatus() : maker.status();
     SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
                          store::ArtifactsOfJob(db, maker->id));
-    bool is_gguf = false;
+    auto form = spec::ExportForm::kMerged;
     if (maker->kind == v1::Job::EXPORT) {
       SFT_ASSIGN_OR_RETURN(const spec::JobSpec exported, store::ReadSpec(db, *maker));
-      is_gguf = exported.exporting.form == spec::ExportForm::kGguf;
+      form = exported.exporting.form;
     }
-    problem = ProblemOfMaker(*maker, artifacts, is_gguf);
+    problem = ProblemOfMaker(*maker, artifacts, form);
     if (problem.empty()) path = artifacts.front().node_path;
     return absl::OkStatus();
   }));

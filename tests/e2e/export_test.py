@@ -128,8 +128,8 @@ gradient_accumulation_steps = 1
         result = self.export(job, "--merged", "-o", folder)
         self.assertIn("is not an empty folder", result.stderr)
         self.assertNotEqual(result.returncode, SUCCEEDED)
-        for arguments, said in [(("--merged", "--gguf"), "needs either --merged or --gguf"),
-                                ((), "needs either --merged or --gguf"),
+        for arguments, said in [(("--merged", "--gguf"), "needs one of --merged, --gguf and --vllm"),
+                                ((), "needs one of --merged, --gguf and --vllm"),
                                 (("--merged", "--type", "q8_0"), "q8_0 is a type of GGUF"),
                                 (("--merged", "--type", "fp16"), 'must be "bf16", "f32" or "q8_0"'),
                                 (("--merged", "--base", "best"), 'must be "better", "original" or "trained"')]:

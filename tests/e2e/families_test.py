@@ -22,7 +22,8 @@ FIRST = f"step-{SAVE_STEPS}"  # the folder of the first checkpoint
 
 FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rope_yarn_untied",
             "mistral_sliding_untied", "smollm3_tied", "granite_tied", "granite4_tied", "gemma3_tied", "gemma3_multimodal_tied",
-            "gemma4_e_tied", "gemma4_multimodal_tied", "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
+            "gemma4_e_tied", "gemma4_multimodal_tied",
+            "gemma4_moe_tied", "gemma4_moe_multimodal_tied", "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
             "mistral3_multimodal_untied", "phi3_longrope_partial_tied", "qwen3_moe_mixed", "mixtral", "glm4_moe",
             "gpt_oss", "qwen3_5_tied", "qwen3_5_moe_multimodal_tied", "qwen3_next")
 STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks", "mxfp4")
@@ -158,6 +159,21 @@ class FamiliesTest(harness.ServiceCase):
             capture_output=True, text=True, check=False)
         self.assertEqual(computed.returncode, 0, f"{case}: {computed.stderr}")
 
+    def check_exported_for_vllm(self, jobs):
+        """By a job of its own: the experts of a layer one by one."""
+        folder = self.dir / "for-vllm"
+        result = self.sftctl("export", jobs["gemma4_moe_tied"], "--vllm", "-o", folder, timeout=harness.DEADLINE_S)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(folder / "adapter_model.safetensors", "rb") as file:
+            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for linear in ("gate_proj", "up_proj", "down_proj"):
+            self.assertIn(f"base_model.model.model.layers.0.experts.3.{linear}.lora_B.weight", names)
+        self.assertEqual(json.loads((folder / "export.json").read_text())["form"], "vllm")
+        refused = self.sftctl("export", jobs["smollm3_tied"], "--vllm", "-o", self.dir / "none",
+                              timeout=harness.DEADLINE_S)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("this smollm3 model has no experts", refused.stdout + refused.stderr)
+
     def check_listed(self):
         """What `sftctl models` says of the folders; one that is refused, in the words of a submit."""
         listed = {model["model"]: model for model in json.loads(self.sftctl("models", "--json").stdout)}
@@ -195,6 +211,7 @@ class FamiliesTest(harness.ServiceCase):
         self.kill_each(jobs, stopper.pids)
         for case, job in jobs.items():
             self.check_delivered(case, job)
+        self.check_exported_for_vllm(jobs)
         if not PARITY_PYTHON.exists():
             print("not read by PEFT: there is no build/deps/parity (deploy/bootstrap --parity)")
             return

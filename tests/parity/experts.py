@@ -2,9 +2,9 @@
 adapters that peft makes of stacks of experts.
 
 transformers keeps the weights of all experts of a layer in two parameters, `mlp.experts.gate_up_proj` and
-`mlp.experts.down_proj`. Files have a tensor for each expert and linear; those of gpt_oss have the two as they are, which
+`mlp.experts.down_proj`, of gemma4 `experts.gate_up_proj` and `experts.down_proj` beside the dense `mlp`. Files have a tensor for each expert and linear; those of gpt_oss have the two as they are, which
 there are [experts, inputs, outputs], with biases and with gate and up in turn. Released files of qwen3_5_moe have the
-two as well, and those that transformers saves have a tensor for each.
+two as well, as those of gemma4, and those that transformers saves have a tensor for each.
 """
 
 import pathlib
@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 import hybrids
+from file_names import unused_weights
 
-STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+STACKS = ("experts.gate_up_proj", "experts.down_proj")
 DENSE = tuple(f"mlp.{of}{linear}_proj.weight" for of in ("", "shared_experts.", "shared_expert.")
               for linear in ("gate", "up", "down"))
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
@@ -30,7 +31,7 @@ NAMES_IN_FILES = {"qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 RANKS = {"qwen3_moe_mixed": 3, "gpt_oss": 3}  # neither the number of experts nor a power of two
 # The expert of the first layer with experts that no token goes to: the first, the last, one between.
 UNCHOSEN = {"qwen3_moe": 0, "qwen3_moe_mixed": 4, "glm4_moe": 3, "glm4_moe_groups": 8, "mixtral": 2, "gpt_oss": 1,
-            "gpt_oss_tied": 4, **hybrids.UNCHOSEN}
+            "gpt_oss_tied": 4, "gemma4_moe_tied": 2, "gemma4_moe_multimodal_tied": 4, **hybrids.UNCHOSEN}
 # Adapters of some linears: of one stack alone, whose tensors have the same names whichever it is, and as peft
 # changes the usual names of linears, with the double rank on gate and up. "Targets" of linears, of parameters. An
 # expert that all tokens go to has no adapter by those names.
@@ -40,11 +41,13 @@ SOME = {"qwen3_moe": (["q_proj", "v_proj"], ["mlp.experts.gate_up_proj"]),
         "glm4_moe_groups": (["o_proj"], ["mlp.experts.gate_up_proj", "mlp.shared_experts.down_proj.weight"]),
         "mixtral": ([], ["mlp.experts.down_proj"]),
         "gpt_oss": (["q_proj", "v_proj"], ["mlp.experts.down_proj"]),
-        "gpt_oss_tied": ([], ["mlp.experts.gate_up_proj"]), **hybrids.SOME}
+        "gpt_oss_tied": ([], ["mlp.experts.gate_up_proj"]),
+        "gemma4_moe_tied": (["q_proj", "k_proj"], ["experts.down_proj", "mlp.up_proj.weight"]), **hybrids.SOME}
 # Seeds with which every choice of a case is clear: in rows and documents, with adapters, in each step.
 SEEDS = {"qwen3_moe": "qwen3_moe 41", "qwen3_moe_mixed": "qwen3_moe_mixed 6", "glm4_moe": "glm4_moe 17",
          "glm4_moe_groups": "glm4_moe_groups 227", "mixtral": "mixtral 5", "gpt_oss": "gpt_oss 13",
-         "gpt_oss_tied": "gpt_oss_tied 4", **hybrids.SEEDS}
+         "gpt_oss_tied": "gpt_oss_tied 4", "gemma4_moe_tied": "gemma4_moe_tied 0",
+         "gemma4_moe_multimodal_tied": "gemma4_moe_multimodal_tied 35", **hybrids.SEEDS}
 LEAST_LEAD = 1e-3
 # gpt_oss's gates and ups are clamped at this. Biases of theirs are so large that a good share is (weights as large would
 # make gradients of rounding), and weights of down so much smaller. At the limit the gradient jumps: no value may be so near that another order of sums decides.
@@ -122,7 +125,11 @@ def has_transposed_stacks(model):
 
 
 def is_router(module):
-    return type(module).__name__.lower().endswith("topkrouter")
+    return type(module).__name__.lower().endswith(("topkrouter", "gemma4textrouter"))
+
+
+def weight_of(router):
+    return router.proj.weight if hasattr(router, "proj") else router.weight
 
 
 def first_router(model):
@@ -136,11 +143,13 @@ def prepare(name, model):
     model.get_input_embeddings().weight[:, 0] = FIRST_VALUE
     for module in model.modules():
         if is_router(module):
-            module.weight.mul_(SCORE_SCALE)
+            weight_of(module).mul_(SCORE_SCALE)
+            if hasattr(module, "scale"):  # which makes up for the constant that scores are multiplied by
+                module.scale.copy_((module.scale / module.scalar_root_size).to(torch.bfloat16))
         if isinstance(module, GptOssExperts):
             let_clamps_act(module)
     router = first_router(model)
-    router.weight[UNCHOSEN[name], 0] = REFUSAL
+    weight_of(router)[UNCHOSEN[name], 0] = REFUSAL
     if hasattr(router, "bias"):
         router.bias[UNCHOSEN[name]] = REFUSAL
 
@@ -200,6 +209,8 @@ class Choices:
         if not is_router(module):
             return
         scores, _, chosen = output
+        if hasattr(module, "proj"):
+            scores = scores.log()  # probabilities
         if hasattr(module, "e_score_correction_bias"):
             by, sums, scores_in_groups = corrected(module, scores)
             self.by_correction |= differ(by.topk(module.top_k).indices, scores.topk(module.top_k).indices)
@@ -208,7 +219,7 @@ class Choices:
             if module.topk_group < module.num_group:
                 self.see_lead(2 * sums, module.topk_group)
             scores = 4 * scores_in_groups
-        self.see_lead(scores.detach(), module.top_k)
+        self.see_lead(scores.detach(), chosen.shape[1])
         self.chosen[module] = self.chosen.get(module, set()) | set(chosen.reshape(-1).tolist())
 
     def see_lead(self, scores, count):
@@ -222,7 +233,7 @@ def check_choices(name, model, choices):
         return
     check_clear(name, choices)
     router = first_router(model)
-    expected = set(range(router.weight.shape[0])) - {UNCHOSEN[name]}
+    expected = set(range(len(weight_of(router)))) - {UNCHOSEN[name]}
     if choices.chosen[router] != expected:
         raise AssertionError(f"{name}: the first router chose {choices.chosen[router]}, not {expected}")
     if hasattr(router, "e_score_correction_bias"):
@@ -272,8 +283,8 @@ def check_files(name, model, folder):
             parameter.data = parameter.data.to(torch.bfloat16)
         model.save_pretrained(saved)
         theirs = load_file(pathlib.Path(saved) / "model.safetensors")
-    beyond = (f"model.layers.{model.config.num_hidden_layers}.", "mtp.")
-    ours = {n: t for n, t in load_file(folder / "model.safetensors").items() if not n.startswith(beyond)}
+    unused = unused_weights(model)
+    ours = {n: t for n, t in load_file(folder / "model.safetensors").items() if n not in unused}
     if theirs.keys() != ours.keys() or not all(torch.equal(theirs[n], ours[n].to(theirs[n].dtype)) for n in ours):
         raise AssertionError(f"{name}: transformers saves other tensors: {sorted(theirs.keys() ^ ours.keys())}")
 
@@ -285,7 +296,7 @@ def parameters_of(model):
     names = [n for n, _ in model.named_parameters()]
     if not any(is_stack(n) for n in names):
         return None
-    ends = {f"mlp.{n.partition('.mlp.')[2]}" for n in names if ".mlp." in n}
+    ends = {n.partition(".layers.")[2].partition(".")[2] for n in names}
     return sorted(e for e in ends if is_stack(e) or e in DENSE)
 
 

@@ -103,6 +103,15 @@ def gemma4(**changes):
             **changes}
 
 
+GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+GEMMA4_IMAGES = {"audio_config": None,
+                 "vision_config": {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16,
+                                   "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+                                   "head_dim": 8, "patch_size": 4, "position_embedding_size": 16},
+                 "image_token_id": 1, "boi_token_id": 1, "eoi_token_id": 2, "video_token_id": 1,
+                 "audio_token_id": 1, "torch_dtype": "bfloat16"}
+
+
 # The last three layers attend to keys and values of layers 1 and 2.
 GEMMA4_E = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
             "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
@@ -225,13 +234,16 @@ CASES = {
     "gemma4_multimodal_tied": {
         "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
         "text_config": gemma4(**GEMMA4_E | {"use_double_wide_mlp": False}),
-        "tie_word_embeddings": True, "audio_config": None,
-        "vision_config": {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 16,
-                          "num_hidden_layers": 1, "num_attention_heads": 2,
-                          "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
-                          "position_embedding_size": 16},
-        "image_token_id": 1, "boi_token_id": 1, "eoi_token_id": 2, "video_token_id": 1,
-        "audio_token_id": 1, "torch_dtype": "bfloat16"},
+        "tie_word_embeddings": True, **GEMMA4_IMAGES},
+    # As the 26B, whose layers have experts beside their feed-forward layer.
+    "gemma4_moe_tied": gemma4(
+        **GEMMA4_MOE, attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=3.0),
+    # The last layers attend to keys of others, and their dense part is wider; no released model has this.
+    "gemma4_moe_multimodal_tied": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
+        "text_config": gemma4(**GEMMA4_MOE | {
+            "num_experts": 5, "top_k_experts": 3, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+        "tie_word_embeddings": True, **GEMMA4_IMAGES},
     "olmo2_untied": olmo2(rope_theta=500000.0, tie_word_embeddings=False),
     "olmo2_biases_tied": olmo2(
         attention_bias=True, num_key_value_heads=4, tie_word_embeddings=True,
@@ -262,7 +274,7 @@ EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implem
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "granite4_tied", "smollm3_sliding_untied", "gemma3_tied",
-                "gemma4_tied", "gemma4_e_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
+                "gemma4_tied", "gemma4_e_tied", "gemma4_moe_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
                 "phi3_longrope_partial_tied",
                 "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next"}
 # Adapters that train biases too: which of them, and beside which linears.
@@ -289,7 +301,7 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = noise_of(parameter.shape, generator)
-            if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
+            if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 centred = "gemma3" in model.config.model_type or hybrids.centred_norms(name, model)
                 value = (0 if centred else 1) + 0.3 * noise
                 # Of Gemma 4's, these two kinds have the scale of the scores in them, and the third is
@@ -300,6 +312,8 @@ def randomize(model, generator):
                     value *= 0.4
             elif name.endswith("sinks"):
                 value = noise
+            elif name.endswith(("router.scale", "router.per_expert_scale")):
+                value = 1 + 0.3 * noise
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name or "wte" in name or "wpe" in name:
@@ -437,8 +451,9 @@ def save_adapter(wrapped, folder):
 
 
 def linears_of(model):
-    """The last names of the linears of the decoder's blocks."""
-    names = {n.rpartition(".")[2] for n, m in model.named_modules() if ("layers." in n or ".h." in n) and "vision" not in n
+    """The last names of the linears of the decoder's blocks; a router is none."""
+    names = {n.rpartition(".")[2] for n, m in model.named_modules() if ("layers." in n or ".h." in n)
+             and "vision" not in n and not n.endswith("router.proj")
              and isinstance(m, (torch.nn.Linear, transformers.pytorch_utils.Conv1D))}
     return sorted(names)
 
@@ -448,7 +463,7 @@ def targets_of(model):
     PEFT cannot adapt, so that a pattern is needed."""
     names = linears_of(model)
     if experts.parameters_of(model):
-        return [name for name in names if name not in experts.OF_PARAMETERS]
+        names = [name for name in names if name not in experts.OF_PARAMETERS]
     if model.config.model_type != "gemma4":
         return names
     return r".*language_model\..*\.(" + "|".join(names) + ")"

@@ -51,6 +51,15 @@ FAMILIES = {
     "mistral3": ("MistralConfig", {"sliding_window": None, "head_dim": 32}, "gpt-2"),
     "qwen2": ("Qwen2Config", {"rope_theta": 1000000.0}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_theta": 1000000.0}, "qwen2"),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 32, "rope_theta": 1000000.0, "num_experts": 6, "num_experts_per_tok": 2,
+                                     "moe_intermediate_size": 96, "norm_topk_prob": True}, "qwen2"),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "gpt-2"),
+    # Longer than the window. Released models have borders of yarn's ramp that llama.cpp rounds, so here they are rounded.
+    "gpt_oss": ("GptOssConfig", {
+        "num_hidden_layers": 4, "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": False, "pad_token_id": None,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": True,
+                            "original_max_position_embeddings": 128, "beta_fast": 32.0, "beta_slow": 1.0}}, "gpt-4o"),
     "mistral_pieces": ("MistralConfig", {"sliding_window": None}, "pieces"),
     "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "attention_multiplier": 0.05, "residual_multiplier": 0.22,
                                   "logits_scaling": 2.0, "attention_bias": True, "tie_word_embeddings": True}, "smollm"),
@@ -76,6 +85,10 @@ FAMILIES = {
         "bos_token_id": 2, "tie_word_embeddings": True}, "gemma"),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 1024, "n_inner": None}, "gpt-2"),
 }
+
+
+# So that no rounding of q8_0 gives many tokens other experts.
+ROUTERS, ROUTER_SCALE = ("mlp.gate.weight", "mlp.router.weight"), 4
 
 
 def long_text():
@@ -148,6 +161,10 @@ def tiny_model(name, folder):
         for key, value in model.named_parameters():
             if key.endswith("bias"):
                 value.normal_(0, 0.1)
+            elif key.endswith("sinks"):
+                value.normal_(0, 1)
+            elif key.endswith(ROUTERS):
+                value.mul_(ROUTER_SCALE)
             elif "norm" in key or "ln_" in key:
                 value.normal_(0 if name == "gemma3" else 1, 0.1)  # Gemma's are one more
     model.to(torch.bfloat16).save_pretrained(folder)

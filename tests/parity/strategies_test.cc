@@ -223,7 +223,7 @@ TEST_P(StrategiesTest, LayersMayDifferAndShareUnderEveryStrategy) {
 TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
   const Split splits[] = {{"ddp", spec::Sharding::kDdp, 2, 3, 2},
                           {"full_shard", spec::Sharding::kFullShard, 4, 3, 1}};
-  for (const char* model : {"qwen3_moe_mixed", "gpt_oss"}) {
+  for (const char* model : {"qwen3_moe_mixed", "gpt_oss", "gemma4_moe_tied"}) {
     SCOPED_TRACE(model);
     ExpectTheSameUnder(splits, GetParam(), model, 5);
   }

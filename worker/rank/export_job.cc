@@ -131,6 +131,12 @@ void PrepareExport(const Launch& launch, const MemoryLimit& limit, EventLog& eve
     engine::AddAdapter(layout, adapter);
     fmt::print("adapter {}: {} modules, r {}\n", launch.file.adapter_dir, adapter.pairs.size(),
                adapter.config.r);
+    if (launch.spec.exporting.form == spec::ExportForm::kVllm) {
+      engine::CheckVllmAdapter(config, adapter);
+      events.Write(prepared);
+      events.Sync();
+      return;
+    }
     const engine::PreparedDataset rows = PrepareRows(launch, config);
     prepared.rows = rows.dataset->stats().rows;
     prepared.used = rows.dataset->stats().used;
@@ -248,8 +254,24 @@ void ExportJob::WriteGguf() {
   engine::WriteTextFile(made_ / "Modelfile", engine::ModelfileText(source, name));
 }
 
+void ExportJob::WriteForVllm() {
+  const channel::RankLaunch& file = context_.launch.file;
+  made_ = work_ / "vllm";
+  for_vllm_ = engine::WriteVllmAdapter({.model_dir = file.model_dir,
+                                        .adapter_dir = file.adapter_dir,
+                                        .text_dir = TextFolder(context_.launch),
+                                        .target = made_});
+  fmt::print("adapter for vLLM: {} linears, read back to the last bit\n", for_vllm_.linears);
+}
+
 ordered_json ExportJob::Result() const {
   const Launch& launch = context_.launch;
+  if (launch.spec.exporting.form == spec::ExportForm::kVllm) {
+    return {{"form", Name(launch.spec.exporting.form)},
+            {"base_model", launch.file.model_name},
+            {"job", launch.file.job_id},
+            {"linears", for_vllm_.linears}};
+  }
   ordered_json result = {{"form", Name(launch.spec.exporting.form)},
                          {"type", Name(launch.spec.exporting.type)},
                          {"base_model", launch.file.model_name},
@@ -287,6 +309,7 @@ void ExportJob::Deliver() {
     facts.adapter_card = ReadCard(file.adapter_dir);
   }
   if (context_.launch.spec.exporting.form == spec::ExportForm::kGguf) facts.gguf = GgufFile();
+  facts.vllm_rank = for_vllm_.rank;
   engine::WriteTextFile(made_ / io::kModelCard, ExportCard(facts));
   engine::CheckDisk(io::RemoveAll(target.string()));
   engine::CheckDisk(io::RenameDurably(made_.string(), target.string()));
@@ -327,6 +350,10 @@ channel::ExitCode ExportJob::Run() {
 }
 
 void ExportJob::Work(const Device& device) {
+  if (context_.launch.spec.exporting.form == spec::ExportForm::kVllm) {
+    WriteForVllm();
+    return;
+  }
   if (!context_.launch.file.adapter_dir.empty()) {
     MergeAll(device);
     ChooseBetter();

@@ -12,6 +12,7 @@
 #include "worker/channel/launch.h"
 #include "worker/engine/export/logit_difference.h"
 #include "worker/engine/export/merge.h"
+#include "worker/engine/export/vllm_adapter.h"
 #include "worker/rank/command_input.h"
 #include "worker/rank/device.h"
 #include "worker/rank/event_log.h"
@@ -67,6 +68,8 @@ class ExportJob {
   // of.
   void WriteGguf();
   std::string GgufFile() const;
+  // Writes the adapter as vLLM reads that of experts.
+  void WriteForVllm();
   nlohmann::ordered_json Result() const;
   void Deliver();
 
@@ -78,6 +81,7 @@ class ExportJob {
   std::vector<at::Tensor> as_trained_;  // logits
   std::vector<Merged> merged_;          // the chosen one first
   std::filesystem::path made_;          // the folder to deliver, in work_
+  engine::VllmAdapter for_vllm_;
 };
 
 }  // namespace sft::rank

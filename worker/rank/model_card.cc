@@ -141,10 +141,18 @@ std::string TrainingSection(const TrainingFacts& facts, const spec::JobSpec& spe
   return text + CurveTable(facts.losses, "loss") + CurveTable(facts.validations, "validation loss");
 }
 
+// How vLLM serves an adapter; empty where it takes none of this rank.
+std::string VllmUse(const std::string& base, int r) {
+  const auto served = std::find_if(std::begin(kServedRanks), std::end(kServedRanks),
+                                   [r](int rank) { return rank >= r; });
+  if (served == std::end(kServedRanks)) return "";
+  return fmt::format(
+      "```\nvllm serve {} --enable-lora --max-lora-rank {} --lora-modules mine=FOLDER\n```\n\n",
+      base, *served);
+}
+
 std::string AdapterUse(const TrainingFacts& facts, const spec::JobSpec& spec) {
   const std::string id = HubIdOf(facts.base), base = id.empty() ? facts.base : id;
-  const auto served = std::find_if(std::begin(kServedRanks), std::end(kServedRanks),
-                                   [&](int rank) { return rank >= spec.lora.r; });
   std::string text = fmt::format(
       "```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM, "
       "AutoTokenizer\n\nmodel = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\")\n"
@@ -159,11 +167,7 @@ std::string AdapterUse(const TrainingFacts& facts, const spec::JobSpec& spec) {
            "single "
            "modules: serve the merged model (`sftctl export JOB --merged`).\n\n";
   }
-  if (served == std::end(kServedRanks)) return text;
-  return text + fmt::format(
-                    "```\nvllm serve {} --enable-lora --max-lora-rank {} --lora-modules "
-                    "mine=FOLDER\n```\n\n",
-                    base, *served);
+  return text + VllmUse(base, spec.lora.r);
 }
 
 constexpr char kModelUse[] =
@@ -236,13 +240,24 @@ std::string TrainingCard(const TrainingFacts& facts, const spec::JobSpec& spec) 
 
 std::string ExportCard(const ExportFacts& facts) {
   const std::string type = facts.result.value("type", "");
-  const bool gguf = !facts.gguf.empty();
-  std::string text =
-      FrontMatter(facts.base, facts.base_card, type == kQuantized ? "quantized" : "finetune",
-                  gguf ? "gguf" : "transformers", {"sft"});
-  text += fmt::format("# {} of {}\n\n", gguf ? "GGUF" : "Merged model", facts.base);
-  text += gguf ? GgufUse(facts.gguf, type) : kModelUse;
-  text += MergeSection(facts.result);
+  const char* title = "Merged model";
+  const char* library = "transformers";
+  const char* relation = type == kQuantized ? "quantized" : "finetune";
+  std::string use = kModelUse;
+  if (!facts.gguf.empty()) {
+    title = "GGUF";
+    library = "gguf";
+    use = GgufUse(facts.gguf, type);
+  } else if (facts.vllm_rank > 0) {
+    title = "Adapter for vLLM";
+    library = "vllm";
+    relation = "adapter";
+    const std::string id = HubIdOf(facts.base);
+    use = VllmUse(id.empty() ? facts.base : id, facts.vllm_rank) +
+          "Each expert has linears of its own here: PEFT reads what the job itself delivered.\n\n";
+  }
+  std::string text = FrontMatter(facts.base, facts.base_card, relation, library, {"sft"});
+  text += fmt::format("# {} of {}\n\n", title, facts.base) + use + MergeSection(facts.result);
   const size_t training = facts.adapter_card.find(kTrainingHeading);
   if (training != std::string::npos) text += facts.adapter_card.substr(training);
   return text;

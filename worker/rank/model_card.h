@@ -59,7 +59,8 @@ struct ExportFacts {
   std::string base_card;
   std::string adapter_card;       // README.md of the adapter, whose account of the training is kept
   nlohmann::ordered_json result;  // export.json
-  std::string gguf;               // name of the file; empty: a merged model
+  std::string gguf;               // name of the file; empty: a merged model, or an adapter
+  int vllm_rank = 0;              // of an adapter for vLLM; 0: none
 };
 std::string ExportCard(const ExportFacts& facts);
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "common/plan/families/family.h"
+#include "common/plan/families/experts.h"
 #include "common/plan/read_rope.h"
 
 namespace sft::plan {
@@ -139,15 +139,27 @@ void ReadLayerInputs(const ConfigReader& config, ModelConfig& model) {
 }
 
 void RefuseWhatGemma4Lacks(const ConfigReader& config) {
-  if (config.Flag("enable_moe_block")) {
-    config.Fail("enable_moe_block",
-                "true is the 26B, whose layers have a mixture of experts beside their feed-forward "
-                "layer, which is not supported; the dense and the E models are");
-  }
   if (config.Get("use_bidirectional_attention", std::string()) == "all") {
     config.Fail("use_bidirectional_attention",
                 "\"all\" makes it an encoder, which is not supported");
   }
+}
+
+// Every layer has experts beside its feed-forward layer, which becomes the expert of all tokens.
+void ReadGemma4Experts(const ConfigReader& config, ModelConfig& model) {
+  if (model.layer_input > 0) {
+    config.Fail("hidden_size_per_layer_input",
+                "must be 0 where enable_moe_block is true: no published model has both");
+    return;
+  }
+  for (LayerShape& layer : model.layer_shapes) layer.shared = layer.intermediate;
+  // transformers has no defaults for these.
+  const char* count = config.Has("num_local_experts") ? "num_local_experts" : "num_experts";
+  ReadExperts(
+      config,
+      {.count_key = count, .chosen_key = "top_k_experts", .size_key = "moe_intermediate_size"},
+      model, [](int64_t /*layer*/) { return true; });
+  model.router.score_scale = 1.0 / std::sqrt(static_cast<double>(model.hidden));
 }
 
 void ReadGemma4(const ConfigReader& config, ModelConfig& model) {
@@ -166,6 +178,33 @@ void ReadGemma4(const ConfigReader& config, ModelConfig& model) {
   if (!config.ok()) return;
   ReadSharing(config, model);
   ReadLayerInputs(config, model);
+  if (config.Flag("enable_moe_block")) ReadGemma4Experts(config, model);
+}
+
+constexpr TensorNames Gemma4Names() {
+  TensorNames names = kLlamaNames;
+  names.attention_out_norm = "post_attention_layernorm";
+  names.mlp_norm = "pre_feedforward_layernorm";
+  names.mlp_out_norm = "post_feedforward_layernorm";
+  names.layer_inputs = "model.embed_tokens_per_layer";
+  names.layer_inputs_projection = "model.per_layer_model_projection";
+  names.layer_inputs_norm = "model.per_layer_projection_norm";
+  names.input_gate = "per_layer_input_gate";
+  names.input_projection = "per_layer_projection";
+  names.input_out_norm = "post_per_layer_input_norm";
+  names.layer_scale = "layer_scalar";
+  names.router = "router.proj";
+  names.router_norm = "router.scale";
+  names.router_expert_scale = "router.per_expert_scale";
+  names.experts_gate_up = "experts.gate_up_proj";
+  names.experts_down = "experts.down_proj";
+  names.shared_gate = names.gate;
+  names.shared_up = names.up;
+  names.shared_down = names.down;
+  names.shared_out_norm = "post_feedforward_layernorm_1";
+  names.experts_norm = "pre_feedforward_layernorm_2";
+  names.experts_out_norm = "post_feedforward_layernorm_2";
+  return names;
 }
 
 }  // namespace
@@ -186,21 +225,7 @@ const Family kGemma4 = {.name = "gemma4_text",
                         .has_attention_bias = true,
                         .qk_norm = QkNorm::kHeads,
                         .norm = NormKind::kRmsFp32,
-                        .names =
-                            [] {
-                              TensorNames names = kLlamaNames;
-                              names.attention_out_norm = "post_attention_layernorm";
-                              names.mlp_norm = "pre_feedforward_layernorm";
-                              names.mlp_out_norm = "post_feedforward_layernorm";
-                              names.layer_inputs = "model.embed_tokens_per_layer";
-                              names.layer_inputs_projection = "model.per_layer_model_projection";
-                              names.layer_inputs_norm = "model.per_layer_projection_norm";
-                              names.input_gate = "per_layer_input_gate";
-                              names.input_projection = "per_layer_projection";
-                              names.input_out_norm = "post_per_layer_input_norm";
-                              names.layer_scale = "layer_scalar";
-                              return names;
-                            }(),
+                        .names = Gemma4Names(),
                         .read = ReadGemma4};
 
 }  // namespace sft::plan

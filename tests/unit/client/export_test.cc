@@ -83,8 +83,23 @@ TEST_F(ExportTest, AFolderThatIsThereIsRefusedBeforeAnythingIsSubmitted) {
 TEST_F(ExportTest, OneFormIsAskedFor) {
   EXPECT_EQ(Sftctl(server_, {"export", "job-a"}).code, kUsage);
   EXPECT_EQ(Sftctl(server_, {"export", "job-a", "--merged", "--gguf"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server_, {"export", "job-a", "--vllm", "--gguf"}).code, kUsage);
   EXPECT_EQ(Sftctl(server_, {"export", "--merged"}).code, kUsage);
+  const Outcome run = Sftctl(server_, {"export", "job-a", "--vllm", "--type", "f32"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("--type, --base and --dataset are of merged weights"));
   EXPECT_TRUE(server_.submitted.empty());
+}
+
+TEST_F(ExportTest, AnAdapterForVllmHasNoKeysOfMergedWeights) {
+  const Outcome run = Sftctl(server_, {"export", "job-a", "--vllm", "-o", folder_ + "/v"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  const std::string& text = server_.submitted.at(0).source_text();
+  EXPECT_THAT(text, HasSubstr("[export]\nform = \"vllm\"\n"));
+  EXPECT_THAT(text, HasSubstr("adapter = \"job-a\""));
+  for (const char* key : {"type =", "base =", "trained_on =", "[data]"}) {
+    EXPECT_EQ(text.find(key), text.npos) << key;
+  }
 }
 
 TEST_F(ExportTest, AJobThatFailsSaysWhy) {

@@ -20,6 +20,13 @@ constexpr GgufFamily kFamilies[] = {
     {.family = "mistral", .architecture = "llama", .turned = true, .biases = true},
     {.family = "qwen2", .architecture = "qwen2", .biases = true},
     {.family = "qwen3", .architecture = "qwen3"},
+    {.family = "qwen3_moe", .architecture = "qwen3moe"},
+    {.family = "mixtral", .architecture = "llama", .turned = true},
+    {.family = "gpt_oss",
+     .architecture = "gpt-oss",
+     .biases = true,
+     .norms_behind = true,
+     .windows = true},
     {.family = "granite", .architecture = "granite", .turned = true, .biases = true},
     {.family = "smollm3", .architecture = "smollm3", .turned = true},
     {.family = "olmo2", .architecture = "olmo2", .norms_behind = true},
@@ -30,9 +37,10 @@ constexpr GgufFamily kFamilies[] = {
 };
 
 // What llama.cpp has fixed in its code.
-constexpr int64_t kGemmaInterval = 6, kSmolLmInterval = 4, kOlmoInterval = 4;
+constexpr int64_t kGemmaInterval = 6, kSmolLmInterval = 4, kOlmoInterval = 4, kGptOssInterval = 2;
 constexpr double kGemmaSlidingTheta = 10'000.0;
 constexpr int64_t kGemma27Layers = 62;
+constexpr std::string_view kGateStack = "ffn_gate_exps", kUpStack = "ffn_up_exps";
 
 // Families that only builds of llama.cpp know that are younger than the one with which files are
 // compared (tests/parity/gguf.py).
@@ -99,9 +107,11 @@ void CheckOlmo3(const ModelConfig& config) {
   }
 }
 
-// What the file has no keys for, or llama.cpp gives no choice in.
-void CheckYarn(const plan::RopeOptions& rope) {
-  if (rope.beta_fast != 32.0 || rope.beta_slow != 1.0 || !rope.truncate || rope.mscale != 0.0 ||
+// What the file has no keys for, or llama.cpp gives no choice in. It rounds the borders of yarn's
+// ramp, gpt_oss's too, which has them unrounded (docs/results.md).
+void CheckYarn(const ModelConfig& config, const plan::RopeOptions& rope) {
+  const bool rounds = rope.truncate || config.family == "gpt_oss";
+  if (rope.beta_fast != 32.0 || rope.beta_slow != 1.0 || !rounds || rope.mscale != 0.0 ||
       rope.mscale_all_dim != 0.0 || rope.query_scaling != 0.0) {
     RefuseGguf("its yarn scaling has other settings than factor and attention_factor");
   }
@@ -137,10 +147,36 @@ void CheckSmolLm3(const ModelConfig& config) {
   }
 }
 
+// In llama.cpp every layer of such a model has experts, whose weights add up to 1.
+void CheckGgufExperts(const ModelConfig& config) {
+  for (int64_t i = 0; i < config.layers; ++i) {
+    if (config.Layer(i).experts > 0) continue;
+    RefuseGguf(
+        fmt::format("in llama.cpp every layer of this family has experts, and layer {} of "
+                    "this model has none",
+                    i));
+  }
+  if (config.router.weights != plan::RouterWeights::kSoftmaxOfTopK) {
+    RefuseGguf("the weights of a token's experts do not add up to 1 (norm_topk_prob)");
+  }
+}
+
+void CheckGptOss(const ModelConfig& config) {
+  CheckWindows(config, kGptOssInterval);
+  if (!config.qkv_bias || !config.output_bias) {
+    RefuseGguf("llama.cpp wants biases in gpt_oss's attention, and it has none (attention_bias)");
+  }
+  if (config.tied_head) {
+    RefuseGguf("llama.cpp wants a head of its own in gpt_oss, and its head is the embedding");
+  }
+}
+
 // What each architecture has in llama.cpp's code, whatever the file says.
 void CheckFixed(const ModelConfig& config) {
   const bool gelu = config.family == "gemma3_text" || config.family == "gpt2";
-  const auto wanted = gelu ? plan::ActivationKind::kGeluTanh : plan::ActivationKind::kSilu;
+  const auto wanted = config.family == "gpt_oss" ? plan::ActivationKind::kClampedSwiGlu
+                      : gelu                     ? plan::ActivationKind::kGeluTanh
+                                                 : plan::ActivationKind::kSilu;
   if (config.activation != wanted) {
     RefuseGguf("its activation is not the one that llama.cpp has for this family");
   }
@@ -153,7 +189,7 @@ void CheckFixed(const ModelConfig& config) {
 }
 
 void CheckRope(const ModelConfig& config, const GgufFamily& family) {
-  const bool olmo = family.family == "olmo3";
+  const bool olmo = family.family == "olmo3", gpt_oss = family.family == "gpt_oss";
   const bool several = family.family == "gemma3_text" || family.family == "smollm3" || olmo;
   if (config.ropes.size() != 1 && !several) RefuseGguf("its layers have several ropes");
   const plan::RopeOptions& rope = MainRope(config);
@@ -162,15 +198,15 @@ void CheckRope(const ModelConfig& config, const GgufFamily& family) {
                      rope.type == plan::RopeType::kLinear ||
                      (rope.type == plan::RopeType::kNone && family.family == "gpt2") ||
                      (rope.type == plan::RopeType::kLongRope && phi) ||
-                     (rope.type == plan::RopeType::kYarn && olmo) ||
+                     (rope.type == plan::RopeType::kYarn && (olmo || gpt_oss)) ||
                      (rope.type == plan::RopeType::kLlama3 &&
                       (family.architecture == "llama" || family.architecture == "granite"));
   if (!known) {
     RefuseGguf(
         "its rope is scaled in a way that is not supported yet; linear is, llama3 in Llama "
-        "and Granite, longrope in Phi-3, yarn in OLMo 3");
+        "and Granite, longrope in Phi-3, yarn in OLMo 3 and gpt-oss");
   }
-  if (rope.type == plan::RopeType::kYarn) CheckYarn(rope);
+  if (rope.type == plan::RopeType::kYarn) CheckYarn(config, rope);
   if (rope.rotated != 1.0 && !phi) RefuseGguf("only a part of each head is rotated");
 }
 
@@ -223,6 +259,11 @@ std::string GgufName(const ModelConfig& config, std::string_view full) {
       {"mlp.up_proj", "ffn_up"},
       {"mlp.gate_up_proj", "ffn_up"},
       {"mlp.down_proj", "ffn_down"},
+      {"mlp.gate", "ffn_gate_inp"},
+      {"mlp.router", "ffn_gate_inp"},
+      {"block_sparse_moe.gate", "ffn_gate_inp"},
+      {"mlp.experts.gate_up_proj", kGateStack},
+      {"mlp.experts.down_proj", "ffn_down_exps"},
       {"ln_1", "attn_norm"},
       {"attn.c_attn", "attn_qkv"},
       {"attn.c_proj", "attn_output"},
@@ -237,6 +278,7 @@ std::string GgufName(const ModelConfig& config, std::string_view full) {
   BlockPart part;
   if (!SplitBlock(name, part)) return "";
   if (part.suffix == ".bias" && !family->biases) return "";
+  if (part.suffix == ".sinks") return fmt::format("blk.{}.attn_sinks.weight", part.layer);
   std::string_view module;
   if (family->norms_behind && part.module == "post_attention_layernorm") {
     module = "post_attention_norm";
@@ -246,6 +288,22 @@ std::string GgufName(const ModelConfig& config, std::string_view full) {
     return "";
   }
   return fmt::format("blk.{}.{}{}", part.layer, module, part.suffix);
+}
+
+std::vector<GgufPart> GgufParts(const ModelConfig& config, const ParamInfo& param) {
+  const std::string name = GgufName(config, param.name);
+  if (name.empty()) return {};
+  if (param.experts == 0) return {{.name = name, .shape = param.shape}};
+  std::vector<int64_t> shape = param.shape;
+  shape[0] /= param.experts;
+  shape.insert(shape.begin(), param.experts);
+  const size_t gates = name.find(kGateStack);
+  if (gates == std::string::npos) return {{.name = name, .shape = shape}};
+  shape[1] /= 2;
+  std::string ups = name;
+  ups.replace(gates, kGateStack.size(), kUpStack);
+  return {{.name = name, .shape = shape, .is_half = true},
+          {.name = ups, .shape = shape, .is_half = true, .is_up = true}};
 }
 
 void CheckGgufFamily(const ModelConfig& config) {
@@ -271,9 +329,11 @@ void CheckGgufFamily(const ModelConfig& config) {
   if (config.family == "gemma3_text") CheckGemma3(config);
   if (config.family == "olmo3") CheckOlmo3(config);
   if (config.family == "smollm3") CheckSmolLm3(config);
+  if (config.family == "gpt_oss") CheckGptOss(config);
+  if (config.HasExperts()) CheckGgufExperts(config);
   for (const UnitInfo& unit : MakeLayout(config).units) {
     for (const ParamInfo& param : unit.params) {
-      if (GgufName(config, param.name).empty()) {
+      if (GgufParts(config, param).empty()) {
         RefuseGguf(fmt::format("llama.cpp has no name for {}", param.name));
       }
     }

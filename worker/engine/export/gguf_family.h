@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "worker/engine/model/config.h"
+#include "worker/engine/weights/layout.h"
 
 // What llama.cpp calls the families that are written as GGUF, and what it cannot do of theirs.
 
@@ -17,7 +20,8 @@ struct GgufFamily {
   // halves.
   bool turned = false;
   bool biases = false;  // of linears, besides those that the family always has
-  // Norms behind the sub-layers have the names that others give to those before the next.
+  // post_attention_layernorm has the name of a norm behind the sub-layer, which others give to that
+  // before the next.
   bool norms_behind = false;
   // It has windows itself, so that texts longer than one are no different.
   bool windows = false;
@@ -30,7 +34,20 @@ const GgufFamily* FindGgufFamily(std::string_view family);
 void CheckGgufFamily(const ModelConfig& config);
 
 // "blk.3.attn_q.weight" of "model.layers.3.self_attn.q_proj.weight"; empty: it has no name there.
+// Of experts' gates with ups, the gates'.
 std::string GgufName(const ModelConfig& config, std::string_view name);
+
+// A tensor of the file, of a parameter: all of it, or of experts' gates with ups one of the two.
+struct GgufPart {
+  std::string name;  // "blk.3.attn_q.weight"
+  std::vector<int64_t>
+      shape;  // of a stack [experts, outputs, inputs], of its biases [experts, outputs]
+  bool is_half = false;
+  bool is_up = false;  // the second half
+};
+
+// What a parameter becomes in the file; empty: llama.cpp has no name for it.
+std::vector<GgufPart> GgufParts(const ModelConfig& config, const ParamInfo& param);
 
 // The rope of the layers that see all tokens: the one that a GGUF file describes.
 const plan::RopeOptions& MainRope(const ModelConfig& config);

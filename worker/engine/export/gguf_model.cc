@@ -94,7 +94,9 @@ class GgufModel {
       for (const ParamInfo& param : unit.params) {
         if (options_.on_tensor) options_.on_tensor();
         const Tensor weight = base.Read(param, 0, param.numel()).view(param.shape);
-        writer.Write(GgufName(config_, param.name), Turned(param, weight));
+        for (const GgufPart& part : GgufParts(config_, param)) {
+          writer.Write(part.name, Turned(param, PartOf(part, weight)));
+        }
         base.Done(param);
       }
     }
@@ -110,6 +112,19 @@ class GgufModel {
     if (rope_.type != plan::RopeType::kLongRope) return {};
     return {{"rope_factors_long.weight", at::tensor(rope_.long_factors).to(at::kFloat)},
             {"rope_factors_short.weight", at::tensor(rope_.short_factors).to(at::kFloat)}};
+  }
+
+  // Of a stack, whose gates and ups stand one below the other or in turn, what `part` is.
+  Tensor PartOf(const GgufPart& part, const Tensor& weight) const {
+    if (!part.is_half) return weight.view(part.shape);
+    std::vector<int64_t> both = part.shape;
+    both[1] *= 2;
+    const Tensor stack = weight.view(both);
+    const int64_t size = part.shape[1];
+    if (config_.activation == plan::ActivationKind::kClampedSwiGlu) {
+      return stack.slice(1, part.is_up ? 1 : 0, 2 * size, 2);
+    }
+    return stack.narrow(1, part.is_up ? size : 0, size);
   }
 
   Tensor Turned(const ParamInfo& param, const Tensor& weight) const {
@@ -129,11 +144,13 @@ class GgufModel {
     }
     for (const UnitInfo& unit : layout_.units) {
       for (const ParamInfo& param : unit.params) {
-        GgmlType type = param.shape.size() > 1 ? options_.type : GgmlType::kF32;
-        if (type == GgmlType::kQ8_0 && !FitsQ8(param.shape)) type = GgmlType::kF32;
-        const std::string name = GgufName(config_, param.name);
-        if (name == "position_embd.weight") type = GgmlType::kF32;  // small, and added to all
-        plans.push_back({name, param.shape, type});
+        for (const GgufPart& part : GgufParts(config_, param)) {
+          GgmlType type = param.shape.size() > 1 ? options_.type : GgmlType::kF32;
+          if (type == GgmlType::kQ8_0 && !FitsQ8(part.shape)) type = GgmlType::kF32;
+          if (part.name == "position_embd.weight") type = GgmlType::kF32;  // small, added to all
+          if (param.role == ParamRole::kRouter) type = GgmlType::kF32;     // small, decides
+          plans.push_back({part.name, part.shape, type});
+        }
       }
     }
     return plans;
@@ -201,6 +218,12 @@ class GgufModel {
 
   // What only some families have.
   void AddOwn(GgufKeys& keys) const {
+    if (config_.HasExperts()) {
+      const plan::LayerShape layer = config_.Layer(0);
+      SetInt(keys, "expert_count", layer.experts);
+      SetInt(keys, "expert_used_count", layer.chosen);
+      SetInt(keys, "expert_feed_forward_length", layer.intermediate);
+    }
     if (config_.family == "phi3") SetInt(keys, "attention.sliding_window", 0);
     if (family_.windows) {
       SetInt(keys, "attention.sliding_window", config_.layer_options[0].window);

@@ -89,11 +89,16 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
     block.experts = {.router = find(names.router, ".weight"),
                      .router_bias = find(names.router, ".bias"),
                      .correction = find(names.router_correction, ""),
+                     .router_norm = {.weight = find(names.router_norm, ""),
+                                     .options = ops::NormOptions(config.norm_epsilon)},
+                     .expert_scale = find(names.router_expert_scale, ""),
                      .gate_up = ExpertLinear(unit, names.experts_gate_up),
                      .down = ExpertLinear(unit, names.experts_down),
                      .chosen = shape.chosen,
                      .options = config.router,
                      .kind = config.activation};
+    block.branches = {norm(names.shared_out_norm), norm(names.experts_norm),
+                      norm(names.experts_out_norm)};
     if (shape.shared > 0) {
       block.mlp.gate_up = BindProjection(unit, names.shared_gate, module + 4);
       block.mlp.down = BindProjection(unit, names.shared_down, module + 6);

@@ -1,8 +1,8 @@
 #include "worker/engine/model/decoder_block.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 
 #include <utility>
@@ -150,9 +150,32 @@ void DecoderBlock::RunMlp(Tensor& y, const Pass& pass, Saved& saved) const {
   Activation normed = Before(MlpInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = normed.rows;
   AddSubLayer(y, x, mlp_ends, pass, saved.mlp_out, [&](Tensor& out, const Tensor& addend) {
+    if (branches) {
+      RunBranches(out, std::move(normed), pass, saved);
+      return;
+    }
     if (experts) experts.Forward(out, normed.rows, addend, pass, saved.experts);
     if (HasMlp()) mlp.Forward(out, std::move(normed), experts ? out : addend, pass, saved.mlp);
   });
+}
+
+void DecoderBlock::NormForExperts(const Pass& pass, Saved& saved) const {
+  Activation rows = at::empty(saved.middle.sizes(), saved.middle.options());
+  saved.experts_statistics = branches.experts_before.Forward(rows, saved.middle, pass);
+  saved.experts_normed = rows.rows;
+}
+
+void DecoderBlock::RunBranches(Tensor& sum, Activation normed, const Pass& pass,
+                               Saved& saved) const {
+  const Tensor& x = saved.middle;
+  NormForExperts(pass, saved);
+  Tensor of_experts = at::empty(x.sizes(), x.options()), of_mlp = at::empty_like(of_experts);
+  experts.Forward(of_experts, {saved.experts_normed, x}, Tensor(), pass, saved.experts);
+  mlp.Forward(of_mlp, std::move(normed), Tensor(), pass, saved.mlp);
+  Activation out = sum;
+  saved.mlp_branch = {of_mlp, branches.mlp_after.Forward(out, of_mlp, pass)};
+  saved.experts_branch = {of_experts,
+                          branches.experts_after.ForwardAdd(sum, of_experts, sum, pass)};
 }
 
 void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const Pass& pass,
@@ -160,8 +183,13 @@ void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const P
   const int64_t tokens = y.size(0);
   const bool keeps_output = mlp_ends.after && plan.recompute == Recompute::kMlp;
   if (mlp.down.spare() > 0) saved.mlp.down_xa = at::empty({tokens, mlp.down.spare()}, y.options());
-  if (keeps_output) saved.mlp_out.rows = at::empty(y.sizes(), y.options());
-  std::vector<Tensor> statistics;
+  const std::vector<NormedOutput*> outputs = MlpOutputs(saved);
+  if (keeps_output) {
+    for (NormedOutput* whole : outputs) {
+      *whole = {at::empty(y.sizes(), y.options()),
+                at::empty({tokens}, y.options().dtype(at::kFloat))};
+    }
+  }
   ForTiles(tokens, plan.mlp_rows, pass, [&](const Tile& tile, const Pass& of_tile) {
     Saved part;
     part.middle = tile.Of(saved.middle);
@@ -170,10 +198,12 @@ void DecoderBlock::RunMlpInTiles(Tensor& y, const plan::BlockPlan& plan, const P
     if (experts) saved.experts_of_tiles.push_back(Experts::AlwaysKept(std::move(part.experts)));
     if (part.mlp.down_xa.defined()) tile.Of(saved.mlp.down_xa).copy_(part.mlp.down_xa);
     if (!keeps_output) return;
-    tile.Of(saved.mlp_out.rows).copy_(part.mlp_out.rows);
-    statistics.push_back(part.mlp_out.statistics);
+    const std::vector<NormedOutput*> of_part = MlpOutputs(part);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      tile.Of(outputs[i]->rows).copy_(of_part[i]->rows);
+      tile.Of(outputs[i]->statistics).copy_(of_part[i]->statistics);
+    }
   });
-  if (keeps_output) saved.mlp_out.statistics = at::cat(statistics);
 }
 
 Tensor DecoderBlock::RunInput(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -221,7 +251,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   if (level >= Recompute::kNorms) {
     all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
-    all.middle_normed = Tensor();
+    all.middle_normed = all.experts_normed = Tensor();
     all.mlp.activated = all.experts.activated = Tensor();
   }
   if (level >= Recompute::kMlp) {
@@ -294,7 +324,12 @@ void DecoderBlock::RestoreMlp(const Pass& pass, Saved& saved) const {
     normed = Before(std::move(normed), saved.middle, mlp_ends, pass, saved.middle_statistics);
     saved.middle_normed = normed.rows;
   }
-  if (experts) experts.Restore(normed.rows, pass, saved.experts);
+  if (branches && !saved.experts_normed.defined()) NormForExperts(pass, saved);
+  if (branches) {
+    experts.Restore({saved.experts_normed, saved.middle}, pass, saved.experts);
+  } else if (experts) {
+    experts.Restore(normed.rows, pass, saved.experts);
+  }
   if (HasMlp()) mlp.Restore(std::move(normed), pass, saved.mlp);
 }
 
@@ -316,7 +351,7 @@ Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
   return need_dx || attention_ends.before.trained(gradients) || MixerInputsTrained(gradients) ||
          mixer_out().trained(gradients) || attention_ends.after.trained(gradients) ||
-         mlp_ends.before.trained(gradients);
+         mlp_ends.before.trained(gradients) || branches.experts_before.trained(gradients);
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
@@ -330,9 +365,16 @@ Activation DecoderBlock::MlpBackward(Activation dy, const Pass& pass, Saved& sav
                                      const Projection* reader) const {
   Tensor dinput;
   if (need_input) dinput = at::empty(saved.middle.sizes(), saved.middle.options());
-  Activation dout = SubLayerGradient(dy, HasMlp() ? &mlp.down : nullptr, mlp_ends, saved.mlp_out,
-                                     pass, gradients);
+  const bool read_by_down = HasMlp() && !branches;
+  Activation dout = SubLayerGradient(dy, read_by_down ? &mlp.down : nullptr, mlp_ends,
+                                     saved.mlp_out, pass, gradients);
   Tensor* const dx = need_input ? &dinput : nullptr;
+  if (branches) {
+    BranchesBackward(dout.rows, dy.rows, pass, saved, gradients, dx);
+    if (!need_input) return {};
+    return AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,
+                             gradients, reader);
+  }
   Tensor of_experts;
   if (experts) {
     if (HasMlp() && need_input) of_experts = at::empty(dinput.sizes(), dinput.options());
@@ -348,20 +390,50 @@ Activation DecoderBlock::MlpBackward(Activation dy, const Pass& pass, Saved& sav
                            gradients, reader);
 }
 
+void DecoderBlock::BranchesBackward(const Tensor& dsum, Tensor& dresidual, const Pass& pass,
+                                    Saved& saved, UnitGradients& gradients, Tensor* dx) const {
+  const auto before_norm = [&](const Norm& norm, Activation d, NormedOutput& out) {
+    norm.Backward(d, dsum, out.rows, out.statistics, Tensor(), pass, gradients);
+    out = {};
+    return d;
+  };
+  Activation dout = before_norm(branches.experts_after, at::empty(dsum.sizes(), dsum.options()),
+                                saved.experts_branch);
+  Tensor dnormed, dscored;
+  if (dx != nullptr) dnormed = at::empty(dsum.sizes(), dsum.options());
+  experts.Backward(dout.rows, {saved.experts_normed, saved.middle}, pass, saved.experts, gradients,
+                   dx != nullptr ? &dnormed : nullptr, &dscored);
+  saved.experts = {};
+  saved.experts_normed = Tensor();
+  if (dx != nullptr) {
+    dresidual.add_(dscored);
+    Activation sum = dresidual;
+    branches.experts_before.Backward(sum, dnormed, saved.middle, saved.experts_statistics,
+                                     dresidual, pass, gradients);
+  }
+  const Tensor rows = mlp.down.EmptyGradientRows(dsum);
+  dout = before_norm(branches.mlp_after, mlp.down.AsGradient(rows, pass), saved.mlp_branch);
+  mlp.Backward(std::move(dout), saved.middle_normed, pass, saved.mlp, gradients, dx);
+  saved.middle_normed = Tensor();
+}
+
 Activation DecoderBlock::MlpBackwardInTiles(const Activation& dy, int64_t rows, const Pass& pass,
                                             Saved& saved, UnitGradients& gradients,
                                             bool need_input) const {
   ForTiles(dy.rows.size(0), rows, pass, [&](const Tile& tile, const Pass& of_tile) {
     Saved part;
     part.middle = tile.Of(saved.middle);
-    part.mlp_out = {tile.Of(saved.mlp_out.rows), tile.Of(saved.mlp_out.statistics)};
+    const std::vector<NormedOutput*> whole = MlpOutputs(saved), of_part = MlpOutputs(part);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      *of_part[i] = {tile.Of(whole[i]->rows), tile.Of(whole[i]->statistics)};
+    }
     part.mlp.down_xa = tile.Of(saved.mlp.down_xa);
     if (experts) part.experts = std::move(saved.experts_of_tiles[tile.first / rows]);
     RestoreMlp(of_tile, part);
     const ops::Fp8Rows fp8{tile.Of(dy.fp8.values), tile.Of(dy.fp8.scale)};
     MlpBackward({tile.Of(dy.rows), fp8}, of_tile, part, gradients, need_input, nullptr);
   });
-  saved.mlp_out = {};
+  for (NormedOutput* whole : MlpOutputs(saved)) *whole = {};
   saved.mlp = {};
   saved.experts_of_tiles.clear();
   return need_input ? Activation(dy.rows) : Activation();

@@ -42,6 +42,15 @@ struct SubLayerEnds {
   uint64_t dropout_module = 0;  // identifies the mask of what it writes
 };
 
+// Where experts are a branch beside the feed-forward layer, which both read x through norms of
+// their own: the layer is mlp_after(mlp(before(x))) + experts_after(experts(experts_before(x))),
+// and the router reads x itself.
+struct BranchNorms {
+  Norm mlp_after, experts_before, experts_after;
+
+  explicit operator bool() const { return static_cast<bool>(experts_before); }
+};
+
 // One layer: x + attention(x), then + mlp(.), each with norms before or behind it or both. Holds
 // positions of parameters in its unit, no tensors. T tokens, H hidden size.
 struct DecoderBlock {
@@ -52,8 +61,9 @@ struct DecoderBlock {
   Experts experts;
   LayerInput input;  // where the layer has an input of its own
   SubLayerEnds attention_ends, mlp_ends, input_ends;
-  int64_t keys_of = 0;  // the layer whose keys and values it attends to, its own or another
-  int rope = 0;         // which of BlockContext::ropes
+  BranchNorms branches;  // where experts and `mlp` are branches; else both read one input
+  int64_t keys_of = 0;   // the layer whose keys and values it attends to, its own or another
+  int rope = 0;          // which of BlockContext::ropes
   // Multiplies what a sub-layer writes before it is added to the residual stream.
   double residual_scale = 1.0;
   double residual_dropout = 0.0;  // of it, while training
@@ -74,6 +84,8 @@ struct DecoderBlock {
     at::Tensor middle;  // [T, H]: after the attention's residual
     at::Tensor middle_normed, middle_statistics;
     NormedOutput mlp_out;
+    at::Tensor experts_normed, experts_statistics;  // of branches: rows that experts read
+    NormedOutput mlp_branch, experts_branch;
     at::Tensor before_input;  // rows [T, H]: what is read beside the layer's own input
     NormedOutput input_out;
     SelfAttention::Saved attention;
@@ -142,6 +154,15 @@ struct DecoderBlock {
                            const plan::BlockPlan& plan, Saved& saved) const;
   // Writes y [T, H], the residual stream behind the feed-forward layer.
   void RunMlp(at::Tensor& y, const Pass& pass, Saved& saved) const;
+  // Writes the sum of both branches, of what `mlp` reads.
+  void RunBranches(at::Tensor& sum, Activation normed, const Pass& pass, Saved& saved) const;
+  // Makes `saved.experts_normed`.
+  void NormForExperts(const Pass& pass, Saved& saved) const;
+  // What is kept of the feed-forward layer for the norms behind it.
+  std::vector<NormedOutput*> MlpOutputs(Saved& saved) const {
+    if (branches) return {&saved.mlp_out, &saved.mlp_branch, &saved.experts_branch};
+    return {&saved.mlp_out};
+  }
   // The same, some rows after the other; fills no more than a backward in tiles reads.
   void RunMlpInTiles(at::Tensor& y, const plan::BlockPlan& plan, const Pass& pass,
                      Saved& saved) const;
@@ -196,6 +217,10 @@ struct DecoderBlock {
   // all of `saved` that is the layer's. In tiles, there is nothing for a reader yet.
   Activation MlpBackward(Activation dy, const Pass& pass, Saved& saved, UnitGradients& gradients,
                          bool need_input, const Projection* reader) const;
+  // Of dsum, the gradient of what RunBranches writes: adds that of what the experts' branch reads
+  // to `dresidual`, writes that of what `mlp` reads, where dx is not null: else neither is needed.
+  void BranchesBackward(const at::Tensor& dsum, at::Tensor& dresidual, const Pass& pass,
+                        Saved& saved, UnitGradients& gradients, at::Tensor* dx) const;
   Activation MlpBackwardInTiles(const Activation& dy, int64_t rows, const Pass& pass, Saved& saved,
                                 UnitGradients& gradients, bool need_input) const;
   // `dresidual` plus the gradient of what a sub-layer read of x, made of that of its input, in the

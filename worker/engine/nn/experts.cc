@@ -88,13 +88,27 @@ void AddRouterProduct(const ProductSum& sum, const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor Experts::Scores(const Tensor& x, const Pass& pass) const {
+Experts::RouterRows Experts::NormedForRouter(const Tensor& scored, const Pass& pass) const {
+  if (!router_norm) return {scored, {}};
+  Activation normed = at::empty(scored.sizes(), scored.options());
+  const Tensor statistics = router_norm.Forward(normed, scored, pass);
+  return {normed.rows, statistics};
+}
+
+Tensor Experts::Scores(const Tensor& scored, const Pass& pass) const {
+  const Tensor x = NormedForRouter(scored, pass).rows;
   const at::ScalarType type = HasSigmoids() ? at::kFloat : x.scalar_type();
   const Tensor table = pass.weights[router].to(type);
   Tensor scores = at::empty({x.size(0), table.size(0)}, x.options().dtype(type));
   AddProduct(scores, x.to(type), table, {}, 1.0, pass);
   if (router_bias >= 0) ops::AddBias(scores, pass.weights[router_bias]);
-  return scores.to(at::kFloat);
+  scores = scores.to(at::kFloat);
+  return options.score_scale == 1.0 ? scores : scores.mul_(options.score_scale);
+}
+
+Tensor Experts::ScalesOfChosen(const Routing& routing, const Pass& pass) const {
+  const Tensor scales = pass.weights[expert_scale].to(at::kFloat);
+  return scales.index_select(0, routing.chosen.reshape({-1})).view_as(routing.chosen);
 }
 
 // The scores to choose by, without those of groups that are not among the best.
@@ -116,6 +130,10 @@ void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) c
     const bool of_chosen = options.weights == plan::RouterWeights::kSoftmaxOfTopK;
     if (!of_chosen || pass.balance != nullptr) routing.probabilities = at::softmax(scores, 1);
     routing.weights = of_chosen ? at::softmax(largest, 1) : routing.probabilities.gather(1, which);
+    if (expert_scale >= 0) {
+      routing.shares = routing.weights;
+      routing.weights = routing.shares * ScalesOfChosen(routing, pass);
+    }
     if (pass.balance != nullptr) pass.balance->Count(which, routing.probabilities);
     return;
   }
@@ -130,10 +148,10 @@ void Experts::Choose(const Tensor& scores, const Pass& pass, Routing& routing) c
   routing.weights.mul_(options.scale);
 }
 
-Routing Experts::Route(const Tensor& x, const Pass& pass) const {
+Routing Experts::Route(const Tensor& scored, const Pass& pass) const {
   const int64_t experts = pass.weights[router].size(0);
   Routing routing;
-  Choose(Scores(x, pass), pass, routing);
+  Choose(Scores(scored, pass), pass, routing);
   const Tensor& which = routing.chosen;
   // Narrow keys: a GPU sorts by so many bits.
   auto [sorted, order] =
@@ -147,12 +165,12 @@ Routing Experts::Route(const Tensor& x, const Pass& pass) const {
   return routing;
 }
 
-void Experts::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) const {
+void Experts::RestoreGateUp(const Input& x, const Pass& pass, Saved& saved) const {
   if (saved.gate_up.defined()) return;
-  if (!saved.routing.weights.defined()) saved.routing = Route(x, pass);
+  if (!saved.routing.weights.defined()) saved.routing = Route(x.scored, pass);
   const Routing& routing = saved.routing;
-  saved.gate_up = at::empty({routing.tokens.size(0), gate_up.outputs()}, x.options());
-  saved.gate_up_xa = gate_up.Forward(saved.gate_up, InputOfTokens(x, routing, gate_up, pass),
+  saved.gate_up = at::empty({routing.tokens.size(0), gate_up.outputs()}, x.rows.options());
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, InputOfTokens(x.rows, routing, gate_up, pass),
                                      routing.groups, pass, AdapterRows(pass, routing));
 }
 
@@ -165,19 +183,19 @@ Activation Experts::Activate(const Pass& pass, bool multiplied, Saved& saved) co
   return made;
 }
 
-void Experts::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const Pass& pass,
+void Experts::Forward(Tensor& y, const Input& x, const Tensor& residual, const Pass& pass,
                       Saved& saved) const {
   RestoreGateUp(x, pass, saved);
   Activation activated = Activate(pass, /*multiplied=*/true, saved);
   const Routing& routing = saved.routing;
-  Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, x.options());
+  Tensor outputs = at::empty({saved.activated.size(0), down.outputs()}, y.options());
   saved.down_xa =
       down.Forward(outputs, activated, routing.groups, pass, AdapterRows(pass, routing));
   activated = Activation();
   ops::CombineRows(y, outputs, routing.places, routing.weights, residual);
 }
 
-void Experts::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
+void Experts::Restore(const Input& x, const Pass& pass, Saved& saved) const {
   RestoreGateUp(x, pass, saved);
   Activate(pass, /*multiplied=*/false, saved);
 }
@@ -196,9 +214,10 @@ Tensor Experts::ScoreGradient(const Routing& routing, const Tensor& dweights,
                               int64_t experts) const {
   Tensor all = at::zeros({dweights.size(0), experts}, dweights.options());
   if (HasSigmoids()) return all.scatter_(1, routing.chosen, SigmoidGradient(routing, dweights));
-  const Tensor along = at::sum(routing.weights * dweights, {1}, /*keepdim=*/true);
+  const Tensor& shares = routing.shares.defined() ? routing.shares : routing.weights;
+  const Tensor along = at::sum(shares * dweights, {1}, /*keepdim=*/true);
   if (options.weights == plan::RouterWeights::kSoftmaxOfTopK) {
-    return all.scatter_(1, routing.chosen, routing.weights * (dweights - along));
+    return all.scatter_(1, routing.chosen, shares * (dweights - along));
   }
   return all.scatter_(1, routing.chosen, dweights).sub_(along).mul_(routing.probabilities);
 }
@@ -236,10 +255,24 @@ Tensor Experts::WeightGradients(const Tensor& products, const Tensor& dy, const 
   return dweights;
 }
 
-Tensor Experts::RouterBackward(const Tensor& x, const Routing& routing, const Tensor& dweights,
+Tensor Experts::RouterBackward(const Tensor& scored, const Routing& routing, const Tensor& dweights,
                                const Pass& pass, UnitGradients& gradients, bool need_dx) const {
-  Tensor exact = ScoreGradient(routing, dweights, pass.weights[router].size(0));
+  const int64_t experts = pass.weights[router].size(0);
+  Tensor dshares = dweights;
+  if (expert_scale >= 0) {
+    if (gradients.Wants(expert_scale)) {
+      // Not by adding at places, which a GPU does in any order.
+      Tensor all = at::zeros({dweights.size(0), experts}, dweights.options());
+      all.scatter_(1, routing.chosen, routing.shares * dweights);
+      gradients.Add(expert_scale, at::sum(all, {0}));
+    }
+    dshares = dweights * ScalesOfChosen(routing, pass);
+  }
+  Tensor exact = ScoreGradient(routing, dshares, experts);
   if (pass.balance != nullptr) pass.balance->AddGradient(exact, routing.probabilities);
+  if (options.score_scale != 1.0) exact.mul_(options.score_scale);
+  const RouterRows read = NormedForRouter(scored, pass);
+  const Tensor& x = read.rows;
   // The product that made the scores is in fp32 where their sigmoids are taken.
   const at::ScalarType type = HasSigmoids() ? at::kFloat : x.scalar_type();
   const Tensor dscores = exact.to(type);
@@ -251,11 +284,14 @@ Tensor Experts::RouterBackward(const Tensor& x, const Routing& routing, const Te
   if (!need_dx) return {};
   Tensor dx = at::empty(x.sizes(), x.options().dtype(type));
   ops::Gemm(dx, dscores, pass.weights[router].to(type), 1.0, 0.0);
-  return dx;
+  if (!router_norm) return dx;
+  Activation through = dx;
+  router_norm.Backward(through, dx, scored, read.statistics, Tensor(), pass, gradients);
+  return through.rows;
 }
 
-void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                       UnitGradients& gradients, Tensor* dx) const {
+void Experts::Backward(const Tensor& dy, const Input& x, const Pass& pass, Saved& saved,
+                       UnitGradients& gradients, Tensor* dx, Tensor* dscored) const {
   const Routing& routing = saved.routing;
   const Tensor weights = routing.weights.reshape({-1}).index_select(0, routing.order);
   Tensor dactivated = DownBackward(dy, weights, pass, saved, gradients);
@@ -265,8 +301,9 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
   const Tensor products =
       ops::WeighedGluBackward(dgate_up, dactivated, dgate_up, weights, kind, fp8);
   dactivated = Tensor();
-  const Tensor of_router = RouterBackward(x, routing, WeightGradients(products, dy, routing, pass),
-                                          pass, gradients, /*need_dx=*/dx != nullptr);
+  Tensor of_router = RouterBackward(x.scored, routing, WeightGradients(products, dy, routing, pass),
+                                    pass, gradients, /*need_dx=*/dx != nullptr);
+  if (dscored != nullptr) *dscored = std::exchange(of_router, Tensor());
   if (dx == nullptr && !gate_up.trained(gradients)) return;
   Tensor dgate_up_xa, drouted;
   if (dx != nullptr) {
@@ -277,7 +314,7 @@ void Experts::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Save
     dgate_up_xa = gate_up.AdapterGradient(dgate_up, routing.groups, pass);
   }
   if (gate_up.trained(gradients)) {
-    gate_up.AddGradients(dgate_up, RowsOfTokens(x, routing), saved.gate_up_xa, dgate_up_xa,
+    gate_up.AddGradients(dgate_up, RowsOfTokens(x.rows, routing), saved.gate_up_xa, dgate_up_xa,
                          routing.groups, gradients);
   }
   if (dx != nullptr) ops::CombineRows(*dx, drouted, routing.places, {}, of_router);

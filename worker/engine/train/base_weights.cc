@@ -168,6 +168,11 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
     : files_(ModelFiles::Open(model_dir)),
       device_(device),
       reader_(device.is_cpu() ? nullptr : std::make_unique<TensorReader>(device)) {
+  for (const std::string& name : files_.Names()) {
+    if (const std::string problem = plan::ExpertInFourBits(name); !problem.empty()) {
+      throw UserError(model_dir.string() + ": " + problem, "bad_model");
+    }
+  }
   std::unordered_set<std::string> known;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {

@@ -329,10 +329,6 @@ StoredTensor FindParts(const ModelFiles& files, const ParamInfo& param,
     part.name = name;
     tensor.parts.push_back(FindStored(files, part, name, stored));
     const StoredTensor& found = tensor.parts.back();
-    if (found.form == StoredForm::kNf4) {
-      BadTensor(files, name + " is stored in 4 bits, which is not read of experts",
-                "use the original weights: they are quantised when loaded");
-    }
     tensor.beside.push_back(name);
     tensor.beside.insert(tensor.beside.end(), found.beside.begin(), found.beside.end());
   }

@@ -90,5 +90,38 @@ TEST(CheckpointNamesTest, WeightsInFp8NeedTheirScales) {
   EXPECT_EQ(FindContradiction(config, tensors), OtherType(kUpWeight, "F8_E4M3"));
 }
 
+TEST(CheckpointNamesTest, ExpertsInFourBitsAreNamedWithWhatToUse) {
+  ModelConfig config = TinyModel("qwen3_moe", R"(,"num_experts":2,"num_experts_per_tok":1,)"
+                                              R"("moe_intermediate_size":8)");
+  config.stored.form = StoredForm::kNf4;
+  HeaderTensors tensors;
+  for (const TensorUnit& unit : TensorsOf(config)) {
+    for (const TensorInfo& tensor : unit.tensors) {
+      for (const std::string& part : tensor.parts) {
+        tensors[part] = {"BF16", tensor.ShapeInFiles(), "model.safetensors"};
+      }
+      if (tensor.parts.empty()) tensors[tensor.name] = {"BF16", tensor.shape, "model.safetensors"};
+    }
+  }
+  // As transformers 5 writes them with bitsandbytes: attention in 4 bits, experts as they were.
+  const std::string query = "model.layers.0.self_attn.q_proj.weight";
+  tensors[query + kNf4State] = {"U8", {9}, ""};
+  EXPECT_EQ(FindContradiction(config, tensors), "");
+  // As transformers before 5 did, and as Unsloth does of gpt-oss's stacks.
+  for (const std::string name : {"model.layers.1.mlp.experts.0.down_proj.weight",
+                                 "model.layers.1.mlp.experts.gate_up_projs.0.weight"}) {
+    HeaderTensors more = tensors;
+    more[name + kNf4State] = {"U8", {9}, ""};
+    EXPECT_EQ(FindContradiction(config, more),
+              name +
+                  " is stored in 4 bits, which is not read of experts: use the original weights "
+                  "(of gpt-oss those with experts in MXFP4, which QLoRA keeps as they are; all "
+                  "others it quantises when they are loaded)");
+  }
+  EXPECT_EQ(
+      ExpertInFourBits("model.layers.1.mlp.shared_experts.up_proj.weight" + std::string(kNf4State)),
+      "");
+}
+
 }  // namespace
 }  // namespace sft::plan

@@ -30,6 +30,18 @@ inline constexpr char kMixtral8x7B[] = R"({"architectures": ["MixtralForCausalLM
     "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
     "vocab_size": 32000})";
 
+// The decoder of Gemma 4 26B-A4B: as config.json of the whole has it, without other parts' keys.
+inline constexpr char kGemma4Of26B[] = R"({"architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4", "tie_word_embeddings": true, "text_config": {
+    "model_type": "gemma4_text", "attention_bias": false, "attention_k_eq_v": true,
+    "enable_moe_block": true, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816,
+    "hidden_size_per_layer_input": 0, "intermediate_size": 2112,
+    "max_position_embeddings": 262144, "moe_intermediate_size": 704, "num_attention_heads": 16,
+    "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06,
+    "sliding_window": 1024, "top_k_experts": 8, "vocab_size": 262144}})";
+
 inline ModelConfig ParsedModel(const std::string& config) {
   const auto model = ParseModelConfig(config);
   EXPECT_TRUE(model.ok()) << model.status();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/plan/checkpoint_names.h"
 #include "common/plan/parameters.h"
@@ -15,6 +16,7 @@
 namespace sft::plan {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 
@@ -52,6 +54,57 @@ TEST(ExpertsConfigTest, ThePublishedMixtralIsRead) {
   EXPECT_EQ(model.router.weights, RouterWeights::kSoftmaxOfTopK);
   EXPECT_EQ(model.norm_epsilon, 1e-5);
   EXPECT_EQ(model.Window(31), 0);
+}
+
+TEST(ExpertsConfigTest, ThePublishedGemma4Of26BIsRead) {
+  const ModelConfig model = ParsedModel(kGemma4Of26B);
+  EXPECT_EQ(model.family, "gemma4_text");
+  EXPECT_EQ(ExpertsOf(model), std::vector<int64_t>(30, 128));
+  EXPECT_EQ(model.Layer(0), (LayerShape{.kv_heads = 8,
+                                        .head_dim = 256,
+                                        .intermediate = 704,
+                                        .experts = 128,
+                                        .chosen = 8,
+                                        .shared = 2112}));
+  EXPECT_EQ(model.Layer(5), (LayerShape{.kv_heads = 2,
+                                        .head_dim = 512,
+                                        .intermediate = 704,
+                                        .keys_are_values = true,
+                                        .experts = 128,
+                                        .chosen = 8,
+                                        .shared = 2112}));
+  EXPECT_EQ(model.router.weights, RouterWeights::kSoftmaxOfTopK);
+  EXPECT_EQ(model.router.score_scale, 1.0 / std::sqrt(2816.0));
+  const TensorUnit block = BlockTensors(model, 29);
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : block.tensors) {
+    names.push_back(tensor.parts.empty() ? tensor.name : tensor.parts.at(0));
+  }
+  const std::string layer = "model.language_model.layers.29.";
+  for (const char* name :
+       {"router.proj.weight", "router.scale", "router.per_expert_scale", "experts.gate_up_proj",
+        "experts.down_proj", "mlp.gate_proj.weight", "mlp.down_proj.weight",
+        "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_1.weight",
+        "post_feedforward_layernorm_2.weight", "layer_scalar"}) {
+    EXPECT_THAT(names, Contains(layer + name));
+  }
+  EXPECT_EQ(names.size(), 21U);
+  // As transformers 5 writes the number; it has no default for any of the three.
+  const std::string keys = R"("enable_moe_block": true, "hidden_size_per_layer_input": 0, )";
+  const std::string sizes = R"("top_k_experts": 2, "moe_intermediate_size": 32)";
+  const auto parsed = [](const std::string& more) {
+    return ParseModelConfig(R"({"model_type": "gemma4_text", )" + more + "}");
+  };
+  EXPECT_TRUE(parsed(keys + R"("num_local_experts": 4, )" + sizes).ok());
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {keys + sizes, "\"num_experts\" is missing"},
+           {keys + R"("num_experts": 4, "top_k_experts": 2)",
+            "\"moe_intermediate_size\" is missing"},
+           {keys + R"("num_experts": 1, )" + sizes, "\"num_experts\" must be at least 2"},
+           {R"("enable_moe_block": true, "num_experts": 4, )" + sizes,
+            "\"hidden_size_per_layer_input\" must be 0 where enable_moe_block is true"}}) {
+    EXPECT_THAT(std::string(Message(parsed(text).status())), HasSubstr(says));
+  }
 }
 
 TEST(ExpertsConfigTest, KeysThatAreLeftOutMeanWhatTransformersMeans) {
@@ -174,6 +227,9 @@ TEST(ExpertsConfigTest, ParametersAreThePublishedOnes) {
   const ModelConfig mixtral = ParsedModel(kMixtral8x7B);
   EXPECT_EQ(BaseParameters(mixtral), 46'702'792'704);
   EXPECT_EQ(ActiveParameters(mixtral), 12'879'925'248);
+  const ModelConfig gemma = ParsedModel(kGemma4Of26B);
+  EXPECT_EQ(BaseParameters(gemma), 25'233'141'760 + 30);  // beside these, a constant in each layer
+  EXPECT_EQ(ActiveParameters(gemma), 25'233'141'790 - 22'837'985'280 / 16 * 15);
   EXPECT_EQ(ActiveParameters(Qwen3Of8B()), BaseParameters(Qwen3Of8B()));
 }
 

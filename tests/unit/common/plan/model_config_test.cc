@@ -457,8 +457,6 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
            {Config("gemma3_text", R"(, "use_bidirectional_attention": true)"), "EmbeddingGemma"},
            {Config("gemma3_text", R"(, "hidden_activation": "relu")"),
             "\"hidden_activation\" \"relu\" is not supported; silu and gelu_pytorch_tanh are"},
-           {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "enable_moe_block": true)"),
-            "\"enable_moe_block\" true is the 26B"},
            {Config("gemma4_text", R"(, "vocab_size_per_layer_input": 99)"),
             "\"vocab_size_per_layer_input\" 99 is less than the vocabulary of 100"},
            {Config("gemma4_text", std::string(kDenseGemma4) + R"(, "num_kv_shared_layers": 4)"),

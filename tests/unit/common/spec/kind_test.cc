@@ -327,6 +327,11 @@ TEST(KindTest, WhatCannotBeExportedIsRefused) {
   EXPECT_THAT(problems("", ""), HasSubstr("job.adapter:0: is missing: a merged model is made of"));
   EXPECT_THAT(problems("[export]\ntype = \"q8_0\"\n"),
               HasSubstr("export.type:8: q8_0 is a type of GGUF"));
+  EXPECT_THAT(problems("[export]\nform = \"vllm\"\n", ""),
+              HasSubstr("job.adapter:0: is missing: an adapter is what is written"));
+  EXPECT_THAT(problems("[export]\nform = \"vllm\"\ntype = \"f32\"\n"),
+              HasSubstr("export.type:9: is of merged weights, and form = \"vllm\" has"));
+  EXPECT_EQ(problems("[export]\nform = \"vllm\"\n"), "");
   EXPECT_THAT(problems("gpu_count = 2\n"), HasSubstr("a job of kind = \"export\" is one process"));
   EXPECT_THAT(problems("[lora]\nr = 4\n"),
               HasSubstr("lora.r:8: a job of kind = \"export\" trains nothing"));

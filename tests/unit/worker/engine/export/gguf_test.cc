@@ -20,6 +20,8 @@
 #include "worker/engine/export/gguf_model.h"
 #include "worker/engine/export/gguf_sentencepiece.h"
 #include "worker/engine/export/gguf_tokenizer.h"
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
 
 namespace sft::engine {
 namespace {
@@ -100,6 +102,68 @@ TEST(GgufTest, FamiliesWithoutANameAreRefusedByName) {
   } catch (const UserError& error) {
     EXPECT_THAT(error.what(), HasSubstr("family gemma4 is not supported yet"));
     EXPECT_THAT(error.advice(), HasSubstr("convert_hf_to_gguf.py"));
+  }
+}
+
+TEST(GgufTest, StacksOfExpertsHaveTheirGatesAndUpsApart) {
+  const auto parse = [](const char* keys) {
+    return ParseConfig(std::string(R"({"hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "vocab_size": 96, )") +
+                           keys + "}",
+                       "config.json");
+  };
+  const ModelConfig qwen = parse(R"("model_type": "qwen3_moe", "num_experts": 4,
+      "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true)");
+  CheckGgufFamily(qwen);
+  const auto parts = [](const ModelConfig& config, const std::string& name) {
+    for (const UnitInfo& unit : MakeLayout(config).units) {
+      const int param = unit.Find(name);
+      if (param >= 0) return GgufParts(config, unit.params[param]);
+    }
+    return std::vector<GgufPart>();
+  };
+  const std::string experts = "model.layers.1.mlp.experts.";
+  const auto gate_up = parts(qwen, experts + "gate_up_proj.weight");
+  ASSERT_EQ(gate_up.size(), 2U);
+  EXPECT_EQ(gate_up[0].name, "blk.1.ffn_gate_exps.weight");
+  EXPECT_EQ(gate_up[1].name, "blk.1.ffn_up_exps.weight");
+  EXPECT_EQ(gate_up[1].shape, (std::vector<int64_t>{4, 16, 32}));
+  EXPECT_TRUE(gate_up[0].is_half && !gate_up[0].is_up && gate_up[1].is_up);
+  const auto down = parts(qwen, experts + "down_proj.weight");
+  ASSERT_EQ(down.size(), 1U);
+  EXPECT_EQ(down[0].name, "blk.1.ffn_down_exps.weight");
+  EXPECT_EQ(down[0].shape, (std::vector<int64_t>{4, 32, 16}));
+  EXPECT_EQ(parts(qwen, "model.layers.0.mlp.gate.weight").at(0).name, "blk.0.ffn_gate_inp.weight");
+  const ModelConfig gpt_oss = parse(R"("model_type": "gpt_oss", "num_local_experts": 4)");
+  CheckGgufFamily(gpt_oss);
+  EXPECT_EQ(parts(gpt_oss, experts + "gate_up_proj.bias").at(1).name, "blk.1.ffn_up_exps.bias");
+  EXPECT_EQ(parts(gpt_oss, experts + "gate_up_proj.bias").at(1).shape,
+            (std::vector<int64_t>{4, 48}));
+  EXPECT_EQ(parts(gpt_oss, "model.layers.0.self_attn.sinks").at(0).name, "blk.0.attn_sinks.weight");
+  EXPECT_EQ(GgufName(gpt_oss, "model.layers.0.post_attention_layernorm.weight"),
+            "blk.0.post_attention_norm.weight");
+  for (const auto& [config, says] : std::vector<std::pair<ModelConfig, std::string>>{
+           {parse(R"("model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                     "moe_intermediate_size": 16)"),
+            "do not add up to 1 (norm_topk_prob)"},
+           {parse(R"("model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                     "moe_intermediate_size": 16, "norm_topk_prob": true, "mlp_only_layers": [1])"),
+            "layer 1 of this model has none"},
+           {parse(R"("model_type": "gpt_oss", "num_local_experts": 4, "attention_bias": false)"),
+            "wants biases in gpt_oss's attention"},
+           {parse(R"("model_type": "gpt_oss", "num_local_experts": 4, "layer_types":
+                     ["full_attention", "sliding_attention"])"),
+            "has a window in all layers but each 2th"},
+           {parse(R"("model_type": "gpt_oss", "num_local_experts": 4,
+                     "tie_word_embeddings": true)"),
+            "wants a head of its own in gpt_oss"}}) {
+    try {
+      CheckGgufFamily(config);
+      FAIL() << says;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(says));
+    }
   }
 }
 

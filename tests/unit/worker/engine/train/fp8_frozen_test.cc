@@ -42,6 +42,10 @@ constexpr FrozenFamily kFrozenFamilies[] = {
     {"glm4_moe", R"({"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"],
         "n_routed_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "first_k_dense_replace": 1)"},
+    {"gemma4_moe", R"({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"],
+        "enable_moe_block": true, "num_experts": 4, "top_k_experts": 4,
+        "moe_intermediate_size": 32, "hidden_size_per_layer_input": 0, "global_head_dim": 32,
+        "sliding_window": 8)"},
 };
 
 struct FrozenStep {

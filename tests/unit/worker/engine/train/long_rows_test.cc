@@ -71,6 +71,15 @@ constexpr char kQwen35[] = R"({"model_type": "qwen3_5_text", "vocab_size": 96, "
   "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
   "linear_value_head_dim": 8, "max_position_embeddings": 64})";
 
+// Experts as a branch beside a feed-forward layer, each with norms around it.
+constexpr char kGemma4Moe[] = R"({"model_type": "gemma4_text", "vocab_size": 96,
+  "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "attention_k_eq_v": true,
+  "num_global_key_value_heads": 1, "sliding_window": 4, "hidden_size_per_layer_input": 0,
+  "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+  "enable_moe_block": true, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16,
+  "final_logit_softcapping": 3.0, "max_position_embeddings": 64})";
+
 class LongRowsTest : public ::testing::TestWithParam<Case> {
  protected:
   struct Result {
@@ -192,6 +201,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ExpertsWhole", kQwen3Moe, Job(spec::Mode::kFullFinetune)},
                       Case{"Glm4MoeAdapters", kGlm4Moe, Job(spec::Mode::kLora)},
                       Case{"Glm4MoeWhole", kGlm4Moe, Job(spec::Mode::kFullFinetune)},
+                      Case{"Gemma4MoeAdapters", kGemma4Moe, Job(spec::Mode::kLora)},
+                      Case{"Gemma4MoeWhole", kGemma4Moe, Job(spec::Mode::kFullFinetune)},
                       Case{"HybridAdapters", kQwen35, Job(spec::Mode::kLora)},
                       Case{"HybridDropout", kQwen35, Job(spec::Mode::kLora, 0.2)},
                       Case{"HybridWhole", kQwen35, Job(spec::Mode::kFullFinetune)},
