@@ -85,7 +85,7 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.assertIn("training.rr", said)
         self.assertEqual(json.loads(self.sftctl("list", "--json").stdout), [])
 
-    def test_a_job_is_cancelled_by_keyboard_alone(self):
+    def test_a_real_job_is_cancelled_by_keyboard_alone(self):
         job = self.submit(f"train steps={LONG}", ranks=1)
         self.wait_for_step(job)
         page = self.open("/queue")
