@@ -12,7 +12,7 @@
 namespace sft::client {
 namespace {
 
-using Stub = v1::WebhookService::Stub;
+using Hooks = v1::WebhookService::Stub;
 using Delivery = v1::WebhookDelivery;
 
 struct WebhookOptions {
@@ -26,10 +26,10 @@ struct WebhookOptions {
 
 // How long `test` waits for the first try, and how often it looks.
 constexpr std::chrono::seconds kTestTime{60};
-constexpr std::chrono::milliseconds kLook{200};
+constexpr std::chrono::milliseconds kTestLook{200};
 
 template <typename Request>
-Request About(const WebhookOptions& options) {
+Request AboutHook(const WebhookOptions& options) {
   Request request;
   if (!options.of_server) request.set_project(options.project);
   request.set_of_server(options.of_server);
@@ -41,7 +41,7 @@ std::string FormatName(v1::Webhook::Format format) {
   return format == v1::Webhook::SLACK ? "slack" : "standard";
 }
 
-std::string StateName(Delivery::State state) {
+std::string DeliveryStateName(Delivery::State state) {
   switch (state) {
     case Delivery::WAITING:
       return "waiting";
@@ -56,7 +56,7 @@ std::string StateName(Delivery::State state) {
   }
 }
 
-Json TimeJson(bool set, const google::protobuf::Timestamp& time) {
+Json TimeOrNull(bool set, const google::protobuf::Timestamp& time) {
   return set ? Json(Utc(time)) : Json(nullptr);
 }
 
@@ -69,10 +69,10 @@ Json HookJson(const v1::Webhook& hook) {
       {"events", std::vector<std::string>(hook.events().begin(), hook.events().end())},
       {"created_by", hook.created_by()},
       {"create_time", Utc(hook.create_time())},
-      {"off_time", TimeJson(hook.has_off_time(), hook.off_time())},
+      {"off_time", TimeOrNull(hook.has_off_time(), hook.off_time())},
       {"off_reason", hook.off_reason()},
       {"failures", hook.failures()},
-      {"last_delivery_time", TimeJson(hook.has_last_delivery_time(), hook.last_delivery_time())}};
+      {"last_delivery_time", TimeOrNull(hook.has_last_delivery_time(), hook.last_delivery_time())}};
 }
 
 Json DeliveryJson(const Delivery& delivery) {
@@ -80,16 +80,16 @@ Json DeliveryJson(const Delivery& delivery) {
           {"type", delivery.type()},
           {"body", delivery.body()},
           {"create_time", Utc(delivery.create_time())},
-          {"state", StateName(delivery.state())},
+          {"state", DeliveryStateName(delivery.state())},
           {"tries", delivery.tries()},
-          {"next_try_time", TimeJson(delivery.has_next_try_time(), delivery.next_try_time())},
-          {"last_try_time", TimeJson(delivery.has_last_try_time(), delivery.last_try_time())},
+          {"next_try_time", TimeOrNull(delivery.has_next_try_time(), delivery.next_try_time())},
+          {"last_try_time", TimeOrNull(delivery.has_last_try_time(), delivery.last_try_time())},
           {"http_status", delivery.http_status()},
           {"error", delivery.error()}};
 }
 
-ExitCode Add(Connection& connection, const WebhookOptions& options, bool json) {
-  auto request = About<v1::AddWebhookRequest>(options);
+ExitCode AddHook(Connection& connection, const WebhookOptions& options, bool json) {
+  auto request = AboutHook<v1::AddWebhookRequest>(options);
   request.set_url(options.url);
   request.set_format(options.format == "slack" ? v1::Webhook::SLACK : v1::Webhook::STANDARD);
   for (size_t at = 0; at < options.events.size();) {
@@ -97,7 +97,7 @@ ExitCode Add(Connection& connection, const WebhookOptions& options, bool json) {
     request.add_events(options.events.substr(at, end - at));
     at = end + 1;
   }
-  const auto added = connection.Call(&Stub::AddWebhook, request);
+  const auto added = connection.Call(&Hooks::AddWebhook, request);
   if (!added.ok()) return Fail(connection, added.status());
   std::ostream& out = connection.console().out;
   if (json) {
@@ -115,8 +115,9 @@ ExitCode Add(Connection& connection, const WebhookOptions& options, bool json) {
   return kSucceeded;
 }
 
-ExitCode List(Connection& connection, const WebhookOptions& options, bool json) {
-  const auto list = connection.Call(&Stub::ListWebhooks, About<v1::ListWebhooksRequest>(options));
+ExitCode ListHooks(Connection& connection, const WebhookOptions& options, bool json) {
+  const auto list =
+      connection.Call(&Hooks::ListWebhooks, AboutHook<v1::ListWebhooksRequest>(options));
   if (!list.ok()) return Fail(connection, list.status());
   std::ostream& out = connection.console().out;
   if (json) {
@@ -139,14 +140,14 @@ ExitCode List(Connection& connection, const WebhookOptions& options, bool json) 
 }
 
 // Up to `limit`, newest first.
-absl::StatusOr<std::vector<Delivery>> Newest(Connection& connection, const WebhookOptions& options,
-                                             int limit) {
-  auto request = About<v1::ListWebhookDeliveriesRequest>(options);
+absl::StatusOr<std::vector<Delivery>> NewestDeliveries(Connection& connection,
+                                                       const WebhookOptions& options, int limit) {
+  auto request = AboutHook<v1::ListWebhookDeliveriesRequest>(options);
   std::vector<Delivery> deliveries;
   while (true) {
     request.set_page_size(std::min(500, limit - static_cast<int>(deliveries.size())));
     SFT_ASSIGN_OR_RETURN(const v1::ListWebhookDeliveriesResponse page,
-                         connection.Call(&Stub::ListWebhookDeliveries, request));
+                         connection.Call(&Hooks::ListWebhookDeliveries, request));
     deliveries.insert(deliveries.end(), page.deliveries().begin(), page.deliveries().end());
     request.set_page_token(page.next_page_token());
     if (request.page_token().empty() || static_cast<int>(deliveries.size()) >= limit) {
@@ -155,7 +156,7 @@ absl::StatusOr<std::vector<Delivery>> Newest(Connection& connection, const Webho
   }
 }
 
-void Print(Connection& connection, const std::vector<Delivery>& deliveries, bool json) {
+void PrintDeliveries(Connection& connection, const std::vector<Delivery>& deliveries, bool json) {
   std::ostream& out = connection.console().out;
   if (json) {
     Json list = Json::array();
@@ -168,40 +169,41 @@ void Print(Connection& connection, const std::vector<Delivery>& deliveries, bool
     const std::string status =
         delivery.http_status() > 0 ? std::to_string(delivery.http_status()) : "-";
     table.Add({delivery.id(), delivery.type(), Utc(delivery.create_time()),
-               StateName(delivery.state()), std::to_string(delivery.tries()),
+               DeliveryStateName(delivery.state()), std::to_string(delivery.tries()),
                delivery.error().empty() ? status : OneLine(delivery.error())});
   }
   out << table.Render();
 }
 
-ExitCode Deliveries(Connection& connection, const WebhookOptions& options, bool json) {
-  const auto deliveries = Newest(connection, options, options.limit);
+ExitCode ShowDeliveries(Connection& connection, const WebhookOptions& options, bool json) {
+  const auto deliveries = NewestDeliveries(connection, options, options.limit);
   if (!deliveries.ok()) return Fail(connection, deliveries.status());
-  Print(connection, *deliveries, json);
+  PrintDeliveries(connection, *deliveries, json);
   return kSucceeded;
 }
 
 // Sends one and waits until it was tried.
-ExitCode Test(Connection& connection, const WebhookOptions& options, bool json) {
-  const auto sent = connection.Call(&Stub::TestWebhook, About<v1::TestWebhookRequest>(options));
+ExitCode TestHook(Connection& connection, const WebhookOptions& options, bool json) {
+  const auto sent =
+      connection.Call(&Hooks::TestWebhook, AboutHook<v1::TestWebhookRequest>(options));
   if (!sent.ok()) return Fail(connection, sent.status());
   const MonoTime end = connection.clock().Mono() + kTestTime;
   Delivery tried = *sent;
   while (tried.state() == Delivery::WAITING && tried.tries() == 0) {
     if (connection.clock().Mono() >= end) break;
-    connection.clock().Sleep(kLook);
-    const auto newest = Newest(connection, options, 500);
+    connection.clock().Sleep(kTestLook);
+    const auto newest = NewestDeliveries(connection, options, 500);
     if (!newest.ok()) return Fail(connection, newest.status());
     for (const Delivery& delivery : *newest) {
       if (delivery.id() == sent->id()) tried = delivery;
     }
   }
-  Print(connection, {tried}, json);
+  PrintDeliveries(connection, {tried}, json);
   return tried.state() == Delivery::DELIVERED ? kSucceeded : kUnreachable;
 }
 
-ExitCode Replay(Connection& connection, const WebhookOptions& options, bool json) {
-  auto request = About<v1::ReplayWebhookRequest>(options);
+ExitCode ReplayHook(Connection& connection, const WebhookOptions& options, bool json) {
+  auto request = AboutHook<v1::ReplayWebhookRequest>(options);
   request.set_delivery(options.delivery);
   if (!options.since.empty()) {
     const auto since = ParseDuration(options.since);
@@ -209,7 +211,7 @@ ExitCode Replay(Connection& connection, const WebhookOptions& options, bool json
     request.mutable_since()->set_seconds(UnixMicros(connection.clock().Wall() - *since) /
                                          1'000'000);
   }
-  const auto replayed = connection.Call(&Stub::ReplayWebhook, request);
+  const auto replayed = connection.Call(&Hooks::ReplayWebhook, request);
   if (!replayed.ok()) return Fail(connection, replayed.status());
   if (json) {
     connection.console().out << DumpJson(Json{{"deliveries", replayed->deliveries()}}, 2) << "\n";
@@ -219,8 +221,9 @@ ExitCode Replay(Connection& connection, const WebhookOptions& options, bool json
   return kSucceeded;
 }
 
-ExitCode Rotate(Connection& connection, const WebhookOptions& options, bool json) {
-  const auto made = connection.Call(&Stub::RotateWebhook, About<v1::RotateWebhookRequest>(options));
+ExitCode RotateHook(Connection& connection, const WebhookOptions& options, bool json) {
+  const auto made =
+      connection.Call(&Hooks::RotateWebhook, AboutHook<v1::RotateWebhookRequest>(options));
   if (!made.ok()) return Fail(connection, made.status());
   if (json) {
     connection.console().out << DumpJson(Json{{"secret", made->secret()}}, 2) << "\n";
@@ -232,17 +235,17 @@ ExitCode Rotate(Connection& connection, const WebhookOptions& options, bool json
   return kSucceeded;
 }
 
-ExitCode Remove(Connection& connection, const WebhookOptions& options) {
+ExitCode RemoveHook(Connection& connection, const WebhookOptions& options) {
   const auto removed =
-      connection.Call(&Stub::RemoveWebhook, About<v1::RemoveWebhookRequest>(options));
+      connection.Call(&Hooks::RemoveWebhook, AboutHook<v1::RemoveWebhookRequest>(options));
   if (!removed.ok()) return Fail(connection, removed.status());
   return kSucceeded;
 }
 
-using Options = std::shared_ptr<WebhookOptions>;
+using SharedHookOptions = std::shared_ptr<WebhookOptions>;
 
 // A subcommand with the options of all: whose webhooks it is about.
-Command* AddOne(Command* webhook, const Options& options, const std::string& name,
+Command* AddOne(Command* webhook, const SharedHookOptions& options, const std::string& name,
                 const std::string& description, const std::string& example) {
   Command* command = webhook->AddCommand(name, description, example);
   Option* project = AddProjectOption(command, options->project);
@@ -253,7 +256,7 @@ Command* AddOne(Command* webhook, const Options& options, const std::string& nam
   return command;
 }
 
-void AddAdding(Command* webhook, const Options& options, Session& session) {
+void AddAdding(Command* webhook, const SharedHookOptions& options, Session& session) {
   Command* add = AddOne(webhook, options, "add", "Add an address; prints its id and its secret",
                         "sftctl webhook add https://example.com/hooks/sft "
                         "--events job.failed,job.succeeded");
@@ -265,11 +268,11 @@ void AddAdding(Command* webhook, const Options& options, Session& session) {
       ->Among({"standard", "slack"});
   AddJsonFlag(add, session);
   add->Run([&session, options](Connection& connection) {
-    return Add(connection, *options, session.json);
+    return AddHook(connection, *options, session.json);
   });
 }
 
-void AddReplay(Command* webhook, const Options& options, Session& session) {
+void AddReplay(Command* webhook, const SharedHookOptions& options, Session& session) {
   Command* replay = AddOne(webhook, options, "replay",
                            "Send deliveries again, under their old ids; turns on one that is off",
                            "sftctl webhook replay hook-abc --failed --since 2d");
@@ -283,7 +286,7 @@ void AddReplay(Command* webhook, const Options& options, Session& session) {
   });
   AddJsonFlag(replay, session);
   replay->Run([&session, options](Connection& connection) {
-    return Replay(connection, *options, session.json);
+    return ReplayHook(connection, *options, session.json);
   });
 }
 
@@ -298,7 +301,7 @@ void AddWebhook(Command& app, Session& session) {
   Command* list = AddOne(webhook, options, "list", "List webhooks", "sftctl webhook list");
   AddJsonFlag(list, session);
   list->Run([&session, options](Connection& connection) {
-    return List(connection, *options, session.json);
+    return ListHooks(connection, *options, session.json);
   });
   const auto about = [&](const char* name, const char* description, const char* example) {
     Command* command = AddOne(webhook, options, name, description, example);
@@ -312,24 +315,24 @@ void AddWebhook(Command& app, Session& session) {
       ->ShowDefault();
   AddJsonFlag(deliveries, session);
   deliveries->Run([&session, options](Connection& connection) {
-    return Deliveries(connection, *options, session.json);
+    return ShowDeliveries(connection, *options, session.json);
   });
   Command* test = about("test", "Send a test and say what came of it; turns on one that is off",
                         "sftctl webhook test hook-abc");
   AddJsonFlag(test, session);
   test->Run([&session, options](Connection& connection) {
-    return Test(connection, *options, session.json);
+    return TestHook(connection, *options, session.json);
   });
   AddReplay(webhook, options, session);
   Command* rotate = about("rotate", "Make a new secret; the old one signs too for 24 hours",
                           "sftctl webhook rotate hook-abc");
   AddJsonFlag(rotate, session);
   rotate->Run([&session, options](Connection& connection) {
-    return Rotate(connection, *options, session.json);
+    return RotateHook(connection, *options, session.json);
   });
   Command* remove =
       about("remove", "Remove a webhook with its deliveries", "sftctl webhook remove hook-abc");
-  remove->Run([options](Connection& connection) { return Remove(connection, *options); });
+  remove->Run([options](Connection& connection) { return RemoveHook(connection, *options); });
 }
 
 }  // namespace sft::client

@@ -24,7 +24,7 @@ struct Kept {
   std::string secret;
 };
 
-std::vector<Kept> Parse(const std::string& text) {
+std::vector<Kept> ParseKept(const std::string& text) {
   std::vector<Kept> kept;
   for (const std::string& line :
        std::vector<std::string>(absl::StrSplit(text, '\n', absl::SkipEmpty()))) {
@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<std::string>> WebhookSecrets::Get(const std::string& 
                     Message(text.status()), hook));
   }
   std::vector<std::string> secrets;
-  for (Kept& kept : Parse(*text)) {
+  for (Kept& kept : ParseKept(*text)) {
     if (kept.until_us == 0 || kept.until_us > now_us) secrets.push_back(std::move(kept.secret));
   }
   return secrets;
@@ -60,7 +60,7 @@ absl::Status WebhookSecrets::Put(const std::string& hook, const std::string& sec
   std::string text = fmt::format("0 {}\n", secret);
   const auto before = io::ReadFile(path, kMostBytes);
   if (before.ok()) {
-    const std::vector<Kept> kept = Parse(*before);
+    const std::vector<Kept> kept = ParseKept(*before);
     if (!kept.empty()) {
       text += fmt::format("{} {}\n", now_us + kOverlapUs, kept.front().secret);
     }
