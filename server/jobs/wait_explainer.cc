@@ -232,7 +232,14 @@ absl::StatusOr<v1::WaitExplanation> WaitExplainer::Answer(const Known& known) {
   v1::WaitExplanation explanation;
   explanation.set_reason(known.job.reason);
   const PendingJob* const job = FindPending(known.snapshot, known.job.id);
-  if (job == nullptr) return explanation;  // it waits for a time, and its reason says so
+  if (job == nullptr) {
+    // It waits for a time, and its reason says so; or stands too far behind to have one.
+    if (explanation.reason().empty()) {
+      explanation.set_reason(fmt::format("waiting behind more than {} jobs of its project",
+                                         SchedulerInput::kMaxPending));
+    }
+    return explanation;
+  }
   const sched::Decision decision = sched::Decide(known.snapshot);
   const sched::Outlook expected = sched::OutlookOf(known.snapshot, decision, *job);
   if (expected.now) {

@@ -158,20 +158,21 @@ class SchedulingTest(ServiceCase):
         self.start_server()
         ids = {}
         for name in ("b", "c", "a"):
-            ids[name] = self.submit_with(self.write_job("train steps=1 pace=1", ranks=1, name=name), "--name", name)
+            ids[name] = self.submit_with(self.write_job("train steps=1 pace=1", ranks=1, name=name),
+                                         "--name", f"name-{name}")
         self.sftctl("cancel", ids["c"])
 
         def names(*flags):
             listed = self.sftctl("list", "--json", *flags)
             self.assertEqual(listed.returncode, 0, listed.stderr)
-            return "".join(job["name"] for job in json.loads(listed.stdout))
+            return "".join(job["name"][-1] for job in json.loads(listed.stdout))
         self.assertEqual(names(), "acb")
         self.assertEqual(names("--reverse"), "bca")
         self.assertEqual(names("--sort", "name"), "abc")
         self.assertEqual(names("--sort", "ended", "--limit", 1), "c")
         self.assertEqual(names("--state", "PENDING", "--sort", "name", "--reverse"), "ba")
         self.assertEqual(names("--match", ids["b"][4:]), "b")
-        self.assertEqual(names("--match", "B", "--owner", "local"), "b")
+        self.assertEqual(names("--match", "NAME-B", "--owner", "local"), "b")
         self.assertEqual(names("--owner", "nobody"), "")
         self.assertIn("1 of 3 jobs; --limit shows more", self.sftctl("list", "--limit", 1).stderr)
 

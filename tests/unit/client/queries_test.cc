@@ -285,7 +285,7 @@ TEST(NodesTest, TheUseOfGpusOverTimeIsATableOrLines) {
   use.set_utilization_percent(98.4F);
   use.set_power_watts(650);
   const Outcome run = Sftctl(server, {"nodes", "n1", "--history", "2h"});
-  EXPECT_THAT(run.out, HasSubstr("3    1970-01-01T00:01:00Z  70.00 GB  98 %  650 W  -"));
+  EXPECT_THAT(run.out, HasSubstr("3    1970-01-01T00:01:00.000Z  70.0 GB  98 %  650 W  -"));
   const auto json = ParseJson(Sftctl(server, {"nodes", "n1", "--history", "2h", "--json"}).out);
   EXPECT_EQ(json["slot"], 3);
   EXPECT_EQ(json["power_watts"], 650);
@@ -336,13 +336,13 @@ TEST(StatusTest, AWaitingJobSaysItsPlaceAndWhatWouldStartItSooner) {
               HasSubstr("sooner     on 4 x A100: now\n"
                         "             sftctl submit job.toml --set compute.gpu_type=A100 && sftctl "
                         "cancel job-a\n"
-                        "           with priority high: at 1970-01-01T00:30:00Z\n"));
+                        "           with priority high: at 1970-01-01T00:30:00.000Z\n"));
   const auto json = ParseJson(Sftctl(server, {"status", "job-a", "--json"}).out)["wait"];
   EXPECT_EQ(json["line"], 9);
   EXPECT_EQ(json["outlook"]["place"], 4);
   EXPECT_EQ(json["what_ifs"].size(), 2u);
   EXPECT_EQ(json["what_ifs"][0]["now"], true);
-  EXPECT_EQ(json["what_ifs"][1]["start_time"], "1970-01-01T00:30:00Z");
+  EXPECT_EQ(json["what_ifs"][1]["start_time"], "1970-01-01T00:30:00.000Z");
   server.jobs["job-a"].set_state(v1::Job::RUNNING);
   EXPECT_THAT(Sftctl(server, {"status", "job-a"}).out, ::testing::Not(HasSubstr("sooner")));
 }
