@@ -53,9 +53,8 @@ MonoTime HttpConnection::wakes_at() const {
   if (body_wanted_.has_value()) {
     at = std::min(at, since_ + limits.body + std::chrono::seconds(body_.size() / kBytesOfASecond));
   }
-  if (sent_ < out_.size()) at = std::min(at, sent_at_ + limits.send);
-  if (events_ && !answered_) at = std::min(at, sent_at_ + limits.silence);
-  return at;
+  if (sent_ < out_.size()) return std::min(at, sent_at_ + limits.send);
+  return events_ && !answered_ ? std::min(at, sent_at_ + limits.silence) : at;
 }
 
 void HttpConnection::PassTime(MonoTime now) {
@@ -233,8 +232,8 @@ void HttpConnection::Write(MonoTime now) {
     if (stream_ != nullptr) stream_->Sent(put - own);
   }
   if (sent_ == 0 || sent_ < out_.size()) {
-    // What was sent of a long answer is not kept.
-    if (sent_ > kMostAhead) out_.erase(0, std::exchange(sent_, 0));
+    // What was sent of a long answer is not kept; each byte is moved once at most.
+    if (sent_ > kMostAhead && sent_ > out_.size() / 2) out_.erase(0, std::exchange(sent_, 0));
     return;
   }
   out_.clear();

@@ -1,6 +1,9 @@
 #include "server/core/change_hub.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
 
 namespace sft::server {
 namespace {
@@ -24,6 +27,32 @@ TEST(ChangeHubTest, AChangeWakesThoseWhoFollowItsKeyAndNobodyElse) {
   EXPECT_EQ(of_job, 2);
   EXPECT_EQ(of_log, 2);
   EXPECT_EQ(of_both, 3);
+}
+
+TEST(ChangeHubTest, TheListsTellWhatHasChangedSince) {
+  using testing::ElementsAre;
+  ChangeHub hub;
+  int of_jobs = 0, of_nodes = 0;
+  const auto jobs = hub.Subscribe({ChangeHub::kJobs}, [&] { ++of_jobs; }).value();
+  const auto nodes = hub.Subscribe({ChangeHub::kNodes}, [&] { ++of_nodes; }).value();
+  hub.Bump("job-1");
+  hub.Bump("nodes/a");
+  hub.Bump("log/1");
+  hub.Bump("job-2");
+  hub.Bump("job-1");
+  EXPECT_EQ(of_jobs, 3);
+  EXPECT_EQ(of_nodes, 1);
+  const ChangeHub::Changes all = hub.ChangesSince(ChangeHub::kJobs, 0);
+  EXPECT_THAT(all.keys, ElementsAre("job-2", "job-1"));  // in the order of their last change
+  EXPECT_TRUE(all.complete);
+  EXPECT_THAT(hub.ChangesSince(ChangeHub::kNodes, 0).keys, ElementsAre("nodes/a"));
+  EXPECT_THAT(hub.ChangesSince(ChangeHub::kJobs, all.place).keys, ElementsAre());
+  // Old ones are forgotten, and who asks for them is told so.
+  for (int i = 0; i < 5000; ++i) hub.Bump("job-x" + std::to_string(i));
+  EXPECT_FALSE(hub.ChangesSince(ChangeHub::kJobs, all.place).complete);
+  const uint64_t now = hub.ChangesSince(ChangeHub::kJobs, 0).place;
+  EXPECT_TRUE(hub.ChangesSince(ChangeHub::kJobs, now).complete);
+  EXPECT_FALSE(hub.ChangesSince(ChangeHub::kJobs, now + 1).complete);  // of another life
 }
 
 TEST(ChangeHubTest, WhoTakesOtherKeysIsWokenForThoseAndKeepsItsPlace) {

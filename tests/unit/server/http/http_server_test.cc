@@ -317,6 +317,29 @@ TEST_F(HttpServerTest, FiveHundredSilentStreamsCostNothingAndGetTheirPing) {
   ReadThrough(clients.front(), "data: news");
 }
 
+// A stream whose caller has stopped reading waits for him, and its thread for both.
+TEST_F(HttpServerTest, AStreamThatIsNotReadCostsNoTime) {
+  HttpServer::Options options = Patient();
+  options.limits.silence = std::chrono::milliseconds(1);
+  Serve(
+      [](const Stream& stream) {
+        stream->Begin({200, "text/event-stream", "", {}}, /*events=*/true);
+        stream->Write(std::string(64 << 20, 'x'));
+      },
+      options);
+  const io::UniqueFd fd = Dial(port());
+  Send(fd, Get("/"));
+  ReadThrough(fd, "HTTP/1.1 200");
+  rusage before{}, after{};
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &before), 0);
+  Clock::Real().Sleep(std::chrono::milliseconds(500));
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &after), 0);
+  const auto micros = [](const timeval& time) { return time.tv_sec * 1'000'000 + time.tv_usec; };
+  EXPECT_LT(micros(after.ru_utime) + micros(after.ru_stime) - micros(before.ru_utime) -
+                micros(before.ru_stime),
+            250'000);
+}
+
 // A handler's thread that waits, as the OpenAI-compatible endpoint's do.
 TEST_F(HttpServerTest, ACallMayWaitForItsBodyAndItsReader) {
   std::deque<std::thread> threads;
