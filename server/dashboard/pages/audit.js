@@ -39,7 +39,7 @@ export function AuditPage() {
         ${Object.keys(HOURS).map((name) => html`<option value=${name}>${name}</option>`)}</select></label></div></div>
     <${Failure} error=${error} />
     <${Table} caption="Changes and refusals, newest first"
-      head=${['Time', 'Who', 'Call', 'On', 'Outcome', { name: 'Calls', right: true }, 'From']}
+      head=${['Time', 'Who', 'Call', 'On', { name: 'Outcome', class: 'once' }, { name: 'Calls', right: true }, 'From']}
       rows=${(records || []).map((record) => ({ key: record.sequence, class: record.outcome === 'OK'
         ? '' : 'refused', cells: [html`<${Time} time=${record.time} />`, oneLine(record.principal),
         html`<code>${oneLine(record.method)}</code>`, oneLine(record.object), oneLine(record.outcome),

@@ -55,7 +55,8 @@ export function StoragePage() {
         use.quota ? quotaText(use.quota.dataset_used, use.quota.dataset_bytes) : '-', use.quota
           ? quotaText(use.quota.artifact_used, use.quota.artifact_bytes) : '-'] }))} /></section></div>
     <h2>Largest items</h2>
-    <${Table} caption="Largest items" head=${['Item', 'Kind', { name: 'Size', right: true }, 'Project', 'Owner',
+    <${Table} caption="Largest items" head=${[{ name: 'Item', class: 'name' }, 'Kind',
+      { name: 'Size', right: true }, 'Project', 'Owner',
       'Last use', { name: 'Jobs', right: true }]}
       rows=${(storage.biggest || []).map((item) => ({ key: `${item.name}/${item.kind}`,
         cells: [html`<${Item} item=${item} />`, STORED_KINDS[item.kind] || item.kind, bytes(item.bytes),

@@ -47,7 +47,8 @@ export function Timeline({ job }) {
         .map((attempt) => html`<span key=${attempt.number} class="attempt ${attempt.state}"
           style=${{ flexGrow: Math.max(seconds(attempt), 1) }}>${attempt.number}</span>`)}</div>
       <${Table} caption="Attempts" head=${[{ name: 'Attempt', right: true }, 'State', 'Nodes', `Its ${unit}`, 'From',
-        { name: 'For', right: true }, 'Verdict']}
+        { name: 'For', right: true },
+          { name: 'Verdict', class: 'text' }]}
         rows=${attempts.map((attempt) => ({ key: attempt.number,
           cells: [attempt.number, html`<span class="state ${attempt.state}">${attempt.state}</span>`,
           (attempt.nodes || []).map(shortName).join(', '),
@@ -55,7 +56,8 @@ export function Timeline({ job }) {
           html`<${Time} time=${attempt.create_time} />`, duration(seconds(attempt)),
           html`<${Ending} verdict=${attempt.verdict} />`] }))} />` : null}
     <h2>Events</h2>
-    <${Table} caption="Events, newest first" head=${['Time', { name: 'Attempt', right: true }, 'Event', 'What']}
+    <${Table} caption="Events, newest first" head=${['Time', { name: 'Attempt', right: true }, 'Event',
+      { name: 'What', class: 'text' }]}
       rows=${[...(events || [])].reverse().map((event) =>
         ({ key: event.sequence, cells: [html`<${Time} time=${event.time} />`, event.attempt || '', eventKind(event),
           eventText(event)] }))}
