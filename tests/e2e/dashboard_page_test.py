@@ -295,6 +295,28 @@ class DashboardPageTest(BrowserCase):
         self.assertEqual(self.steps_of("Loss"), list(range(1, 126)))
         self.see("live")
 
+    def test_what_a_stream_leaves_out_between_two_attempts_is_read(self):
+        fleet = self.one_job(50)
+        fleet.logs[("job-one", 0)] = b"first attempt, line 1\n"
+        self.open("/jobs/job-one?view=log", fleet)
+        self.see("first attempt, line 1")
+        self.page.locator(".feed.live").wait_for()
+        with fleet.lock:
+            fleet.logs[("job-one/1", 0)] = b"first attempt, line 1\nfirst attempt, line 2\n"
+            fleet.logs[("job-one", 0)] = b"other attempt, line 1\n"  # as long as what the stream has sent
+            fleet.jobs["job-one"]["attempt"] = 2
+        self.see("other attempt, line 1")
+        fleet.logs[("job-one", 0)] += b"other attempt, line 2\n"
+        self.see("other attempt, line 2")
+        lines = self.page.locator(".log .line").all_inner_texts()
+        ended = "... attempt 1 has ended; what follows is of attempt 2"
+        self.assertEqual(
+            lines,
+            [f"first attempt, line {number}" for number in (1, 2)]
+            + [ended]
+            + [f"other attempt, line {number}" for number in (1, 2)],
+        )
+
     def test_a_hidden_page_closes_its_stream_and_goes_on_from_where_it_was(self):
         fleet = self.one_job(50)
         page = self.open("/jobs/job-one", fleet)

@@ -170,6 +170,9 @@ class Calls:
 
     def read_log(self, request):
         job = self._job(request)["name"].rsplit("/", 1)[-1]
+        attempt = self._job(request)["attempt"]
+        if request.get("attempt") not in (None, 0, attempt):
+            attempt, job = request["attempt"], f"{job}/{request['attempt']}"
         log = self.fleet.logs.get(
             (job, request.get("rank", 0) if request.get("stream") != "prepare" else "prepare"), b""
         )
@@ -179,7 +182,12 @@ class Calls:
             offset = max(0, len(log) - len(b"\n".join(lines[-request["tail_lines"] - 1 :])))
         while offset < len(log):
             chunk = log[offset : offset + (1 << 20)]
-            yield {"offset": str(offset), "data": base64.b64encode(chunk).decode(), "end_of_file": False, "attempt": 1}
+            yield {
+                "offset": str(offset),
+                "data": base64.b64encode(chunk).decode(),
+                "end_of_file": False,
+                "attempt": attempt,
+            }
             offset += len(chunk)
 
     def list_events(self, request):
@@ -412,7 +420,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     if text:
                         logs[rank] += len(text)
                         self._event(
-                            {"rank": rank, "attempt": 1, "text": text.decode(errors="replace"), "next": logs[rank]},
+                            {
+                                "rank": rank,
+                                "attempt": fleet.jobs[job]["attempt"],
+                                "text": text.decode(errors="replace"),
+                                "next": logs[rank],
+                            },
                             "log",
                             cursor(),
                         )

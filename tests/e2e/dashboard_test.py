@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 
@@ -121,8 +122,8 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         lines = self.sftctl("metrics", job, "--json").stdout.splitlines()
         self.assertEqual(self.steps_of("Loss"), [json.loads(line)["step"] for line in lines])
 
-    def test_a_log_is_followed_over_a_kill_of_the_server_and_a_restart_of_the_job(self):
-        job = self.submit("lines 300 20", ranks=1)
+    def test_a_log_is_followed_over_a_kill_of_the_server(self):
+        job = self.submit("lines 1500 20", ranks=1)
         self.open(f"/jobs/{job}?view=log")
         self.see("line 00000001 of rank 0")
         self.expected_errors = ("ERR_", "Failed to load resource")
@@ -134,6 +135,28 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         with self.page.expect_download() as downloaded:
             self.page.get_by_role("button", name="Download", exact=True).click()
         self.assertEqual(downloaded.value.path().read_text(), self.sftctl("logs", job).stdout)
+
+    def test_a_job_that_is_restarted_goes_on_in_its_log_and_its_curve(self):
+        job = self.submit(f"train steps=5000 pace=20 save=50 fast={self.dir}/fast", ranks=1)
+        page = self.open(f"/jobs/{job}?view=log")
+        self.see("rank 0 of 1")
+        page.locator(".feed.live").wait_for()
+        for rank in self.ranks():
+            os.kill(rank, signal.SIGKILL)
+        self.see("attempt 1 has ended; what follows is of attempt 2")
+        (self.dir / "fast").write_text("")
+        page.locator(".state.SUCCEEDED").first.wait_for()
+        lines = page.locator(".log .line").all_inner_texts()
+        self.assertEqual(len(lines), 3, lines)
+        self.assertEqual(lines[2:], self.sftctl("logs", job).stdout.splitlines())
+        self.assertEqual(lines[:1], self.sftctl("logs", job, "--attempt", 1).stdout.splitlines())
+        page.keyboard.press("3")
+        self.see("restarts from step")
+        page.keyboard.press("1")
+        self.see("5,000 points; zoom in for all")
+        page.goto(f"/jobs/{job}?from=1&to=4000")
+        self.see("all 4,000 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(1, 4001)))
 
     def test_jobs_are_compared(self):
         jobs = [

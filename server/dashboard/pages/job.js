@@ -18,6 +18,8 @@ import { countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
 const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results',
   settings: 'Settings' };
 const AGAIN_MS = 2000;
+// By then the stream has gone on with the next attempt's log.
+const LATE_MS = 3000;
 
 // What the page knows of a job, and what keeps it so: {job, curve, log, error, ...}.
 function useJob(name, logPlace) {
@@ -36,6 +38,7 @@ function useJob(name, logPlace) {
     const stop = new AbortController();
     let close = null;
     let timer = 0;
+    let late = 0;
     it.log = logPlace ? new LogText() : null;
     it.logError = null;
     const request = logPlace && { name, ...logPlace };
@@ -44,6 +47,8 @@ function useJob(name, logPlace) {
       it.job = job;
       it.error = null;
       show();
+      clearTimeout(late);
+      if (close && follows() && it.log.attempt > 0 && it.log.attempt < job.attempt) late = setTimeout(catchUp, LATE_MS);
     };
     const follows = () => it.log && !logPlace.attempt && logPlace.stream === 'log';
     const handlers = {
@@ -62,6 +67,28 @@ function useJob(name, logPlace) {
       },
       open: () => { it.error = null; },
     };
+    const open = () => {
+      close = isEnded(it.job) ? endedFeed() : openFeed(() => ({
+        job: shortName(it.job.name), metrics: it.curve.next,
+        ...(follows() ? { log: `${logPlace.rank}:${it.log.end}` } : {}),
+      }), handlers);
+    };
+    // A stream that was opened between two attempts takes the offset of the earlier one's log for that of the
+    // next one's: what it left out is read here.
+    const catchUp = async () => {
+      close();
+      try {
+        for (let attempt = it.log.attempt; attempt <= it.job.attempt; ++attempt) {
+          it.log.of(attempt);
+          await readLog(it.log, { ...request, attempt, offset: it.log.end }, stop.signal);
+        }
+      } catch (error) {
+        if (error.name === 'AbortError') return;
+        it.logError = error;
+      }
+      show();
+      open();
+    };
     const start = async () => {
       try {
         tookJob(await call('JobService/GetJob', { name }, stop.signal));
@@ -73,14 +100,7 @@ function useJob(name, logPlace) {
           });
           show();
         }
-        if (isEnded(it.job)) {
-          close = endedFeed();
-          return;
-        }
-        close = openFeed(() => ({
-          job: shortName(it.job.name), metrics: it.curve.next,
-            ...(follows() ? { log: `${logPlace.rank}:${it.log.end}` } : {}),
-        }), handlers);
+        open();
       } catch (error) {
         if (error.name === 'AbortError') return;
         it.error = error;
@@ -92,6 +112,7 @@ function useJob(name, logPlace) {
     return () => {
       stop.abort();
       clearTimeout(timer);
+      clearTimeout(late);
       close?.();
     };
   }, [name, logKey]);
