@@ -97,7 +97,7 @@ TEST_F(ExportTest, AnAdapterForVllmHasNoKeysOfMergedWeights) {
   const std::string& text = server_.submitted.at(0).source_text();
   EXPECT_THAT(text, HasSubstr("[export]\nform = \"vllm\"\n"));
   EXPECT_THAT(text, HasSubstr("adapter = \"job-a\""));
-  for (const char* key : {"type =", "base =", "trained_on =", "[data]"}) {
+  for (const char* key : {"\ntype =", "\nbase =", "\ntrained_on =", "\n[data]"}) {
     EXPECT_EQ(text.find(key), text.npos) << key;
   }
 }
