@@ -92,15 +92,11 @@ absl::Status ModelCopies::SendFrom(const ModelRecord& copy, const std::string& f
   };
   const auto transfer =
       relay_.Start(copy.node, copy.path + "/" + file, offset, JobsInPaths({copy.path}));
-  if (absl::IsUnavailable(transfer.status())) return NotFound(Message(transfer.status()));
   SFT_RETURN_IF_ERROR(transfer.status());
   bool begun = false;
   for (;;) {
     absl::StatusOr<v1::SendFileRequest> chunk = (*transfer)->Next(FileRelay::kPatience, gone);
-    if (!chunk.ok() && begun) return Unavailable(Message(chunk.status()));
-    if (!chunk.ok()) {
-      return absl::IsCancelled(chunk.status()) ? chunk.status() : NotFound(Message(chunk.status()));
-    }
+    if (!chunk.ok()) return begun ? Unavailable(Message(chunk.status())) : chunk.status();
     const bool last = chunk->data().empty();
     if ((!last || !begun) && !take(std::move(*chunk->mutable_data()))) {
       return absl::CancelledError("the caller has gone");
@@ -110,15 +106,29 @@ absl::Status ModelCopies::SendFrom(const ModelRecord& copy, const std::string& f
   }
 }
 
-absl::StatusOr<std::shared_ptr<void>> ModelCopies::Begin() {
+absl::StatusOr<std::shared_ptr<void>> ModelCopies::Begin(const std::string& reader) {
   const MutexLock lock(mutex_);
-  if (under_way_ >= kMostAtOnce) {
-    return ResourceExhausted(fmt::format("{} files of models are on their way", under_way_));
+  if (reader.empty()) {
+    if (under_way_ >= kMostAtOnce) {
+      return ResourceExhausted(fmt::format("{} files of models are on their way", under_way_));
+    }
+    ++under_way_;
+  } else {
+    if (of_users_ >= kMostOfUsers || of_reader_[reader] >= kMostOfReader) {
+      return ResourceExhausted(
+          fmt::format("{} tokenizers are being fetched: try again later", of_users_));
+    }
+    ++of_users_;
+    ++of_reader_[reader];
   }
-  ++under_way_;
-  return std::shared_ptr<void>(this, [this](void*) {
+  return std::shared_ptr<void>(this, [this, reader](void*) {
     const MutexLock ending(mutex_);
-    --under_way_;
+    if (reader.empty()) {
+      --under_way_;
+    } else {
+      --of_users_;
+      if (--of_reader_[reader] == 0) of_reader_.erase(reader);
+    }
   });
 }
 
@@ -129,19 +139,17 @@ absl::Status ModelCopies::Send(const v1::FetchModelFileRequest& request, const T
   SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> counted, Begin());
   absl::Status busy;
   for (const ModelRecord& copy : copies) {
-    const auto pass_on = [&, begun = false](std::string bytes) mutable {
+    bool begun = false;
+    const auto pass_on = [&](std::string bytes) {
       v1::FetchModelFileResponse part;
       if (!std::exchange(begun, true)) part.set_from_node(copy.node);
       part.set_data(std::move(bytes));
       return take(part);
     };
     const absl::Status status = SendFrom(copy, request.path(), request.offset(), pass_on, gone);
+    if (status.ok() || begun || absl::IsCancelled(status)) return status;
     // Another node may have it, where nothing came of this one.
-    if (absl::IsResourceExhausted(status)) {
-      busy = status;
-    } else if (!absl::IsNotFound(status)) {
-      return status;
-    }
+    if (absl::IsResourceExhausted(status)) busy = status;
   }
   return busy.ok() ? NoCopy(request) : busy;
 }
@@ -149,19 +157,25 @@ absl::Status ModelCopies::Send(const v1::FetchModelFileRequest& request, const T
 absl::Status ModelCopies::SendTokenizer(const std::string& model, const FolderReader& reader,
                                         const TakeText& take, const FileRelay::Gone& gone) {
   SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> copies, CopiesFor(reader, model));
-  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> counted, Begin());
+  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> counted, Begin(reader.owner));
   absl::Status last;
   for (const ModelRecord& copy : copies) {
     // Every model has this one.
-    const auto taken_as = [&](std::string_view file) {
-      return [&take, file](std::string bytes) { return take(file, std::move(bytes)); };
-    };
-    last = SendFrom(copy, "config.json", 0, taken_as("config.json"), gone);
-    if (absl::IsNotFound(last) || absl::IsResourceExhausted(last)) continue;
-    SFT_RETURN_IF_ERROR(last);
+    bool begun = false;
+    last = SendFrom(
+        copy, "config.json", 0,
+        [&](std::string bytes) {
+          begun = true;
+          return take("config.json", std::move(bytes));
+        },
+        gone);
+    if (begun || absl::IsCancelled(last)) SFT_RETURN_IF_ERROR(last);
+    if (!last.ok()) continue;
     std::vector<std::string_view> sent;
     for (const std::string_view file : io::kModelCompanions) {
-      const absl::Status status = SendFrom(copy, std::string(file), 0, taken_as(file), gone);
+      const absl::Status status = SendFrom(
+          copy, std::string(file), 0,
+          [&](std::string bytes) { return take(file, std::move(bytes)); }, gone);
       if (absl::IsNotFound(status)) continue;  // most models have some of them
       SFT_RETURN_IF_ERROR(status);
       sent.push_back(file);

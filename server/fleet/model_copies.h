@@ -26,6 +26,8 @@ class ModelCopies {
   // And of one node: as many as its worker sends at once (FileSender::kModelThreads). One more
   // would wait there until its receiver gives up.
   static constexpr int kMostOfNode = 4;
+  // Tokenizers on their way to users, and to one of them: they take no place of nodes.
+  static constexpr int kMostOfUsers = 4, kMostOfReader = 2;
 
   // All are borrowed.
   ModelCopies(Store& store, WorkerRegistry& registry, FileRelay& relay)
@@ -49,18 +51,21 @@ class ModelCopies {
   absl::StatusOr<std::vector<ModelRecord>> CopiesFor(const FolderReader& reader,
                                                      const std::string& model);
   // A file of one node's copy; the bytes of an empty one are taken once. Before the first of them
-  // NOT_FOUND: it could not begin, RESOURCE_EXHAUSTED: it sends others as many as it may.
+  // NOT_FOUND: the node said that it has none, RESOURCE_EXHAUSTED: it sends others as many as it
+  // may, UNAVAILABLE and DEADLINE_EXCEEDED: it is away or silent. Later ones are UNAVAILABLE.
   using TakeBytes = std::function<bool(std::string bytes)>;
   absl::Status SendFrom(const ModelRecord& copy, const std::string& file, int64_t offset,
                         const TakeBytes& take, const FileRelay::Gone& gone);
-  // Counts what is sent, while the object that it returns lives. RESOURCE_EXHAUSTED at kMostAtOnce.
-  absl::StatusOr<std::shared_ptr<void>> Begin();
+  // Counts what is sent, while the object that it returns lives. RESOURCE_EXHAUSTED at the limits.
+  // An empty `reader`: to a node.
+  absl::StatusOr<std::shared_ptr<void>> Begin(const std::string& reader = "");
 
   Store& store_;
   WorkerRegistry& registry_;
   FileRelay& relay_;
   Mutex mutex_;
-  int under_way_ SFT_GUARDED_BY(mutex_) = 0;
+  int under_way_ SFT_GUARDED_BY(mutex_) = 0, of_users_ SFT_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> of_reader_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int> of_node_ SFT_GUARDED_BY(mutex_);  // by sender, of those that send
 };
 

@@ -218,5 +218,37 @@ TEST_F(ModelCopiesTest, AModelWithoutATokenizerIsSaidToHaveNone) {
   EXPECT_THAT(std::string(Message(sent)), testing::HasSubstr("node a sends no tokenizer of org/m"));
 }
 
+TEST_F(ModelCopiesTest, ANodeThatBreaksOffSendsNoHalfTokenizer) {
+  auto worker = JoinWithModel("a", {"text"});
+  const auto sends = worker->on_fetch;
+  worker->on_fetch = [this, sends, &worker](const v1::FetchFile& fetch) {
+    if (!fetch.path().ends_with("/chat_template.jinja")) return sends(fetch);
+    registry_->Disconnect("a", worker.get());  // says nothing any more
+  };
+  const auto take = [](std::string_view, const std::string&) { return true; };
+  EXPECT_TRUE(absl::IsUnavailable(copies_.SendTokenizer("org/m", {"local", ""}, take, nullptr)));
+}
+
+TEST_F(ModelCopiesTest, AUserFetchesFewTokenizersAtOnce) {
+  JoinWithModel("a", {"text"});
+  int depth = 0;
+  absl::Status last;
+  const std::function<void()> next = [&] {
+    ++depth;
+    last = copies_.SendTokenizer(
+        "org/m", {"local", ""},
+        [&, begun = false](std::string_view, const std::string&) mutable {
+          if (!std::exchange(begun, true) && depth <= ModelCopies::kMostOfReader) next();
+          return true;
+        },
+        nullptr);
+    if (depth > ModelCopies::kMostOfReader && absl::IsResourceExhausted(last)) {
+      EXPECT_EQ(Message(last), "2 tokenizers are being fetched: try again later");
+    }
+  };
+  next();
+  EXPECT_EQ(depth, ModelCopies::kMostOfReader + 1);
+}
+
 }  // namespace
 }  // namespace sft::server
