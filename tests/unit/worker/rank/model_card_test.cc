@@ -164,5 +164,17 @@ TEST(ModelCardTest, AFileInEightBitsIsNotQuantisedAgainAndItsNumbersAreOfTheMerg
   EXPECT_THAT(ExportCard(facts), HasSubstr("llama-quantize model-q8_0.gguf"));
 }
 
+TEST(ModelCardTest, AnAdapterForVllmSaysHowItIsServed) {
+  ExportFacts facts{.base = "org/base@abc", .vllm_rank = 12};
+  facts.result = {{"form", "vllm"}, {"linears", 32}};
+  const std::string card = ExportCard(facts);
+  EXPECT_EQ(FrontOf(card)["base_model_relation"], "adapter");
+  EXPECT_THAT(card, HasSubstr("# Adapter for vLLM of org/base@abc"));
+  EXPECT_THAT(card,
+              HasSubstr("vllm serve org/base --enable-lora --max-lora-rank 16 --lora-modules"));
+  EXPECT_THAT(card, Not(HasSubstr("PeftModel")));
+  EXPECT_THAT(card, Not(HasSubstr("## Merge")));
+}
+
 }  // namespace
 }  // namespace sft::rank
