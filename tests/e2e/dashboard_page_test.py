@@ -305,6 +305,10 @@ class DashboardPageTest(BrowserCase):
             fleet.logs[("job-one/1", 0)] = b"first attempt, line 1\nfirst attempt, line 2\n"
             fleet.logs[("job-one", 0)] = b"other attempt, line 1\n"  # as long as what the stream has sent
             fleet.jobs["job-one"]["attempt"] = 2
+        for step in range(51, 71):  # what else comes does not put it off
+            fleet.add_points("job-one", 1)
+            fleet.jobs["job-one"]["progress"]["step"] = str(step)
+            self.page.wait_for_timeout(250)
         self.see("other attempt, line 1")
         fleet.logs[("job-one", 0)] += b"other attempt, line 2\n"
         self.see("other attempt, line 2")

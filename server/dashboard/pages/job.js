@@ -47,9 +47,9 @@ function useJob(name, logPlace) {
       it.job = job;
       it.error = null;
       show();
-      clearTimeout(late);
-      if (close && follows() && it.log.attempt > 0 && it.log.attempt < job.attempt) late = setTimeout(catchUp, LATE_MS);
+      if (close && late === 0 && isBehind()) late = setTimeout(catchUp, LATE_MS);
     };
+    const isBehind = () => follows() && it.log.attempt > 0 && it.log.attempt < it.job.attempt;
     const follows = () => it.log && !logPlace.attempt && logPlace.stream === 'log';
     const handlers = {
       job: tookJob,
@@ -76,6 +76,8 @@ function useJob(name, logPlace) {
     // A stream that was opened between two attempts takes the offset of the earlier one's log for that of the
     // next one's: what it left out is read here.
     const catchUp = async () => {
+      late = 0;
+      if (!isBehind()) return;
       close();
       try {
         for (let attempt = it.log.attempt; attempt <= it.job.attempt; ++attempt) {
