@@ -653,7 +653,7 @@ TEST(WebTest, PrintsTheAddressWithTheCodeBehindTheFragment) {
   EXPECT_THAT(run.err, HasSubstr("once, for a minute"));
   const nlohmann::json told = ParseJson(Sftctl(server, {"web", "--json"}).out);
   EXPECT_EQ(told["url"], "https://sft.example.org/#code=abc");
-  EXPECT_EQ(told["expire_time"], "2023-11-14T22:13:20Z");
+  EXPECT_EQ(told["expire_time"], "2023-11-14T22:13:20.000Z");
   server.web_status = grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the page is off");
   const Outcome off = Sftctl(server, {"web"});
   EXPECT_NE(off.code, kSucceeded);
