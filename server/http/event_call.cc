@@ -72,7 +72,7 @@ bool EventCall::Due() {
 }
 
 void EventCall::Look() {
-  if (finished_ || !Due()) return;
+  if (!Due()) return;
   look_at_ = MonoTime::max();
   const Follower::Next next = following_->Look();
   // The first look admits the call; what the second one cannot find is an answer, too.
@@ -112,13 +112,13 @@ void EventCall::Send(Follower::Next next) {
 }
 
 void EventCall::Finish() {
-  finished_ = true;
   stream_->WhenMoved(nullptr);
   calls_.lookers.Remove(*this);
+  --holds_;  // the looker has another
 }
 
 void EventCall::Release() {
-  if (!finished_) return;
+  if (--holds_ > 0) return;
   const std::shared_ptr<EventCall> self = std::move(self_);
   --calls_.live;
 }
