@@ -59,9 +59,7 @@ bool EventCall::Write(const google::protobuf::Message& message) {
   return !Gone();
 }
 
-bool EventCall::Gone() const {
-  return stream_->Gone() || (!caller_.session.empty() && !calls_.sessions.Has(caller_.session));
-}
+bool EventCall::Gone() const { return stream_->Gone() || caller_.LoggedOut(calls_.sessions); }
 
 bool EventCall::Due() {
   if (stream_->Gone()) return true;

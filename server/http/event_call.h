@@ -16,6 +16,8 @@ namespace sft::server {
 struct WebCaller {
   CallOrigin origin;
   std::string session;  // the secret of the session, where it is by that
+  // Whether that has ended.
+  bool LoggedOut(WebSessions& sessions) const { return !session.empty() && !sessions.Has(session); }
 };
 
 // What looks for the calls that follow over HTTP. All borrowed, and outlive the calls.
