@@ -188,6 +188,37 @@ TEST_F(HttpServerTest, WhoReadsNothingDelaysNobodyAndIsCutOff) {
   EXPECT_LT(ReadUntil(fd).size(), size_t{64} << 20);
 }
 
+// A caller who takes a little again and again.
+TEST_F(HttpServerTest, WhoReadsTooSlowlyIsCutOff) {
+  HttpServer::Options options = Patient();
+  options.limits.send = std::chrono::milliseconds(300);
+  options.limits.least_sent = 1 << 20;
+  std::mutex mutex;
+  Stream held;
+  Serve(
+      [&](const Stream& stream) {
+        stream->Respond(Text(std::string(64 << 20, 'x')));
+        const std::lock_guard<std::mutex> lock(mutex);
+        held = stream;
+      },
+      options);
+  const io::UniqueFd fd = Dial(port());
+  const int small = 4096;
+  ASSERT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)), 0);
+  Send(fd, Get("/"));
+  const MonoTime begin = Clock::Real().Mono();
+  const auto gone = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return held != nullptr && held->Gone();
+  };
+  char bytes[4096];
+  while (!gone() && Clock::Real().Mono() < begin + std::chrono::seconds(20)) {
+    if (::read(fd.get(), bytes, sizeof(bytes)) <= 0) break;
+    Clock::Real().Sleep(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(gone());
+}
+
 TEST_F(HttpServerTest, SlowHeadsAreToldSoAndIdleConnectionsClosed) {
   HttpServer::Options options = Patient();
   options.limits.head = options.limits.idle = std::chrono::milliseconds(50);
@@ -234,6 +265,58 @@ TEST_F(HttpServerTest, WhenFullTheOldestIdleConnectionIsClosed) {
   EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
   EXPECT_EQ(ReadUntil(first), "");
   EXPECT_TRUE(IsOpen(second));
+}
+
+TEST_F(HttpServerTest, WhenFullWhoSendsNoBodyKeepsNobodyOut) {
+  HttpServer::Options options = Patient();
+  options.max_connections = 2;
+  Serve(Echo, options);
+  std::vector<io::UniqueFd> waited_for;
+  for (int i = 0; i < 2; ++i) {
+    waited_for.push_back(Dial(port()));
+    Send(waited_for.back(),
+         "POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+         "5\r\n\r\n");
+    ReadThrough(waited_for.back(), "100 Continue\r\n\r\n");
+  }
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
+  EXPECT_EQ(ReadUntil(waited_for.front()), "");
+  EXPECT_TRUE(IsOpen(waited_for.back()));
+}
+
+TEST(SubscriberOfTest, ANetworkOfASubscriberCountsAsOne) {
+  EXPECT_EQ(SubscriberOf("10.0.0.3"), "10.0.0.3");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:2::1"), "2001:db8:1:2::/64");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:2:a:b:c:d"), "2001:db8:1:2::/64");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:3::1"), "2001:db8:1:3::/64");
+}
+
+// The time that this process has computed.
+std::chrono::microseconds Computed() {
+  rusage used{};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &used), 0);
+  const auto micros = [](const timeval& time) {
+    return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec);
+  };
+  return micros(used.ru_utime) + micros(used.ru_stime);
+}
+
+TEST_F(HttpServerTest, WhileDescriptorsAreOutItWaits) {
+  Serve(Echo);
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  const io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // The lowest number that was free is the last one that may be used.
+  const rlimit few{static_cast<rlim_t>(fd.get()) + 1, files.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Connect(fd, port());
+  Send(fd, Get("/yes"));
+  const std::chrono::microseconds before = Computed();
+  Clock::Real().Sleep(std::chrono::milliseconds(500));
+  EXPECT_LT(Computed() - before, std::chrono::milliseconds(250));
+  EXPECT_TRUE(IsOpen(fd));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(StatusOf(ReadUntil(fd)), 200);
 }
 
 TEST_F(HttpServerTest, WhoHangsUpIsGone) {
@@ -330,14 +413,9 @@ TEST_F(HttpServerTest, AStreamThatIsNotReadCostsNoTime) {
   const io::UniqueFd fd = Dial(port());
   Send(fd, Get("/"));
   ReadThrough(fd, "HTTP/1.1 200");
-  rusage before{}, after{};
-  ASSERT_EQ(::getrusage(RUSAGE_SELF, &before), 0);
+  const std::chrono::microseconds before = Computed();
   Clock::Real().Sleep(std::chrono::milliseconds(500));
-  ASSERT_EQ(::getrusage(RUSAGE_SELF, &after), 0);
-  const auto micros = [](const timeval& time) { return time.tv_sec * 1'000'000 + time.tv_usec; };
-  EXPECT_LT(micros(after.ru_utime) + micros(after.ru_stime) - micros(before.ru_utime) -
-                micros(before.ru_stime),
-            250'000);
+  EXPECT_LT(Computed() - before, std::chrono::milliseconds(250));
 }
 
 // A handler's thread that waits, as the OpenAI-compatible endpoint's do.

@@ -256,6 +256,9 @@ TEST_F(RestTest, TheFeedFollowsAJobToItsEnd) {
   EXPECT_EQ(NextEvent(feed, "job", so_far).second, "ended");
   EXPECT_EQ(StatusOf(GetPath("/api/v1/feed?job=job-none")), 404);
   EXPECT_EQ(StatusOf(GetPath("/api/v1/feed?nonsense=1")), 400);
+  const std::string twice = GetPath("/api/v1/feed?job=" + name + "&log=1:0&log=0:0&log=1:9");
+  EXPECT_EQ(StatusOf(twice), 400);
+  EXPECT_THAT(twice, HasSubstr("each rank is named once"));
 }
 
 TEST_F(RestTest, TheFeedTellsOfListsOnceASecond) {
@@ -332,6 +335,7 @@ TEST_F(SecureRestTest, RightsAreThoseOfEveryTransport) {
   EXPECT_EQ(StatusOf(Talk(PortOf(*server_), Get("/api/v1/feed?job=" + job.name(), Bearer(bob)))),
             404);
   EXPECT_EQ(StatusOf(Talk(PortOf(*server_), Get("/api/v1/feed?jobs=1"))), 401);
+  EXPECT_EQ(StatusOf(Talk(PortOf(*server_), Get("/api/v1/openapi.json"))), 200);  // no data
   EXPECT_EQ(StatusOf(Call("JobService/GetJob", named, Bearer(vic))), 200);
   EXPECT_EQ(StatusOf(Call("JobService/CancelJob", named, Bearer(vic))), 403);
   EXPECT_EQ(StatusOf(Call("AuthService/ListUsers", "{}", Bearer(ann))), 403);
@@ -384,6 +388,101 @@ TEST_F(SecureRestTest, ASessionStandsForItsToken) {
   EXPECT_EQ(StatusOf(WhoAmI(cookie)), 401);
 }
 
+constexpr size_t kManyBytes = 24 << 20;  // more than sockets take of what nobody reads
+
+// A download of alpha's large data set.
+class DownloadTest : public SecureRestTest {
+ protected:
+  DownloadTest() {
+    const auto stub = v1::DataService::NewStub(With(ann_));
+    grpc::ClientContext context;
+    v1::UploadBlobResponse response;
+    const auto writer = stub->UploadBlob(&context, &response);
+    const std::string content(kManyBytes, 'x');
+    v1::UploadBlobRequest message;
+    message.set_sha256(io::Sha256Hex(content));
+    message.set_size(kManyBytes);
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    body_ = "{\"sha256\": \"" + message.sha256() + "\"}";
+    for (size_t at = 0; at < kManyBytes; at += 1 << 20) {
+      message.set_data(content.substr(at, 1 << 20));
+      writer->Write(message);
+      message.Clear();
+    }
+    writer->WritesDone();
+    const grpc::Status uploaded = writer->Finish();
+    EXPECT_TRUE(uploaded.ok()) << uploaded.error_message();
+  }
+  // One that has begun, of which no more is read than its head; and its status.
+  std::pair<io::UniqueFd, int> Begin(const std::string& more) {
+    io::UniqueFd fd = Dial(PortOf(*server_));
+    Send(fd, PostText("/api/v1/DataService/DownloadBlob", body_, more));
+    const int status = StatusOf(ReadThrough(fd, "\r\n\r\n"));
+    return {std::move(fd), status};
+  }
+
+  const std::string ann_ = UserToken("ann", "alpha", v1::SUBMITTER);
+  std::string body_;
+};
+
+TEST_F(DownloadTest, EndsWithItsSession) {
+  const std::string cookie = CookieOf(Session("{\"token\": \"" + ann_ + "\"}"));
+  const auto [whole, of_whole] = Begin(cookie);
+  EXPECT_EQ(of_whole, 200);
+  EXPECT_NE(ReadUntil(whole).find("event: end"), std::string::npos);
+  const auto [download, status] = Begin(cookie);
+  EXPECT_EQ(status, 200);
+  EXPECT_EQ(StatusOf(Talk(PortOf(*server_),
+                          "DELETE /session HTTP/1.1\r\nHost: localhost\r\nConnection: "
+                          "close\r\n" +
+                              cookie + "\r\n")),
+            204);
+  const std::string rest = ReadUntil(download);
+  EXPECT_THAT(rest.size(), testing::Lt(kManyBytes));
+  EXPECT_EQ(rest.find("event: "), rest.npos);
+}
+
+TEST_F(DownloadTest, OfOneCallerLeaveThreadsToOthers) {
+  const std::string bob = UserToken("bob", "alpha", v1::VIEWER);
+  std::vector<io::UniqueFd> held;
+  for (int i = 0; i < RestApi::kStreamThreadsOfOne; ++i) {
+    auto [fd, status] = Begin(Bearer(ann_));
+    EXPECT_EQ(status, 200) << i;
+    held.push_back(std::move(fd));
+  }
+  EXPECT_EQ(Begin(Bearer(ann_)).second, 429);
+  EXPECT_EQ(Begin(Bearer(bob)).second, 200);
+  held.pop_back();
+  while (Begin(Bearer(ann_)).second == 429) std::this_thread::yield();
+}
+
+// Behind a proxy, which has another name.
+class ProxiedTest : public SecureServerTest {
+ protected:
+  ProxiedTest() : SecureServerTest(kAny, {"sft.example.org"}) {}
+  int Metrics(const std::string& host, const std::string& more = "") {
+    return StatusOf(Talk(PortOf(*server_), "GET /metrics HTTP/1.1\r\nHost: " + host +
+                                               "\r\nConnection: close\r\n" + more + "\r\n"));
+  }
+};
+
+TEST_F(ProxiedTest, FiguresOfAllProjectsAreForAdmins) {
+  const std::string site = "sft.example.org";
+  for (const char* own : {"127.0.0.1:7071", "localhost", "[::1]:7071"}) {
+    EXPECT_EQ(Metrics(own), 200) << own;
+  }
+  EXPECT_EQ(Metrics(site), 401);
+  EXPECT_EQ(StatusOf(Talk(PortOf(*server_), "GET /metrics HTTP/1.0\r\n\r\n")), 401);
+  EXPECT_EQ(Metrics(site, Bearer(UserToken("ann", "alpha", v1::SUBMITTER))), 403);
+  EXPECT_EQ(Metrics(site, Bearer(UserToken("eve", "", v1::VIEWER))), 403);
+  EXPECT_EQ(Metrics(site, Bearer(join_token_)), 403);
+  EXPECT_EQ(Metrics(site, Bearer(admin_token_)), 200);
+  const std::vector<v1::AuditRecord> audit = Audit();
+  EXPECT_TRUE(std::ranges::any_of(audit, [](const v1::AuditRecord& record) {
+    return record.method() == "metrics" && record.principal() == "ann";
+  }));
+}
+
 TEST_F(SecureRestTest, ARevokedTokenEndsItsSessions) {
   const std::string ann = UserToken("ann", "alpha", v1::SUBMITTER);
   const std::string cookie = CookieOf(Session("{\"token\": \"" + ann + "\"}"));
@@ -432,6 +531,51 @@ TEST(WebSessionsTest, EndWhenIdleAndCodesInAMinute) {
   EXPECT_EQ(sessions.TakeCode(late), std::nullopt);
 }
 
+TEST(WebSessionsTest, WhoOpensManyEndsHisOwn) {
+  FakeClock clock;
+  WebSessions sessions(clock);
+  const std::string of_ann = sessions.Open("ann"), code_of_ann = sessions.MakeCode("ann");
+  const std::string first = sessions.Open("bob"), used = sessions.Open("bob");
+  const std::string first_code = sessions.MakeCode("bob");
+  for (size_t i = 1; i < WebSessions::kMost; ++i) {
+    EXPECT_EQ(sessions.TokenOf(used), "bob");
+    sessions.Open("bob");
+    sessions.MakeCode("bob");
+  }
+  EXPECT_TRUE(sessions.Has(of_ann));
+  EXPECT_FALSE(sessions.Has(first));
+  EXPECT_TRUE(sessions.Has(used));
+  EXPECT_EQ(sessions.TakeCode(first_code), std::nullopt);
+  EXPECT_EQ(sessions.TakeCode(code_of_ann), "ann");
+}
+
+TEST(SessionEndpointTest, OnlyTheEndOfASessionWakesWhoFollows) {
+  FakeClock clock;
+  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
+  const auto access = Access::Load(*store, clock, std::nullopt).value();
+  Gate gate(*access, *store, clock, /*open=*/false);
+  WebSessions sessions(clock);
+  ChangeHub hub;
+  std::atomic<int> woken = 0;
+  const auto subscription = hub.Subscribe({"job"}, [&] { ++woken; }).value();
+  SessionEndpoint endpoint(gate, sessions, hub);
+  FakeHandler handler([&](std::shared_ptr<HttpStream> stream) { endpoint.Handle(stream); });
+  const auto server = HttpServer::Start({"127.0.0.1", 0}, handler).value();
+  const auto log_out = [&](const std::string& secret) {
+    return StatusOf(Talk(server->port(),
+                         "DELETE /session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                         "Cookie: __Host-sft=" +
+                             secret + "\r\n\r\n"));
+  };
+  EXPECT_EQ(log_out("none"), 204);
+  EXPECT_EQ(woken, 0);
+  const std::string secret = sessions.Open("token");
+  EXPECT_EQ(log_out(secret), 204);
+  EXPECT_EQ(woken, 1);
+  EXPECT_EQ(log_out(secret), 204);
+  EXPECT_EQ(woken, 1);
+}
+
 TEST_F(SecureRestTest, WithoutThePageThereIsOnlyWhatThereWas) {
   const std::string dir = io::MakeTempDir("rest-test").value();
   Server::Settings settings;
@@ -448,6 +592,14 @@ TEST_F(SecureRestTest, WithoutThePageThereIsOnlyWhatThereWas) {
   settings.http = "0.0.0.0:0";
   settings.data_dir = io::MakeTempDir("rest-test").value();
   EXPECT_TRUE(absl::IsPermissionDenied(Server::Start(settings, Clock::Real()).status()));
+  // Nor by the name of a proxy.
+  settings.http = kAny;
+  settings.web.names = {"sft.example.org"};
+  const absl::Status published = Server::Start(settings, Clock::Real()).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(published)) << published;
+  EXPECT_THAT(std::string(Message(published)), HasSubstr("sft.example.org"));
+  settings.web.names = {"localhost"};
+  EXPECT_TRUE(Server::Start(settings, Clock::Real()).ok());
   (void)io::RemoveAll(dir);
   (void)io::RemoveAll(settings.data_dir);
 }
