@@ -107,7 +107,7 @@ TEST_F(FeedTest, ALookSendsSoMuchOfAllLogsTogetherAndEachHasItsTurn) {
     ranks += told.substr(at + 7, 1);
   }
   EXPECT_EQ(looks.substr(0, 8), "jljljljl");  // the job's news, which each look has, and a log
-  EXPECT_EQ(ranks, "0120");
+  EXPECT_EQ(ranks.substr(0, 4), "0120");
 }
 
 }  // namespace
