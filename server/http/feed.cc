@@ -234,7 +234,7 @@ absl::StatusOr<Follower::Next> Feed::LookAtLog(Part& part) {
   }
   const size_t cut = next == Next::kEnd ? 0 : CutOff(text);
   part.cut = text.substr(text.size() - cut);
-  text.resize(text.size() - cut);
+  text.erase(text.size() - cut);
   at.offset -= static_cast<int64_t>(cut);  // the cursor stands before what is kept back
   if (!text.empty() || !gap.empty()) WriteLog(at, text, gap);
   return next;
