@@ -51,6 +51,14 @@ absl::StatusOr<WebFront::Options> PlanWeb(const WebSettings& settings,
     }
     plan.hosts.insert(plan.hosts.end(), certificate->names.begin(), certificate->names.end());
   }
+  for (const std::string& host : plan.hosts) {
+    if (!open || rpc::IsLoopback(host)) continue;
+    return PermissionDenied(
+        fmt::format("this server asks nobody for a token, so it may not be reached as {}, by "
+                    "--http-name or --http-tls-cert; run `sft-server init` and start it with "
+                    "--require-token, or leave the name out",
+                    host));
+  }
   plan.closed_metrics = !loopback;
   return plan;
 }

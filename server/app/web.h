@@ -19,8 +19,8 @@ struct WebSettings {
 };
 
 // Checks them and reads the certificate. `open`: everybody who reaches the server may do
-// everything. PERMISSION_DENIED for an address that others reach of a server that is open;
-// INVALID_ARGUMENT for files that are no certificate and key.
+// everything. PERMISSION_DENIED for an address or a name that others reach of a server that is
+// open; INVALID_ARGUMENT for files that are no certificate and key.
 absl::StatusOr<WebFront::Options> PlanWeb(const WebSettings& settings,
                                           const rpc::Endpoint& endpoint, bool open,
                                           const std::optional<Credentials>& credentials);

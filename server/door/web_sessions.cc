@@ -1,5 +1,7 @@
 #include "server/door/web_sessions.h"
 
+#include <algorithm>
+
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 
@@ -9,6 +11,16 @@ namespace {
 constexpr int kSecretLength = 52;  // characters of 5 bits each
 
 }  // namespace
+
+void WebSessions::SetUrl(std::string url) {
+  const MutexLock lock(mutex_);
+  url_ = std::move(url);
+}
+
+std::string WebSessions::url() const {
+  const MutexLock lock(mutex_);
+  return url_;
+}
 
 void WebSessions::Drop(Entries& entries, std::list<Entry>::iterator entry) {
   entries.by_hash.erase(entry->hash);
@@ -24,7 +36,12 @@ void WebSessions::DropOld(Entries& entries, Nanos life) {
 
 std::string WebSessions::Add(Entries& entries, const std::string& token_id, Nanos life) {
   DropOld(entries, life);
-  if (entries.list.size() >= kMost) Drop(entries, entries.list.begin());
+  const auto of_token = [&](const Entry& entry) { return entry.token_id == token_id; };
+  if (std::ranges::count_if(entries.list, of_token) >= ptrdiff_t{kMostOfOne}) {
+    Drop(entries, std::ranges::find_if(entries.list, of_token));
+  } else if (entries.list.size() >= kMost) {
+    Drop(entries, entries.list.begin());
+  }
   std::string secret = RandomId("", kSecretLength);
   const std::string hash = io::Sha256Hex(secret);
   entries.by_hash[hash] = entries.list.insert(entries.list.end(), {hash, token_id, clock_.Mono()});
@@ -70,11 +87,14 @@ bool WebSessions::Has(const std::string& secret) {
   return sessions_.by_hash.contains(hash);
 }
 
-void WebSessions::Close(const std::string& secret) {
+bool WebSessions::Close(const std::string& secret) {
   const std::string hash = io::Sha256Hex(secret);
   const MutexLock lock(mutex_);
+  DropOld(sessions_, kIdle);
   const auto found = sessions_.by_hash.find(hash);
-  if (found != sessions_.by_hash.end()) Drop(sessions_, found->second);
+  if (found == sessions_.by_hash.end()) return false;
+  Drop(sessions_, found->second);
+  return true;
 }
 
 }  // namespace sft::server

@@ -17,14 +17,15 @@ class WebSessions {
  public:
   static constexpr std::chrono::hours kIdle{12};
   static constexpr std::chrono::seconds kCodeLife{60};
-  // Beyond these the one that was used longest ago ends.
-  static constexpr size_t kMost = 10'000;
+  // Sessions, and codes, of one token and of all: beyond these the one of that token, or of all,
+  // that was used longest ago ends.
+  static constexpr size_t kMostOfOne = 20, kMost = 10'000;
 
   explicit WebSessions(Clock& clock) : clock_(clock) {}
 
-  // Where the page is; empty: it is off. Set before the first call.
-  void SetUrl(std::string url) { url_ = std::move(url); }
-  const std::string& url() const { return url_; }
+  // Where the page is; empty: it is off, or not yet served.
+  void SetUrl(std::string url) SFT_EXCLUDES(mutex_);
+  std::string url() const SFT_EXCLUDES(mutex_);
 
   // A code that opens a session of this token, once.
   std::string MakeCode(const std::string& token_id) SFT_EXCLUDES(mutex_);
@@ -38,7 +39,8 @@ class WebSessions {
   std::string TokenOf(const std::string& secret) SFT_EXCLUDES(mutex_);
   // Whether it has not ended; that it was looked for is no use of it.
   bool Has(const std::string& secret) SFT_EXCLUDES(mutex_);
-  void Close(const std::string& secret) SFT_EXCLUDES(mutex_);
+  // False: there was none.
+  bool Close(const std::string& secret) SFT_EXCLUDES(mutex_);
 
  private:
   struct Entry {
@@ -55,8 +57,8 @@ class WebSessions {
   static void Drop(Entries& entries, std::list<Entry>::iterator entry);
 
   Clock& clock_;
-  std::string url_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  std::string url_ SFT_GUARDED_BY(mutex_);
   Entries sessions_ SFT_GUARDED_BY(mutex_), codes_ SFT_GUARDED_BY(mutex_);
 };
 

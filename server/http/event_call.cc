@@ -59,9 +59,7 @@ bool EventCall::Write(const google::protobuf::Message& message) {
   return !Gone();
 }
 
-bool EventCall::Gone() const {
-  return stream_->Gone() || (!caller_.session.empty() && !calls_.sessions.Has(caller_.session));
-}
+bool EventCall::Gone() const { return stream_->Gone() || caller_.LoggedOut(calls_.sessions); }
 
 bool EventCall::Due() {
   if (stream_->Gone()) return true;
@@ -72,7 +70,7 @@ bool EventCall::Due() {
 }
 
 void EventCall::Look() {
-  if (finished_ || !Due()) return;
+  if (!Due()) return;
   look_at_ = MonoTime::max();
   const Follower::Next next = following_->Look();
   // The first look admits the call; what the second one cannot find is an answer, too.
@@ -113,13 +111,13 @@ void EventCall::Send(Follower::Next next) {
 }
 
 void EventCall::Finish() {
-  finished_ = true;
   stream_->WhenMoved(nullptr);
   calls_.lookers.Remove(*this);
+  --holds_;  // the looker has another
 }
 
 void EventCall::Release() {
-  if (!finished_) return;
+  if (--holds_ > 0) return;
   const std::shared_ptr<EventCall> self = std::move(self_);
   --calls_.live;
 }

@@ -16,6 +16,8 @@ namespace sft::server {
 struct WebCaller {
   CallOrigin origin;
   std::string session;  // the secret of the session, where it is by that
+  // Whether that has ended.
+  bool LoggedOut(WebSessions& sessions) const { return !session.empty() && !sessions.Has(session); }
 };
 
 // What looks for the calls that follow over HTTP. All borrowed, and outlive the calls.
@@ -60,7 +62,7 @@ class EventCall final : private Lookers::Task, private Exchange {
 
   // Lookers::Task, one look at a time.
   void Look() override;
-  void Hold() override {}
+  void Hold() override { ++holds_; }
   void Release() override;
 
   // Exchange, for looks.
@@ -86,8 +88,10 @@ class EventCall final : private Lookers::Task, private Exchange {
   std::string events_;  // of this look
   int count_ = 0;
   MonoTime not_before_{}, look_at_ = MonoTime::max();
-  bool admitted_ = false, finished_ = false;
+  bool admitted_ = false;
 
+  // Until it has ended one hold is its own; whoever lets go last frees it.
+  std::atomic<int> holds_ = 1;
   std::shared_ptr<EventCall> self_;
 };
 

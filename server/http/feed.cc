@@ -138,11 +138,21 @@ std::vector<std::string> Feed::keys() const {
 
 absl::StatusOr<Follower::Next> Feed::Look(Exchange&) {
   Next next = Next::kWait;
-  for (Part& part : parts_) {
-    if (part.ended) continue;
-    SFT_ASSIGN_OR_RETURN(const Next of_part, LookAt(part));
-    part.ended = of_part == Next::kEnd;
+  log_bytes_ = 0;
+  auto left_out = parts_.end();
+  for (auto part = parts_.begin(); part != parts_.end(); ++part) {
+    if (part->ended) continue;
+    if (part->kind == Part::Kind::kLog && log_bytes_ >= kMostLogBytes) {
+      left_out = std::min(left_out, part);
+      continue;
+    }
+    SFT_ASSIGN_OR_RETURN(const Next of_part, LookAt(*part));
+    part->ended = of_part == Next::kEnd;
     if (of_part == Next::kAgain) next = Next::kAgain;
+  }
+  if (left_out != parts_.end()) {
+    std::rotate(std::ranges::find(parts_, Part::Kind::kLog, &Part::kind), left_out, parts_.end());
+    next = Next::kAgain;
   }
   if (!parts_.empty() && std::ranges::all_of(parts_, &Part::ended)) return Next::kEnd;
   if (query_.jobs.has_value()) {
@@ -200,7 +210,7 @@ absl::StatusOr<Follower::Next> Feed::LookAtLog(Part& part) {
   Next next = Next::kAgain;
   std::string text = std::move(part.cut), gap;
   at.offset += static_cast<int64_t>(text.size());
-  while (next == Next::kAgain && text.size() < kMostLogBytes && gap.empty()) {
+  while (next == Next::kAgain && log_bytes_ < kMostLogBytes && gap.empty()) {
     const auto looked = part.follower->Look(within);
     if (absl::IsNotFound(looked.status()) || absl::IsOutOfRange(looked.status())) {
       // Of a rank that this attempt has not, or a log that was removed: the others go on.
@@ -218,6 +228,7 @@ absl::StatusOr<Follower::Next> Feed::LookAtLog(Part& part) {
                         answer.gap().end());
     }
     text += answer.data();
+    log_bytes_ += answer.data().size();
     at.attempt = answer.attempt();
     at.offset = answer.offset() + static_cast<int64_t>(answer.data().size());
   }

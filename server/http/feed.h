@@ -15,7 +15,8 @@ namespace sft::server {
 // ReadMetrics and ReadLog, admitted as those are.
 class Feed final : public Follower {
  public:
-  // A message carries all points, or bytes of a log, that are there, up to these.
+  // A message carries all points that are there, and a look all bytes of logs, up to these; the
+  // logs that it has no room for are the first ones of the next look.
   static constexpr int kMostPoints = 5000;
   static constexpr size_t kMostLogBytes = 256 << 10;
   // Between two messages of a feed, on average, and between two that a list has changed.
@@ -67,7 +68,8 @@ class Feed final : public Follower {
   EventCall::Sink sink_;
   FeedQuery query_;
   const std::string life_;
-  std::vector<Part> parts_;
+  std::vector<Part> parts_;  // those of logs are the last ones
+  size_t log_bytes_ = 0;     // of this look
   Told jobs_, nodes_;
 };
 

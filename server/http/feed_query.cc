@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "server/http/percent.h"
@@ -42,6 +43,10 @@ absl::Status TakeName(const std::string& name, const std::string& value, FeedQue
     if (!ReadNumbers(value, ':', log.rank, log.offset)) {
       return Bad(name, value, "a rank and the offset of the first byte, as 0:0");
     }
+    const auto same = [&](const FeedQuery::Log& each) { return each.rank == log.rank; };
+    if (std::ranges::count_if(feed.logs, same) > 1) {
+      return Bad(name, value, "each rank is named once");
+    }
     if (feed.logs.size() > kMostFeedLogs) {
       return InvalidArgument(fmt::format("a feed follows up to {} logs", kMostFeedLogs));
     }
@@ -69,9 +74,8 @@ bool TakePlace(std::string_view text, std::string_view life, std::optional<FeedQ
 bool TakeLog(std::string_view text, FeedQuery& feed) {
   FeedQuery::Log log;
   if (!ReadNumbers(text, ':', log.rank, log.attempt, log.offset)) return false;
-  for (FeedQuery::Log& each : feed.logs) {
-    if (each.rank == log.rank) each = log;
-  }
+  const auto named = std::ranges::find(feed.logs, log.rank, &FeedQuery::Log::rank);
+  if (named != feed.logs.end()) *named = log;
   return true;
 }
 

@@ -170,7 +170,7 @@ void HttpConnection::TakeNews(MonoTime now) {
     since_ = now;
   }
   if (!news.bytes.empty()) {
-    if (sent_ == out_.size()) sent_at_ = now;  // from now on the caller is waited for
+    if (sent_ == out_.size()) WaitForCaller(now);
     out_ += news.bytes;
   }
   events_ |= news.events;
@@ -219,6 +219,12 @@ void HttpConnection::EndBody(absl::StatusOr<std::string> body) {
   take(std::move(body));
 }
 
+// From now on, for as much as has to be read in the time that there is for it.
+void HttpConnection::WaitForCaller(MonoTime now) {
+  sent_at_ = now;
+  sent_since_ = 0;
+}
+
 void HttpConnection::Write(MonoTime now) {
   while (sent_ < out_.size()) {
     size_t put = 0;
@@ -226,7 +232,8 @@ void HttpConnection::Write(MonoTime now) {
     if (next == HttpSocket::Next::kBroken) return End();
     if (next != HttpSocket::Next::kMoved) break;
     sent_ += put;
-    sent_at_ = now;
+    sent_since_ += put;
+    if (sent_ == out_.size() || sent_since_ >= shared_.limits.least_sent) WaitForCaller(now);
     const size_t own = std::min(put, refusal_);
     refusal_ -= own;
     if (stream_ != nullptr) stream_->Sent(put - own);
@@ -265,7 +272,7 @@ void HttpConnection::Refuse(const HttpResponse& response, MonoTime now) {
              {.length = response.body.size(), .closes = true, .fields = shared_.wake->fields()}) +
       response.body;
   refusal_ = out_.size() - sent_;
-  sent_at_ = now;
+  WaitForCaller(now);
   Write(now);
   if (stage_ == Stage::kOver) return;
   Linger(now);

@@ -28,8 +28,9 @@ struct HttpLimits {
   Nanos idle = std::chrono::seconds(60);
   // For a body, beside a second for each KiB of it that has come.
   Nanos body = std::chrono::seconds(30);
-  // For a caller who reads nothing of what is sent.
+  // For a caller who reads fewer than these bytes of what is sent, while there are more.
   Nanos send = std::chrono::seconds(30);
+  size_t least_sent = 8 << 10;
   // Of an event stream: when a line is sent that says nothing.
   Nanos silence = std::chrono::seconds(15);
   size_t bodies = size_t{256} << 20;  // bytes of all bodies that are being read
@@ -64,8 +65,9 @@ class HttpConnection {
   bool wants_read() const;
   bool wants_write() const { return wants_write_; }
   bool over() const { return stage_ == Stage::kOver; }
-  // Nothing of a request is being done: the first to go where there are too many.
-  bool idle() const { return stage_ == Stage::kHead; }
+  // Nothing of a request is being done, or not all of it has come: the first to go where there are
+  // too many.
+  bool idle() const { return stage_ == Stage::kHead || body_wanted_.has_value(); }
   MonoTime since() const { return since_; }
 
  private:
@@ -78,6 +80,7 @@ class HttpConnection {
 
   void Read(MonoTime now);
   void Write(MonoTime now);
+  void WaitForCaller(MonoTime now);
   void Advance(MonoTime now);
   // Whether another request was there.
   bool TakeHead(MonoTime now);
@@ -102,7 +105,9 @@ class HttpConnection {
   std::string out_;
   size_t sent_ = 0;     // of out_
   size_t refusal_ = 0;  // bytes of out_ that no stream has written
+  // All was sent then, or as much as a caller has to read in time; and since then.
   MonoTime sent_at_;
+  size_t sent_since_ = 0;
 
   std::unique_ptr<HttpParser> parser_;
   std::shared_ptr<HttpStream> stream_;

@@ -113,15 +113,16 @@ void HttpServer::Loop() {
       }
     }
     PassTime(now);
-    if (now < accepts_again_) continue;
     for (const int listener : ready) Accept(listener, now);
+    if (now < accepts_again_) continue;
+    accepts_again_ = MonoTime::max();
+    Listen(true);
   }
   connections_.clear();
 }
 
 int HttpServer::WaitMs(MonoTime now) const {
-  MonoTime next = next_time_;
-  if (now < accepts_again_) next = std::min(next, accepts_again_);
+  const MonoTime next = std::min(next_time_, accepts_again_);
   if (next == MonoTime::max()) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
@@ -137,6 +138,14 @@ void HttpServer::TakeTold(MonoTime now) {
   }
 }
 
+void HttpServer::Listen(bool listens) {
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    const absl::Status watched = Control(poll_.get(), EPOLL_CTL_MOD, listeners_[i].get(),
+                                         listens ? EPOLLIN : 0u, kFirstListener + i);
+    if (!watched.ok()) spdlog::error("{}", Message(watched));
+  }
+}
+
 void HttpServer::Accept(int listener, MonoTime now) {
   // Bounded, so that a flood of new connections does not delay the others.
   for (int i = 0; i < kMostAccepts; ++i) {
@@ -144,9 +153,10 @@ void HttpServer::Accept(int listener, MonoTime now) {
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        // The listener stays readable; making room may help when descriptors ran out.
+        // The listener would stay readable; making room may help when descriptors ran out.
         (void)MakeRoom();
         accepts_again_ = now + kAcceptPause;
+        Listen(false);
       }
       return;
     }
@@ -154,7 +164,7 @@ void HttpServer::Accept(int listener, MonoTime now) {
     if (!Admit(socket)) continue;
     const uint64_t id = next_++;
     const int number = socket.fd();
-    if (!socket.from_loopback()) ++of_address_[socket.address()];
+    if (!socket.subscriber().empty()) ++of_one_[socket.subscriber()];
     Entry& entry = connections_[id];
     entry.connection = std::make_unique<HttpConnection>(shared_, id, std::move(socket), now);
     entry.watched = EPOLLIN;
@@ -168,8 +178,8 @@ void HttpServer::Accept(int listener, MonoTime now) {
 }
 
 bool HttpServer::Admit(const HttpSocket& socket) {
-  const auto found = of_address_.find(socket.address());
-  if (found != of_address_.end() && found->second >= options_.max_of_one) return false;
+  const auto found = of_one_.find(socket.subscriber());
+  if (found != of_one_.end() && found->second >= options_.max_of_one) return false;
   return connections_.size() < options_.max_connections || MakeRoom();
 }
 
@@ -201,8 +211,8 @@ void HttpServer::PassTime(MonoTime now) {
 void HttpServer::Settle(uint64_t id, Entry& entry) {
   HttpConnection& connection = *entry.connection;
   if (connection.over()) {
-    const auto found = of_address_.find(connection.socket().address());
-    if (found != of_address_.end() && --found->second == 0) of_address_.erase(found);
+    const auto found = of_one_.find(connection.socket().subscriber());
+    if (found != of_one_.end() && --found->second == 0) of_one_.erase(found);
     connections_.erase(id);
     return;
   }

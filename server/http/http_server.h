@@ -21,8 +21,8 @@ namespace sft::server {
 class HttpServer {
  public:
   struct Options {
-    // Simultaneous connections: one more ends the oldest that asks nothing. Those of one address
-    // other than loopback.
+    // Simultaneous connections: one more ends the oldest that asks nothing. Those of one subscriber
+    // (SubscriberOf) that is not loopback.
     size_t max_connections = 1000, max_of_one = 100;
     HttpLimits limits;
     // Null: without TLS. Borrowed, and outlives the server.
@@ -57,6 +57,8 @@ class HttpServer {
   absl::Status Watch();
   void Loop();
   void TakeTold(MonoTime now);
+  // Whether epoll is to report who wants to connect.
+  void Listen(bool listens);
   void Accept(int listener, MonoTime now);
   // Whether one more may come from there.
   bool Admit(const HttpSocket& socket);
@@ -76,10 +78,10 @@ class HttpServer {
 
   // Used by thread_ only, after Start.
   std::map<uint64_t, Entry> connections_;
-  std::map<std::string, size_t> of_address_;  // none at 0, none of loopback
+  std::map<std::string, size_t> of_one_;  // by subscriber; none at 0, none of loopback
   uint64_t next_ = 0;
-  MonoTime next_time_ = MonoTime::max();  // no connection asks for an earlier one
-  MonoTime accepts_again_{};              // set after a failed accept
+  MonoTime next_time_ = MonoTime::max();      // no connection asks for an earlier one
+  MonoTime accepts_again_ = MonoTime::max();  // after a failed accept; until then nobody listens
   bool accepts_ = true;
   std::thread thread_;
 };

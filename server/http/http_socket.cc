@@ -6,11 +6,20 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "common/rpc/endpoint.h"
 
 namespace sft::server {
+
+std::string SubscriberOf(const std::string& address) {
+  in6_addr v6{};
+  if (::inet_pton(AF_INET6, address.c_str(), &v6) != 1) return address;
+  std::fill_n(v6.s6_addr + 8, 8, uint8_t{0});
+  char text[INET6_ADDRSTRLEN] = {};
+  return fmt::format("{}/64", ::inet_ntop(AF_INET6, &v6, text, sizeof(text)));
+}
 
 HttpSocket::HttpSocket(io::UniqueFd fd, const tls::ServerContext* tls) : fd_(std::move(fd)) {
   const int on = 1;
@@ -20,20 +29,20 @@ HttpSocket::HttpSocket(io::UniqueFd fd, const tls::ServerContext* tls) : fd_(std
   socklen_t size = sizeof(address);
   if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return;
   char text[INET6_ADDRSTRLEN] = {};
+  std::string host;
   if (address.ss_family == AF_INET) {
     const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
-    address_ = ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
-    peer_ = fmt::format("ipv4:{}:{}", address_, ntohs(v4->sin_port));
+    host = ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
+    peer_ = fmt::format("ipv4:{}:{}", host, ntohs(v4->sin_port));
   } else if (address.ss_family == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
-    address_ = ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
+    host = ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
     // How a socket of both families shows IPv4.
-    if (address_.starts_with("::ffff:")) address_.erase(0, 7);
-    peer_ = address_.find(':') == address_.npos
-                ? fmt::format("ipv4:{}:{}", address_, ntohs(v6->sin6_port))
-                : fmt::format("ipv6:[{}]:{}", address_, ntohs(v6->sin6_port));
+    if (host.starts_with("::ffff:")) host.erase(0, 7);
+    peer_ = host.find(':') == host.npos ? fmt::format("ipv4:{}:{}", host, ntohs(v6->sin6_port))
+                                        : fmt::format("ipv6:[{}]:{}", host, ntohs(v6->sin6_port));
   }
-  from_loopback_ = rpc::IsLoopback(address_);
+  if (!rpc::IsLoopback(host)) subscriber_ = SubscriberOf(host);
 }
 
 HttpSocket::Next HttpSocket::Read(char* bytes, size_t size, size_t& moved) {

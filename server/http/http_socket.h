@@ -9,6 +9,10 @@
 
 namespace sft::server {
 
+// What one subscriber of a network has is counted as one: an address of IPv4, the whole of
+// "2001:db8:0:1::/64" for one of IPv6.
+std::string SubscriberOf(const std::string& address);
+
 // An accepted connection that does not block, with TLS or without. Of one thread.
 class HttpSocket {
  public:
@@ -19,10 +23,10 @@ class HttpSocket {
 
   int fd() const { return fd_.get(); }
   bool has_tls() const { return session_ != nullptr; }
-  // "ipv4:10.0.0.3:4711", and the address alone.
+  // "ipv4:10.0.0.3:4711"
   const std::string& peer() const { return peer_; }
-  const std::string& address() const { return address_; }
-  bool from_loopback() const { return from_loopback_; }
+  // Whose it is (SubscriberOf); empty: loopback's.
+  const std::string& subscriber() const { return subscriber_; }
 
   Next Read(char* bytes, size_t size, size_t& moved);
   Next Write(std::string_view bytes, size_t& moved);
@@ -32,8 +36,7 @@ class HttpSocket {
  private:
   io::UniqueFd fd_;
   std::unique_ptr<tls::ServerSession> session_;
-  std::string peer_, address_;
-  bool from_loopback_ = false;
+  std::string peer_, subscriber_;
 };
 
 }  // namespace sft::server

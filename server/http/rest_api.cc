@@ -63,6 +63,7 @@ RestApi::RestApi(Door& door, const Methods& methods, ChangeHub& hub, WebSessions
     : door_(door),
       methods_(methods),
       life_(RandomId("", kLifeLength)),
+      description_(JsonAnswer(OpenApiOf(methods))),
       events_{door, hub, sessions, clock},
       hands_(kThreads, "rest"),
       stream_hands_(kStreamThreads, "rest stream") {
@@ -93,7 +94,7 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
       return stream->Respond(OnlyBy("GET"));
     }
     return name == "feed" ? HandleFeed(std::move(stream), std::move(caller))
-                          : HandleDescription(std::move(stream));
+                          : stream->Respond(description_);
   }
   const size_t slash = name.find('/');
   if (slash != name.npos) name[slash] = '.';
@@ -141,12 +142,34 @@ void RestApi::Run(std::shared_ptr<HttpStream> stream, WebCaller caller, const Me
                             std::move(body));
   }
   const bool unary = method.kind == Method::Kind::kUnary;
-  const auto work = [this, unary, stream, caller = std::move(caller), &method,
+  const std::shared_ptr<void> place = unary ? nullptr : TakeStreamThread(caller);
+  if (!unary && place == nullptr) {
+    return stream->Respond(RestError(ResourceExhausted(fmt::format(
+        "{} streams of yours are being sent: read one to its end, or end one, before the next",
+        kStreamThreadsOfOne))));
+  }
+  const auto work = [this, place, stream, caller = std::move(caller), &method,
                      body = std::move(body)] {
-    return unary ? RunUnary(*stream, caller, method, body)
-                 : RunStream(stream, caller, method, body);
+    return place == nullptr ? RunUnary(*stream, caller, method, body)
+                            : RunStream(stream, caller, method, body);
   };
   Give(unary ? hands_ : stream_hands_, unary ? waiting_ : waiting_streams_, stream, work);
+}
+
+std::shared_ptr<void> RestApi::TakeStreamThread(const WebCaller& caller) {
+  const absl::StatusOr<Principal> principal = door_.gate().Authenticate(caller.origin);
+  const std::string who = principal.ok() ? principal->Title() : CallContext::kNobody;
+  // The local user is everybody on the machine.
+  const int most =
+      principal.ok() && principal->local ? kStreamThreads + kMostWaiting : kStreamThreadsOfOne;
+  const MutexLock lock(mutex_);
+  int& count = streams_of_[who];
+  if (count >= most) return nullptr;
+  ++count;
+  return {this, [this, who](void*) {
+            const MutexLock ended(mutex_);
+            if (--streams_of_[who] == 0) streams_of_.erase(who);
+          }};
 }
 
 void RestApi::RunUnary(HttpStream& stream, const WebCaller& caller, const Method& method,
@@ -169,14 +192,16 @@ void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& cal
   HttpCall call(std::move(stream), shared);
   const HttpResponse head{
       200, "text/event-stream", "", {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
+  const auto logged_out = [&] { return caller.LoggedOut(events_.sessions); };
   const std::function<bool(const google::protobuf::Message&)> send =
       [&](const google::protobuf::Message& message) {
-        if (!call.begun() && !call.Begin(head)) return false;
+        if (logged_out() || (!call.begun() && !call.Begin(head))) return false;
         return call.Write(EventText("", "", JsonOf(message)));
       };
-  const std::function<bool()> gone = [&] { return call.Gone(); };
+  const std::function<bool()> gone = [&] { return call.Gone() || logged_out(); };
   JsonExchange exchange(caller.origin, body, send, gone);
   const absl::Status status = door_.Serve(method, exchange);
+  if (logged_out()) return;  // cut off, as what follows is
   if (!status.ok() && !call.begun()) {
     (void)call.Respond(RestError(status));
     return;
@@ -193,11 +218,6 @@ void RestApi::HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller) {
       ReadFeedQuery(request.query, request.Field("last-event-id"), life_);
   if (!query.ok()) return stream->Respond(RestError(query.status()));
   Feed::Start(events_, methods_, std::move(stream), std::move(caller), *std::move(query), life_);
-}
-
-void RestApi::HandleDescription(std::shared_ptr<HttpStream> stream) {
-  Give(hands_, waiting_, stream,
-       [this, stream] { stream->Respond(JsonAnswer(OpenApiOf(methods_))); });
 }
 
 }  // namespace sft::server

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "server/door/hands.h"
 #include "server/door/methods.h"
 #include "server/http/event_call.h"
@@ -18,6 +20,8 @@ class RestApi {
   static constexpr std::string_view kRoot = "/api/v1/";
   static constexpr size_t kMostBodyBytes = 1 << 20;
   static constexpr int kThreads = 16, kStreamThreads = 32;
+  // Of kStreamThreads, and of those that wait for one, one caller's.
+  static constexpr int kStreamThreadsOfOne = 8;
   // Calls that wait for a thread; more are told to come again.
   static constexpr int kMostWaiting = 256;
 
@@ -40,7 +44,8 @@ class RestApi {
   void RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& caller, const Method& method,
                  const std::string& body);
   void HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller);
-  void HandleDescription(std::shared_ptr<HttpStream> stream);
+  // A place among the caller's streams, kept while it lives. Null: it has too many.
+  std::shared_ptr<void> TakeStreamThread(const WebCaller& caller) SFT_EXCLUDES(mutex_);
   // Gives work to a pool, unless too much waits there.
   void Give(Hands& hands, std::atomic<int>& waiting, std::shared_ptr<HttpStream> stream,
             std::function<void()> work);
@@ -48,7 +53,10 @@ class RestApi {
   Door& door_;
   const Methods& methods_;
   const std::string life_;
+  const HttpResponse description_;
   EventCalls events_;
+  Mutex mutex_;
+  std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
   std::atomic<int> waiting_ = 0, waiting_streams_ = 0;
   Hands hands_, stream_hands_;
 };

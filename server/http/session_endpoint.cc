@@ -37,9 +37,7 @@ std::string SessionEndpoint::SecretOf(const HttpRequest& request) {
 void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   const HttpRequest& request = stream->request();
   if (request.method == "DELETE") {
-    const std::string secret = SecretOf(request);
-    if (!secret.empty()) sessions_.Close(secret);
-    hub_.BumpAll();  // its streams end
+    if (sessions_.Close(SecretOf(request))) hub_.BumpAll();  // its streams end
     return stream->Respond(WithCookie("", "; Max-Age=0"));
   }
   if (request.method != "POST") {

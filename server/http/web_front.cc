@@ -61,6 +61,18 @@ WebCaller WebFront::CallerOf(const HttpStream& stream) const {
   return caller;
 }
 
+absl::Status WebFront::AdmitToMetrics(const HttpStream& stream) {
+  if (!closed_metrics_ && rpc::IsLoopback(HostOnly(stream.request().Field("host")))) {
+    return absl::OkStatus();
+  }
+  const Rule rule{"metrics"};
+  const WebCaller caller = CallerOf(stream);
+  CallContext call(served_.door.gate(), rule, caller.origin);
+  const absl::Status admitted = served_.door.AdmitCaller(call, /*streams=*/false);
+  served_.door.Record(call, admitted);
+  return admitted;
+}
+
 void WebFront::Handle(std::shared_ptr<HttpStream> stream) {
   const HttpRequest& request = stream->request();
   if (const auto refusal = checks_.Refuse(request)) return stream->Respond(*refusal);
@@ -69,9 +81,9 @@ void WebFront::Handle(std::shared_ptr<HttpStream> stream) {
       return stream->Respond(
           {405, HttpResponse().content_type, "only GET is served\n", {{"Allow", "GET"}}});
     }
-    if (request.path == kMetrics && closed_metrics_) {
-      const auto caller = served_.door.gate().Authenticate(CallerOf(*stream).origin);
-      if (!caller.ok()) return stream->Respond(RestError(caller.status()));
+    if (request.path == kMetrics) {
+      const absl::Status admitted = AdmitToMetrics(*stream);
+      if (!admitted.ok()) return stream->Respond(RestError(admitted));
     }
     return pages_.Answer(std::move(stream));
   }

@@ -38,7 +38,8 @@ class WebFront final : private HttpHandler {
     std::vector<std::string> hosts;
     std::optional<tls::Identity> tls;
     bool site_certificate = false;  // the site's, which browsers know: no plain HTTP any more
-    // /metrics asks for a token or a session, as everything but /healthz does.
+    // Others than those on this machine reach the server: /metrics asks for an admin then, and for
+    // one in any case where it is asked by another name than loopback's, as by a proxy.
     bool closed_metrics = false;
   };
 
@@ -53,6 +54,8 @@ class WebFront final : private HttpHandler {
   void Handle(std::shared_ptr<HttpStream> stream) override;
   void HandleWeb(std::shared_ptr<HttpStream> stream);
   WebCaller CallerOf(const HttpStream& stream) const;
+  // Whether a request may have the figures, which are of all projects.
+  absl::Status AdmitToMetrics(const HttpStream& stream);
 
   const Served served_;
   const bool web_, closed_metrics_;

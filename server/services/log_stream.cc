@@ -1,8 +1,12 @@
 #include "server/services/log_stream.h"
 
-#include "common/rpc/channel.h"
-
 namespace sft::server {
+namespace {
+
+// Of an answer: of one look at several logs as much is sent of all together.
+constexpr int64_t kMostBytes = 256 << 10;
+
+}  // namespace
 absl::StatusOr<LogStore::Chunk> LogStream::ReadChunk(const Ingest::LogPlace& place) {
   if (request_.has_tail_lines()) {
     SFT_ASSIGN_OR_RETURN(const int64_t start,
@@ -10,7 +14,7 @@ absl::StatusOr<LogStore::Chunk> LogStream::ReadChunk(const Ingest::LogPlace& pla
     request_.set_offset(start);
     request_.clear_tail_lines();
   }
-  auto chunk = ingest_.logs().Read(place.stream, request_.offset(), rpc::kChunkBytes);
+  auto chunk = ingest_.logs().Read(place.stream, request_.offset(), kMostBytes);
   // A server that lost power may have fewer bytes than it has sent: the worker sends them again.
   if (absl::IsOutOfRange(chunk.status()) && request_.follow() && !place.ended) {
     return LogStore::Chunk{request_.offset(), ""};

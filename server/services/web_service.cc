@@ -11,13 +11,14 @@ void WebService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::WebCode> WebService::CreateCode(CallContext& call,
                                                    const v1::CreateCodeRequest&) {
-  if (sessions_.url().empty()) {
+  const std::string url = sessions_.url();
+  if (url.empty()) {
     return FailedPrecondition(
         "the web page of this server is off: its operator switches it on with --http HOST:PORT "
         "(docs/operations.md)");
   }
   v1::WebCode response;
-  response.set_url(sessions_.url());
+  response.set_url(url);
   if (call.caller().local) return response;
   response.set_code(sessions_.MakeCode(call.caller().token));
   constexpr int64_t kLifeUs = std::chrono::microseconds(WebSessions::kCodeLife).count();

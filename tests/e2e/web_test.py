@@ -247,6 +247,11 @@ class WebTest(harness.ServiceCase):
         self.assertEqual(json.loads(ask("POST", whoami, "{}", Cookie=cookie)[1])["user"]["name"], "admin")
         self.assertEqual(ask("GET", "/metrics", Cookie=cookie)[0].status, 200)
         self.assertEqual(ask("GET", "/metrics", Authorization=f"Bearer {token}")[0].status, 200)
+        # Figures are of all projects.
+        self.assertEqual(self.sftctl_as("admin", "user", "set", "ann", "--project", "vision=submitter").returncode, 0)
+        of_ann = self.sftctl_as("admin", "token", "create", "ann", "--expires", "1d").stdout.strip()
+        self.assertEqual(json.loads(ask("POST", whoami, "{}", Authorization=f"Bearer {of_ann}")[1])["user"]["name"], "ann")
+        self.assertEqual(ask("GET", "/metrics", Authorization=f"Bearer {of_ann}")[0].status, 403)
         self.assertEqual(ask("POST", "/session", code)[0].status, 401)
         self.assertEqual(ask("DELETE", "/session", Cookie=cookie)[0].status, 204)
         self.assertEqual(ask("POST", whoami, "{}", Cookie=cookie)[0].status, 401)
@@ -256,12 +261,14 @@ class WebTest(harness.ServiceCase):
         log = (self.dir / "server.log").read_text()
         for secret in (token, url.fragment[5:], cookie.partition("=")[2]):
             self.assertNotIn(secret, log)
-        # Without keys others on the network are not served.
-        refused = subprocess.run([str(harness.BUILD / "bin/sft-server"), "--listen", f"127.0.0.1:{harness.free_port()}",
-                                  "--http", f"0.0.0.0:{harness.free_port()}", "--data-dir", str(self.dir / "open")],
-                                 capture_output=True, text=True, timeout=harness.DEADLINE_S, check=False)
-        self.assertEqual(refused.returncode, 1)
-        self.assertIn("only loopback is served", refused.stderr)
+        # Without keys others on the network are not served, be it through a proxy.
+        for why, *options in (("only loopback is served", "--http", f"0.0.0.0:{harness.free_port()}"),
+                              ("may not be reached as sft.example.org", "--http-name", "sft.example.org")):
+            refused = subprocess.run([str(harness.BUILD / "bin/sft-server"), "--listen",
+                                      f"127.0.0.1:{harness.free_port()}", "--data-dir", str(self.dir / "open"), *options],
+                                     capture_output=True, text=True, timeout=harness.DEADLINE_S, check=False)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn(why, refused.stderr)
 
     def test_calls_of_several_threads_are_answered_side_by_side(self):
         self.start_all()

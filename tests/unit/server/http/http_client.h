@@ -15,13 +15,17 @@
 
 namespace sft::server {
 
-inline io::UniqueFd Dial(int port) {
-  io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+inline void Connect(const io::UniqueFd& fd, int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+}
+
+inline io::UniqueFd Dial(int port) {
+  io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Connect(fd, port);
   return fd;
 }
 

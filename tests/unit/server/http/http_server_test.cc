@@ -188,6 +188,24 @@ TEST_F(HttpServerTest, WhoReadsNothingDelaysNobodyAndIsCutOff) {
   EXPECT_LT(ReadUntil(fd).size(), size_t{64} << 20);
 }
 
+// A caller who takes some again and again, of whom more is asked.
+TEST_F(HttpServerTest, WhoReadsTooSlowlyIsCutOff) {
+  HttpServer::Options options = Patient();
+  options.limits.send = std::chrono::seconds(1);
+  options.limits.least_sent = 32 << 20;
+  Serve([](const Stream& stream) { stream->Respond(Text(std::string(64 << 20, 'x'))); }, options);
+  const io::UniqueFd fd = Dial(port());
+  Send(fd, Get("/"));
+  std::string bytes(256 << 10, '\0');
+  size_t received = 0;
+  // In no second a third of what is asked.
+  for (ssize_t got = 0; (got = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_WAITALL)) > 0;) {
+    received += static_cast<size_t>(got);
+    Clock::Real().Sleep(std::chrono::milliseconds(25));
+  }
+  EXPECT_LT(received, size_t{64} << 20);
+}
+
 TEST_F(HttpServerTest, SlowHeadsAreToldSoAndIdleConnectionsClosed) {
   HttpServer::Options options = Patient();
   options.limits.head = options.limits.idle = std::chrono::milliseconds(50);
@@ -234,6 +252,58 @@ TEST_F(HttpServerTest, WhenFullTheOldestIdleConnectionIsClosed) {
   EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
   EXPECT_EQ(ReadUntil(first), "");
   EXPECT_TRUE(IsOpen(second));
+}
+
+TEST_F(HttpServerTest, WhenFullWhoSendsNoBodyKeepsNobodyOut) {
+  HttpServer::Options options = Patient();
+  options.max_connections = 2;
+  Serve(Echo, options);
+  std::vector<io::UniqueFd> waited_for;
+  for (int i = 0; i < 2; ++i) {
+    waited_for.push_back(Dial(port()));
+    Send(waited_for.back(),
+         "POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+         "5\r\n\r\n");
+    ReadThrough(waited_for.back(), "100 Continue\r\n\r\n");
+  }
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
+  EXPECT_EQ(ReadUntil(waited_for.front()), "");
+  EXPECT_TRUE(IsOpen(waited_for.back()));
+}
+
+TEST(SubscriberOfTest, ANetworkOfASubscriberCountsAsOne) {
+  EXPECT_EQ(SubscriberOf("10.0.0.3"), "10.0.0.3");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:2::1"), "2001:db8:1:2::/64");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:2:a:b:c:d"), "2001:db8:1:2::/64");
+  EXPECT_EQ(SubscriberOf("2001:db8:1:3::1"), "2001:db8:1:3::/64");
+}
+
+// The time that this process has computed.
+std::chrono::microseconds Computed() {
+  rusage used{};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &used), 0);
+  const auto micros = [](const timeval& time) {
+    return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec);
+  };
+  return micros(used.ru_utime) + micros(used.ru_stime);
+}
+
+TEST_F(HttpServerTest, WhileDescriptorsAreOutItWaits) {
+  Serve(Echo);
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  const io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // The lowest number that was free is the last one that may be used.
+  const rlimit few{static_cast<rlim_t>(fd.get()) + 1, files.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Connect(fd, port());
+  Send(fd, Get("/yes"));
+  const std::chrono::microseconds before = Computed();
+  Clock::Real().Sleep(std::chrono::milliseconds(500));
+  EXPECT_LT(Computed() - before, std::chrono::milliseconds(250));
+  EXPECT_TRUE(IsOpen(fd));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(StatusOf(ReadUntil(fd)), 200);
 }
 
 TEST_F(HttpServerTest, WhoHangsUpIsGone) {
@@ -330,14 +400,9 @@ TEST_F(HttpServerTest, AStreamThatIsNotReadCostsNoTime) {
   const io::UniqueFd fd = Dial(port());
   Send(fd, Get("/"));
   ReadThrough(fd, "HTTP/1.1 200");
-  rusage before{}, after{};
-  ASSERT_EQ(::getrusage(RUSAGE_SELF, &before), 0);
+  const std::chrono::microseconds before = Computed();
   Clock::Real().Sleep(std::chrono::milliseconds(500));
-  ASSERT_EQ(::getrusage(RUSAGE_SELF, &after), 0);
-  const auto micros = [](const timeval& time) { return time.tv_sec * 1'000'000 + time.tv_usec; };
-  EXPECT_LT(micros(after.ru_utime) + micros(after.ru_stime) - micros(before.ru_utime) -
-                micros(before.ru_stime),
-            250'000);
+  EXPECT_LT(Computed() - before, std::chrono::milliseconds(250));
 }
 
 // A handler's thread that waits, as the OpenAI-compatible endpoint's do.

@@ -14,7 +14,7 @@ TEST_F(HealthPageTest, ItSaysThatTheDatabaseAnswers) {
   EXPECT_EQ(HealthPage(*store_).body, "ok\n");
 }
 
-int RefusalOf(const WebChecks& checks, std::vector<std::pair<std::string, std::string>> fields,
+int AnswerTo(const WebChecks& checks, std::vector<std::pair<std::string, std::string>> fields,
              bool is_1_0 = false) {
   HttpRequest request;
   request.method = "GET";
@@ -29,26 +29,26 @@ TEST(WebChecksTest, OnlyOwnNamesAreServed) {
   for (const char* host :
        {"127.0.0.1:7071", "127.0.0.1", "localhost:1", "LocalHost", "[::1]:7071", "[::1]",
         "127.0.0.2", "sft.example.org", "SFT.example.org:7071", "10.0.0.1", "[2001:db8::1]:7071"}) {
-    EXPECT_EQ(RefusalOf(checks, {{"host", host}}), 200) << host;
+    EXPECT_EQ(AnswerTo(checks, {{"host", host}}), 200) << host;
   }
   for (const char* host : {"evil.example", "evil.example:7071", "10.0.0.2",
                            "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]:7071",
                            "[::1", "user@localhost", "sft.example.org.evil.example"}) {
-    EXPECT_EQ(RefusalOf(checks, {{"host", host}}), 421) << host;
+    EXPECT_EQ(AnswerTo(checks, {{"host", host}}), 421) << host;
   }
-  EXPECT_EQ(RefusalOf(checks, {}, /*is_1_0=*/true), 200);
-  EXPECT_EQ(RefusalOf(checks, {{"host", "evil.example"}}, /*is_1_0=*/true), 421);
+  EXPECT_EQ(AnswerTo(checks, {}, /*is_1_0=*/true), 200);
+  EXPECT_EQ(AnswerTo(checks, {{"host", "evil.example"}}, /*is_1_0=*/true), 421);
 }
 
 TEST(WebChecksTest, OnlyOwnOriginsAreServed) {
   const WebChecks checks({});
   for (const char* origin : {"http://127.0.0.1:7071", "https://127.0.0.1:7071"}) {
-    EXPECT_EQ(RefusalOf(checks, {{"host", "127.0.0.1:7071"}, {"origin", origin}}), 200) << origin;
+    EXPECT_EQ(AnswerTo(checks, {{"host", "127.0.0.1:7071"}, {"origin", origin}}), 200) << origin;
   }
   for (const char* origin :
        {"null", "http://127.0.0.1", "http://127.0.0.1:8000", "http://evil.example",
         "http://localhost:7071", "ftp://127.0.0.1:7071"}) {
-    EXPECT_EQ(RefusalOf(checks, {{"host", "127.0.0.1:7071"}, {"origin", origin}}), 403) << origin;
+    EXPECT_EQ(AnswerTo(checks, {{"host", "127.0.0.1:7071"}, {"origin", origin}}), 403) << origin;
   }
 }
 

@@ -1,14 +1,10 @@
-// The REST API, sessions, the feed and the page's files, over HTTP to a whole server.
+// The REST API, the feed and the page's files, over HTTP to a whole server.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
-#include "common/base/json.h"
 #include "server/http/feed.h"
-#include "tests/unit/server/http/http_client.h"
-#include "tests/unit/server/services/secure_server.h"
+#include "tests/unit/server/http/rest_client.h"
 #include "tests/unit/server/services/services_fixture.h"
 
 namespace sft::server {
@@ -17,37 +13,6 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr char kAny[] = "127.0.0.1:0";
-
-int PortOf(const Server& server) {
-  const std::string address = server.http_address();
-  return std::stoi(address.substr(address.rfind(':') + 1));
-}
-
-std::string PostText(const std::string& path, const std::string& body,
-                     const std::string& more = "") {
-  return "POST " + path +
-         " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n" +
-         more + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
-}
-
-std::string BodyOf(const std::string& answer) {
-  const size_t end = answer.find("\r\n\r\n");
-  return end == answer.npos ? "" : answer.substr(end + 4);
-}
-
-json JsonIn(const std::string& answer) { return ParseJson(BodyOf(answer)); }
-
-// The value of a field of an answer's head.
-std::string FieldOf(const std::string& answer, const std::string& name) {
-  const size_t at = answer.find("\r\n" + name + ": ");
-  if (at == answer.npos || at > answer.find("\r\n\r\n")) return "";
-  const size_t begin = at + name.size() + 4;
-  return answer.substr(begin, answer.find("\r\n", begin) - begin);
-}
-
-std::string Bearer(const std::string& token) { return "Authorization: Bearer " + token + "\r\n"; }
 
 // A server that asks nobody for a token.
 class RestTest : public ServicesTest {
@@ -256,6 +221,9 @@ TEST_F(RestTest, TheFeedFollowsAJobToItsEnd) {
   EXPECT_EQ(NextEvent(feed, "job", so_far).second, "ended");
   EXPECT_EQ(StatusOf(GetPath("/api/v1/feed?job=job-none")), 404);
   EXPECT_EQ(StatusOf(GetPath("/api/v1/feed?nonsense=1")), 400);
+  const std::string twice = GetPath("/api/v1/feed?job=" + name + "&log=1:0&log=0:0&log=1:9");
+  EXPECT_EQ(StatusOf(twice), 400);
+  EXPECT_THAT(twice, HasSubstr("each rank is named once"));
 }
 
 TEST_F(RestTest, TheFeedTellsOfListsOnceASecond) {
@@ -296,160 +264,6 @@ TEST_F(RestTest, ManySilentFeedsHoldNoThreads) {
   const std::string name = SubmitOne();
   for (const io::UniqueFd& feed : feeds) ReadThrough(feed, "\"changed\":");
   EXPECT_EQ(StatusOf(Call("ClusterService/GetServerInfo", "{}")), 200);
-}
-
-// A server that asks for tokens.
-class SecureRestTest : public SecureServerTest {
- protected:
-  SecureRestTest() : SecureServerTest(kAny) {}
-  std::string Call(const std::string& method, const std::string& body, const std::string& more) {
-    return Talk(PortOf(*server_), PostText("/api/v1/" + method, body, more));
-  }
-  std::string Session(const std::string& body) {
-    return Talk(PortOf(*server_), PostText("/session", body));
-  }
-  // "Cookie: __Host-sft=..." of an answer that sets it.
-  static std::string CookieOf(const std::string& answer) {
-    const std::string set = FieldOf(answer, "Set-Cookie");
-    EXPECT_THAT(set, HasSubstr("; Path=/; Secure; HttpOnly; SameSite=Strict"));
-    return "Cookie: " + set.substr(0, set.find(';')) + "\r\n";
-  }
-  std::string WhoAmI(const std::string& more) { return Call("AuthService/WhoAmI", "{}", more); }
-};
-
-TEST_F(SecureRestTest, RightsAreThoseOfEveryTransport) {
-  const std::string ann = UserToken("ann", "alpha", v1::SUBMITTER);
-  const std::string vic = UserToken("vic", "alpha", v1::VIEWER);
-  const std::string bob = UserToken("bob", "beta", v1::SUBMITTER);
-  v1::Job job;
-  WatchOfNewJob(With(ann), &job);
-  const std::string named = "{\"name\": \"" + job.name() + "\"}";
-  for (const char* method :
-       {"JobService/GetJob", "JobService/WatchJob", "JobService/ReadTensorBoard"}) {
-    EXPECT_EQ(StatusOf(Call(method, named, "")), 401) << method;
-    EXPECT_EQ(StatusOf(Call(method, named, Bearer(bob))), 404) << method;
-  }
-  EXPECT_EQ(StatusOf(Talk(PortOf(*server_), Get("/api/v1/feed?job=" + job.name(), Bearer(bob)))),
-            404);
-  EXPECT_EQ(StatusOf(Talk(PortOf(*server_), Get("/api/v1/feed?jobs=1"))), 401);
-  EXPECT_EQ(StatusOf(Call("JobService/GetJob", named, Bearer(vic))), 200);
-  EXPECT_EQ(StatusOf(Call("JobService/CancelJob", named, Bearer(vic))), 403);
-  EXPECT_EQ(StatusOf(Call("AuthService/ListUsers", "{}", Bearer(ann))), 403);
-  EXPECT_EQ(FieldOf(Call("JobService/GetJob", named, ""), "WWW-Authenticate"), "Bearer");
-  EXPECT_EQ(StatusOf(Call("JobService/CancelJob", named, Bearer(ann))), 200);
-  const std::vector<v1::AuditRecord> audit = Audit();
-  const auto cancelled = std::ranges::find_if(audit, [](const v1::AuditRecord& record) {
-    return record.method() == "JobService.CancelJob" && record.outcome() == "OK";
-  });
-  ASSERT_NE(cancelled, audit.end());
-  EXPECT_EQ(cancelled->principal(), "ann");
-  EXPECT_THAT(cancelled->peer(), testing::StartsWith("ipv4:127.0.0.1:"));
-}
-
-TEST_F(SecureRestTest, NothingIsReadOfWhoIsNobody) {
-  const io::UniqueFd fd = Dial(PortOf(*server_));
-  Send(fd,
-       "POST /api/v1/JobService/ListJobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-       "application/json\r\n"
-       "Content-Length: 1000000\r\n\r\n");
-  EXPECT_EQ(StatusOf(ReadUntil(fd)), 401);
-}
-
-TEST_F(SecureRestTest, ASessionStandsForItsToken) {
-  const std::string ann = UserToken("ann", "alpha", v1::SUBMITTER);
-  EXPECT_EQ(StatusOf(WhoAmI("")), 401);
-  EXPECT_EQ(StatusOf(Session("{\"token\": \"sft_none_none\"}")), 401);
-  EXPECT_EQ(StatusOf(Session("{\"token\": \"" + join_token_ + "\"}")), 401);
-  EXPECT_EQ(StatusOf(Session("{}")), 400);
-  EXPECT_EQ(StatusOf(Session("rubbish")), 400);
-  const std::string opened = Session("{\"token\": \"" + ann + "\"}");
-  EXPECT_EQ(StatusOf(opened), 204);
-  const std::string cookie = CookieOf(opened);
-  EXPECT_EQ(cookie.find(ann), cookie.npos);
-  EXPECT_EQ(JsonIn(WhoAmI(cookie))["user"]["name"], "ann");
-  // A token that is shown counts, whatever cookie comes with it.
-  EXPECT_EQ(JsonIn(WhoAmI(cookie + Bearer(admin_token_)))["user"]["name"], "admin");
-  EXPECT_EQ(StatusOf(WhoAmI(cookie + Bearer("sft_none_none"))), 401);
-  EXPECT_EQ(StatusOf(WhoAmI("Cookie: __Host-sft=none\r\n")), 401);
-  // Its streams end with it.
-  const io::UniqueFd feed = Dial(PortOf(*server_));
-  Send(feed, Get("/api/v1/feed?jobs=1", cookie));
-  EXPECT_EQ(StatusOf(ReadThrough(feed, "\r\n\r\n")), 200);
-  const std::string ended = Talk(
-      PortOf(*server_),
-      "DELETE /session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + cookie + "\r\n");
-  EXPECT_EQ(StatusOf(ended), 204);
-  EXPECT_THAT(FieldOf(ended, "Set-Cookie"), HasSubstr("Max-Age=0"));
-  EXPECT_THAT(ReadUntil(feed), Not(HasSubstr("event: end")));
-  EXPECT_EQ(StatusOf(WhoAmI(cookie)), 401);
-}
-
-TEST_F(SecureRestTest, ARevokedTokenEndsItsSessions) {
-  const std::string ann = UserToken("ann", "alpha", v1::SUBMITTER);
-  const std::string cookie = CookieOf(Session("{\"token\": \"" + ann + "\"}"));
-  const io::UniqueFd feed = Dial(PortOf(*server_));
-  Send(feed, Get("/api/v1/feed?jobs=1", cookie));
-  EXPECT_EQ(StatusOf(ReadThrough(feed, "\r\n\r\n")), 200);
-  EXPECT_EQ(StatusOf(Call("AuthService/RevokeToken",
-                          "{\"id\": \"" + last_token_.token().id() + "\"}", Bearer(admin_token_))),
-            200);
-  EXPECT_THAT(ReadUntil(feed), HasSubstr("UNAUTHENTICATED"));
-  EXPECT_EQ(StatusOf(WhoAmI(cookie)), 401);
-}
-
-TEST_F(SecureRestTest, ACodeOpensASessionOnce) {
-  const json made =
-      JsonIn(Call("WebService/CreateCode", "{}", Bearer(UserToken("ann", "alpha", v1::VIEWER))));
-  EXPECT_EQ(made["url"], "http://" + server_->http_address());
-  const std::string body = "{\"code\": \"" + made["code"].get<std::string>() + "\"}";
-  const std::string opened = Session(body);
-  EXPECT_EQ(StatusOf(opened), 204);
-  EXPECT_EQ(JsonIn(WhoAmI(CookieOf(opened)))["user"]["name"], "ann");
-  EXPECT_EQ(StatusOf(Session(body)), 401);
-  EXPECT_EQ(StatusOf(Session("{\"code\": \"x\", \"token\": \"y\"}")), 400);
-  // Another site's page opens none.
-  EXPECT_EQ(StatusOf(Talk(PortOf(*server_),
-                          PostText("/session", body, "Sec-Fetch-Site: cross-site\r\n"))),
-            403);
-}
-
-TEST(WebSessionsTest, EndWhenIdleAndCodesInAMinute) {
-  FakeClock clock;
-  WebSessions sessions(clock);
-  const std::string secret = sessions.Open("token");
-  clock.Advance(WebSessions::kIdle - std::chrono::seconds(1));
-  EXPECT_EQ(sessions.TokenOf(secret), "token");
-  clock.Advance(WebSessions::kIdle - std::chrono::seconds(1));
-  EXPECT_TRUE(sessions.Has(secret));
-  EXPECT_EQ(sessions.TokenOf("another"), "");
-  clock.Advance(std::chrono::seconds(1));
-  EXPECT_FALSE(sessions.Has(secret));
-  EXPECT_EQ(sessions.TokenOf(secret), "");
-  const std::string code = sessions.MakeCode("token"), late = sessions.MakeCode("token");
-  EXPECT_EQ(sessions.TakeCode(code), "token");
-  EXPECT_EQ(sessions.TakeCode(code), std::nullopt);
-  clock.Advance(WebSessions::kCodeLife);
-  EXPECT_EQ(sessions.TakeCode(late), std::nullopt);
-}
-
-TEST_F(SecureRestTest, WithoutThePageThereIsOnlyWhatThereWas) {
-  const std::string dir = io::MakeTempDir("rest-test").value();
-  Server::Settings settings;
-  settings.data_dir = dir;
-  settings.listen = {"127.0.0.1", 0};
-  settings.http = kAny;
-  const auto server = Server::Start(settings, Clock::Real()).value();
-  EXPECT_EQ(server->web_url(), "");
-  EXPECT_EQ(StatusOf(Talk(PortOf(*server), Get("/healthz"))), 200);
-  for (const char* path : {"/", "/api/v1/openapi.json", "/session", "/assets/icon.svg"}) {
-    EXPECT_EQ(StatusOf(Talk(PortOf(*server), Get(path))), 404) << path;
-  }
-  // Of an open server others on the network get nothing.
-  settings.http = "0.0.0.0:0";
-  settings.data_dir = io::MakeTempDir("rest-test").value();
-  EXPECT_TRUE(absl::IsPermissionDenied(Server::Start(settings, Clock::Real()).status()));
-  (void)io::RemoveAll(dir);
-  (void)io::RemoveAll(settings.data_dir);
 }
 
 }  // namespace

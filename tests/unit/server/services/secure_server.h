@@ -36,8 +36,8 @@ gpus_per_node = 1
 // A server with TLS on loopback, as `sft-server init` and --require-token make it.
 class SecureServerTest : public testing::Test {
  protected:
-  // `http`: as Settings::http; not "off" with the web page.
-  explicit SecureServerTest(const std::string& http = "off")
+  // `http`: as Settings::http; not "off" with the web page, by these names.
+  explicit SecureServerTest(const std::string& http = "off", std::vector<std::string> names = {})
       : dir_(io::MakeTempDir("secure-test").value()) {
     const std::string told = Initialise(dir_, {}, Clock::Real()).value();
     admin_token_ = Word(told, "admin token ");
@@ -48,6 +48,7 @@ class SecureServerTest : public testing::Test {
     settings.listen = {"127.0.0.1", 0};
     settings.http = http;
     settings.web.web = http != "off";
+    settings.web.names = std::move(names);
     settings.require_token = true;
     auto server = Server::Start(settings, Clock::Real());
     EXPECT_TRUE(server.ok()) << server.status();
