@@ -120,8 +120,12 @@ Overrides OverridesOf(const PendingJob& job, const Change& change) {
 
 std::string SubmitCommand(const v1::SubmitJobRequest& request) {
   std::string command = "sftctl submit " + ShellWord(request.file_name());
-  for (const v1::Override& each : request.overrides()) {
-    command += " --set " + ShellWord(each.key() + "=" + each.value());
+  for (int i = 0; i < request.overrides_size(); ++i) {
+    const v1::Override& each = request.overrides(i);
+    const bool wins =
+        std::none_of(request.overrides().begin() + i + 1, request.overrides().end(),
+                     [&](const v1::Override& later) { return later.key() == each.key(); });
+    if (wins) command += " --set " + ShellWord(each.key() + "=" + each.value());
   }
   if (!request.project().empty() && request.project() != kDefaultProject) {
     command += " --project " + ShellWord(request.project());
