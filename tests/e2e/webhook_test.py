@@ -116,7 +116,7 @@ class WebhookTest(ServiceCase):
         receiver = self.receiver(port)
         self.start_server(*ALLOW)
         wait_until("both events", lambda: sorted(set(receiver.types())) == ["job.failed", "job.queued"])
-        failed = json.loads(receiver.got[-1][2])["data"]
+        failed = next(json.loads(body)["data"] for _, _, body in receiver.got if json.loads(body)["type"] == "job.failed")
         self.assertEqual(failed["verdict"]["domain"], "user")
         receiver.status = 410
         result = self.sftctl("webhook", "test", hook["id"])

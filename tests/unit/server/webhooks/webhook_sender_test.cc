@@ -58,7 +58,7 @@ TEST_F(WebhookTest, AJobsLifeIsToldInItsOrderAndEachEventOnce) {
   const auto failed = ParseJson(receiver_.posts[5].body);
   EXPECT_EQ(failed.at("data").at("job"), "projects/default/jobs/" + job);
   EXPECT_EQ(failed.at("data").at("verdict"),
-            (nlohmann::json{{"code", "bad_data"}, {"domain", "user"}}));
+            (nlohmann::json{{"code", "bad_data"}, {"domain", "user"}, {"node", "a"}}));
   EXPECT_EQ(failed.at("data").at("attempt"), 2);
   EXPECT_TRUE(ParseUtc(failed.at("timestamp").get<std::string>()).has_value());
   EXPECT_EQ(ParseJson(receiver_.posts[2].body).at("data").at("step"), 10);
