@@ -76,7 +76,9 @@ void SimOperator::Remove(SimNode& node, bool force, int boots) {
   // It has been on again, and what it began then may live: --force would be a lie.
   if (node.boots() != boots) return;
   const absl::Status removed = Call([&](server::Database& db) {
-    return server::RemoveNode(db, node.name(), server_.process()->registry.Get(node.name()), force);
+    const server::WorkerRegistry& registry = server_.process()->registry;
+    return server::RemoveNode(db, node.name(), registry.Get(node.name()), force, "ops",
+                              registry.now_us());
   });
   if (removed.ok()) return done_(FleetChange::kRemoved, node.name());
   events_.After(kTryAgain, [this, &node, force, boots] { Remove(node, force, boots); });
