@@ -189,6 +189,15 @@ ExitCode TestHook(Connection& connection, const WebhookOptions& options, bool js
   if (!sent.ok()) return Fail(connection, sent.status());
   const MonoTime end = connection.clock().Mono() + kTestTime;
   Delivery tried = *sent;
+  const int64_t rests_s = sent->next_try_time().seconds() - sent->create_time().seconds();
+  if (sent->state() == Delivery::WAITING && rests_s > kTestTime.count()) {
+    connection.console().err << fmt::format(
+        "It rests after tries that failed or took long, so the test is not sent before {}: `sftctl "
+        "webhook deliveries {}` then shows what came of it.\n",
+        Utc(sent->next_try_time()), options.id);
+    PrintDeliveries(connection, {tried}, json);
+    return kUnreachable;
+  }
   while (tried.state() == Delivery::WAITING && tried.tries() == 0) {
     if (connection.clock().Mono() >= end) break;
     connection.clock().Sleep(kTestLook);

@@ -52,13 +52,24 @@ std::function<double()> Chance() {
   };
 }
 
+// Who adds webhooks whose names take long to look up keeps none from being sent.
+struct WebhookGuards {
+  AddressGuard sends, adds;
+};
+
+absl::StatusOr<WebhookGuards> MakeGuards(const std::vector<std::string>& allowed) {
+  SFT_ASSIGN_OR_RETURN(AddressGuard sends, AddressGuard::Make(allowed));
+  SFT_ASSIGN_OR_RETURN(AddressGuard adds, AddressGuard::Make(allowed));
+  return WebhookGuards{std::move(sends), std::move(adds)};
+}
+
 }  // namespace
 
 // Members in the order of construction; destroyed in reverse.
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
-        std::unique_ptr<Access> loaded_access, AddressGuard guard, bool open,
+        std::unique_ptr<Access> loaded_access, WebhookGuards guards, bool open,
         const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
@@ -98,9 +109,9 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models, &secrets),
         webhook_secrets(settings.data_dir + "/webhooks"),
-        webhook_transport(guard, HttpOptionsOf(settings.webhook_ca)),
+        webhook_transport(std::move(guards.sends), HttpOptionsOf(settings.webhook_ca)),
         webhook_sender(*store, webhook_secrets, webhook_transport, clock, Chance()),
-        webhooks(*store, clock, webhook_secrets, std::move(guard),
+        webhooks(*store, clock, webhook_secrets, std::move(guards.adds),
                  [this] { webhook_sender.Wake(); }),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         waits(*store, registry, intake, clock),
@@ -258,11 +269,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   if (credentials.has_value()) authority = credentials->authority;
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,
                        Access::Load(*store, clock, std::move(authority)));
-  SFT_ASSIGN_OR_RETURN(AddressGuard guard, AddressGuard::Make(settings.webhook_allow));
+  SFT_ASSIGN_OR_RETURN(WebhookGuards guards, MakeGuards(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
   server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
                                            std::move(checkpoint_blobs), std::move(access),
-                                           std::move(guard), open, settings, clock);
+                                           std::move(guards), open, settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,

@@ -6,6 +6,7 @@
 #include "common/io/sha256.h"
 #include "server/state/names.h"
 #include "server/store/access.h"
+#include "server/store/webhooks.h"
 
 namespace sft::server {
 namespace {
@@ -33,6 +34,32 @@ std::string Time(int64_t us) { return FormatUtc(FromUnixMicros(us)); }
 
 int64_t Micros(Nanos duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
+}
+
+// Whether the user may read of the project's jobs; of an empty one, of the whole server.
+bool MayRead(const UserRecord& user, const std::string& project) {
+  if (user.admin) return true;
+  const auto role = user.roles.find(project);
+  return role != user.roles.end() && role->second >= Role::kViewer;
+}
+
+// A webhook goes on without its maker. Only what this change takes away counts: one that somebody
+// else has turned on since stays on.
+absl::Status PutHooksOff(Database& db, const UserRecord& before, const UserRecord& after,
+                         int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(std::vector<store::WebhookRecord> hooks,
+                       store::ListWebhooks(db, std::nullopt));
+  for (store::WebhookRecord& hook : hooks) {
+    if (hook.created_by != before.name || hook.off_us > 0) continue;
+    if (!MayRead(before, hook.project) || MayRead(after, hook.project)) continue;
+    const std::string what = hook.project.empty() ? "the whole server" : "project " + hook.project;
+    const std::string reason =
+        after.name.empty()
+            ? fmt::format("{}, who made it, was removed", before.name)
+            : fmt::format("{}, who made it, may no longer read {}", before.name, what);
+    SFT_RETURN_IF_ERROR(store::SwitchOff(db, hook, reason, now_us));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -171,6 +198,12 @@ std::vector<NodeKeyRecord> Access::NodeKeys() const {
   return keys;
 }
 
+UserRecord Access::Known(const std::string& name) const {
+  const MutexLock lock(mutex_);
+  const auto found = users_.find(name);
+  return found == users_.end() ? UserRecord() : found->second;
+}
+
 absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
   const MutexLock changing(changing_);
   if (!IsValidLabel(user.name)) {
@@ -186,8 +219,13 @@ absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
     }
   }
   const int64_t now = now_us();
-  SFT_RETURN_IF_ERROR(
-      store_.Write([&](Database& db) { return store::PutUser(db, user, now); }, actor.audit));
+  const UserRecord before = Known(user.name);
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_RETURN_IF_ERROR(store::PutUser(db, user, now));
+        return PutHooksOff(db, before, user, now);
+      },
+      actor.audit));
   {
     const MutexLock lock(mutex_);
     users_[user.name] = user;
@@ -199,8 +237,13 @@ absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
 absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
   const MutexLock changing(changing_);
   const int64_t now = now_us();
-  SFT_RETURN_IF_ERROR(
-      store_.Write([&](Database& db) { return store::RemoveUser(db, name, now); }, actor.audit));
+  const UserRecord before = Known(name);
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_RETURN_IF_ERROR(store::RemoveUser(db, name, now));
+        return PutHooksOff(db, before, {}, now);
+      },
+      actor.audit));
   {
     const MutexLock lock(mutex_);
     users_.erase(name);

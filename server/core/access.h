@@ -39,6 +39,8 @@ class Access {
   void WhenRightsChange(std::function<void()> tell) { rights_changed_ = std::move(tell); }
 
   std::vector<UserRecord> Users() const;
+  // Both put off the webhooks that the user has made and that hear of what the user may no longer
+  // read.
   absl::Status PutUser(const UserRecord& user, const Actor& actor = {});
   absl::Status RemoveUser(const std::string& name, const Actor& actor = {});
 
@@ -64,6 +66,8 @@ class Access {
   Access(Store& store, Clock& clock, std::optional<tls::Identity> authority)
       : store_(store), clock_(clock), authority_(std::move(authority)) {}
   absl::Status Reload();
+  // As the user is now; without rights where there is none of that name.
+  UserRecord Known(const std::string& name) const SFT_EXCLUDES(mutex_);
   absl::StatusOr<Principal> OfRecord(const TokenRecord& token) const SFT_REQUIRES(mutex_);
   // Checks that the token may replace a key already registered under the name.
   absl::Status CheckNewKey(const TokenRecord& token, const std::string& node,

@@ -573,7 +573,8 @@ CREATE TABLE tallies (
                                      {17, R"sql(
 -- Addresses that are told of events. project: whose; empty: of the whole server. Their secrets are
 -- files beside the database. format: 1 standard, 2 slack. events: names with commas between them;
--- empty: all. off_us: when it was put off; 0: it is on. failures: in a row.
+-- empty: all. off_us: when it was put off; 0: it is on. failures: in a row. tried_us: the last try.
+-- told: its deliveries so far.
 CREATE TABLE webhooks (
   id TEXT NOT NULL PRIMARY KEY,
   project TEXT NOT NULL,
@@ -586,7 +587,9 @@ CREATE TABLE webhooks (
   off_reason TEXT NOT NULL DEFAULT '',
   failures INTEGER NOT NULL DEFAULT 0,
   rest_until_us INTEGER NOT NULL DEFAULT 0,
-  delivered_us INTEGER NOT NULL DEFAULT 0
+  delivered_us INTEGER NOT NULL DEFAULT 0,
+  tried_us INTEGER NOT NULL DEFAULT 0,
+  told INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX webhooks_by_project ON webhooks (project);
 
@@ -607,7 +610,7 @@ CREATE TABLE webhook_deliveries (
   error TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX webhook_deliveries_of_hook ON webhook_deliveries (hook, state, sequence);
-CREATE INDEX webhook_deliveries_due ON webhook_deliveries (next_us) WHERE state = 1;
+CREATE INDEX webhook_deliveries_due ON webhook_deliveries (hook, next_us) WHERE state = 1;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -145,7 +145,8 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                                  const std::string& file_name,
                                                  const Overrides& overrides,
                                                  const FolderReader& reader,
-                                                 const JobRecord* resumed) {
+                                                 const PrepareOptions& way) {
+  const JobRecord* const resumed = way.resumed;
   SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
   std::vector<spec::Override> list;
   for (const v1::Override& override : overrides) {
@@ -168,8 +169,8 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
     CheckGraderPrograms(*fleet, resolution);
-    SFT_RETURN_IF_ERROR(
-        PinModel(planner_.fleet(), planner_.hub(), reader.project, resumed, resolution));
+    SFT_RETURN_IF_ERROR(PinModel(planner_.fleet(), way.ask_hub ? planner_.hub() : nullptr,
+                                 reader.project, resumed, resolution));
     SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));
   }
   if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
@@ -351,20 +352,20 @@ absl::Status JobIntake::CheckRoom(const JobRecord& job, const std::vector<JobFil
 }
 
 absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobRequest& request,
-                                                       const std::string& principal, int together,
-                                                       const JobRecord* resumed) {
+                                                       const std::string& principal,
+                                                       const PrepareOptions& options) {
   SFT_RETURN_IF_ERROR(CheckProject(request.project()));
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides(),
-                            {principal, ProjectOf(request.project())}, resumed));
-  if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
+                            {principal, ProjectOf(request.project())}, options));
+  if (options.resumed != nullptr) CheckFixedValues(*options.resumed, resolution);
   Prepared prepared;
   Outcome& outcome = prepared.outcome;
   outcome.problems = resolution.problems;
   if (!outcome.problems.empty()) return prepared;
   prepared.job = MakeJob(request, resolution, principal);
-  SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, together, resolution));
+  SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, options.together, resolution));
   SFT_ASSIGN_OR_RETURN(Files files, CheckFiles(request, resolution));
   prepared.files = std::move(files.found);
   outcome.missing_files = std::move(files.missing);
@@ -372,7 +373,7 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   for (const std::string& key : files.newer) {
     prepared.job.newer_keys += (prepared.job.newer_keys.empty() ? "" : ", ") + key;
   }
-  if (resumed == nullptr || ReadsAdapterOnResume(resolution.spec)) {
+  if (options.resumed == nullptr || ReadsAdapterOnResume(resolution.spec)) {
     SFT_RETURN_IF_ERROR(CheckAdapter(store_, prepared.job.project, resolution, prepared.files));
   }
   if (request.validate_only()) {
@@ -432,8 +433,8 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest&
     SFT_ASSIGN_OR_RETURN(files, store::FilesOfJob(db, ended.id));
     return absl::OkStatus();
   }));
-  SFT_ASSIGN_OR_RETURN(Prepared prepared,
-                       Prepare(SubmitOfResume(ended, files, request), actor.name, 1, &ended));
+  SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(SubmitOfResume(ended, files, request), actor.name,
+                                                  {.resumed = &ended}));
   outcome = std::move(prepared.outcome);
   outcome.file_name = ended.file_name;
   if (!outcome.problems.empty()) return outcome;

@@ -15,6 +15,17 @@
 
 namespace sft::server {
 
+// What JobIntake::Prepare goes by beside the request.
+struct PrepareOptions {
+  // Jobs that are submitted at once, this one among them, for the project's limit.
+  int together = 1;
+  // The ended job that it goes on with, whose checkpoints it has to fit; null: none.
+  const JobRecord* resumed = nullptr;
+  // False: no model hub is asked, which may take seconds, and a name that only it knows stays as it
+  // is.
+  bool ask_hub = true;
+};
+
 // From a job file's text to a job: the server alone reads job files. Thread-safe.
 class JobIntake {
  public:
@@ -51,24 +62,21 @@ class JobIntake {
   absl::StatusOr<Outcome> Resume(const v1::ResumeJobRequest& request, const Actor& actor);
 
   // All of Submit but storing: where the outcome holds no problem, the rows that it would store.
-  // `together`: jobs that are submitted at once, this one among them, for the project's limit.
   struct Prepared {
     Outcome outcome;
     JobRecord job;
     std::vector<JobFileRecord> files;
   };
-  // `resumed`: the ended job that it goes on with, whose checkpoints it has to fit.
   absl::StatusOr<Prepared> Prepare(const v1::SubmitJobRequest& request,
-                                   const std::string& principal, int together = 1,
-                                   const JobRecord* resumed = nullptr);
+                                   const std::string& principal,
+                                   const PrepareOptions& options = {});
 
  private:
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
-  // Resolves the text, and checks what only the server knows: types, variants, models. `resumed` as
-  // of Prepare.
+  // Resolves the text, and checks what only the server knows: types, variants, models.
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
                                         const Overrides& overrides, const FolderReader& reader,
-                                        const JobRecord* resumed = nullptr);
+                                        const PrepareOptions& options = {});
   // That no path leads into the folder of another project's job.
   absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
   // A data set that the project has sent.

@@ -109,8 +109,9 @@ absl::StatusOr<Sweeps::Sweep> Sweeps::Submit(const v1::SubmitSweepRequest& reque
   std::vector<JobFileRecord> files;
   for (int64_t i = 0; i < count; ++i) {
     const v1::SubmitJobRequest job = JobOf(request, i, sweep);
-    SFT_ASSIGN_OR_RETURN(JobIntake::Prepared prepared,
-                         intake_.Prepare(job, actor.name, static_cast<int>(count - i)));
+    SFT_ASSIGN_OR_RETURN(
+        JobIntake::Prepared prepared,
+        intake_.Prepare(job, actor.name, {.together = static_cast<int>(count - i)}));
     if (!prepared.outcome.problems.empty() || !prepared.outcome.missing_files.empty()) {
       result.refused = std::move(prepared.outcome);
       return result;

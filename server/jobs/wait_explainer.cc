@@ -6,6 +6,7 @@
 
 #include "common/base/duration.h"
 #include "common/base/plain_text.h"
+#include "common/hub/model_name.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
 #include "server/resume/resume_values.h"
@@ -217,10 +218,13 @@ absl::StatusOr<v1::WaitExplanation> WaitExplainer::ExplainNew(const v1::SubmitJo
                                                               const std::string& principal) {
   const std::string key = io::Sha256Hex(principal + "\n" + request.SerializeAsString());
   if (auto kept = Kept(key)) return *std::move(kept);
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Turn> turn, Turn::Take(*this));
+  // Before its turn: a model hub may be slow to answer, and others need nothing of it.
   SFT_ASSIGN_OR_RETURN(JobIntake::Prepared prepared, intake_.Prepare(request, principal));
   v1::WaitExplanation explanation;
   if (!prepared.outcome.problems.empty()) return explanation;
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Turn> turn, Turn::Take(*this));
+  // Another call may have asked the same meanwhile.
+  if (auto kept = Kept(key)) return *std::move(kept);
   Known known;
   known.job = std::move(prepared.job);
   known.files = std::move(prepared.files);
@@ -280,9 +284,14 @@ absl::StatusOr<v1::WaitExplanation> WaitExplainer::Answer(const Known& known) {
 
 std::optional<PendingJob> WaitExplainer::Reshape(const Known& known, const Change& change) const {
   const PendingJob job = ToPending(known.job);
-  const v1::SubmitJobRequest request =
-      SubmitAgain(known.job, known.files, OverridesOf(job, change));
-  const absl::StatusOr<JobIntake::Prepared> prepared = intake_.Prepare(request, known.job.owner);
+  Overrides overrides = OverridesOf(job, change);
+  // The commit that it has, so that no hub is asked.
+  const auto model = hub::ParseModelName(known.job.model);
+  if (model.has_value() && hub::IsCommit(model->revision)) {
+    Set("job.model", known.job.model, overrides);
+  }
+  const absl::StatusOr<JobIntake::Prepared> prepared = intake_.Prepare(
+      SubmitAgain(known.job, known.files, overrides), known.job.owner, {.ask_hub = false});
   // It need not fit into other GPUs, nor its batch be divided by another number of them.
   if (!prepared.ok() || !prepared->outcome.problems.empty()) return std::nullopt;
   PendingJob changed = ToPending(prepared->job);

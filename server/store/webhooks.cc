@@ -15,7 +15,7 @@ namespace {
 
 #define SFT_HOOK_COLUMNS                                                                     \
   "id, project, url, format, events, created_by, created_us, off_us, off_reason, failures, " \
-  "rest_until_us, delivered_us"
+  "rest_until_us, delivered_us, tried_us"
 #define SFT_DELIVERY_COLUMNS                                                              \
   "d.sequence, d.id, d.hook, d.type, d.body, d.created_us, d.state, d.tries, d.next_us, " \
   "d.last_us, d.status, d.error"
@@ -40,6 +40,7 @@ WebhookRecord ReadHook(const Statement& row) {
   hook.failures = static_cast<int>(row.Int(9));
   hook.rest_until_us = row.Int(10);
   hook.delivered_us = row.Int(11);
+  hook.tried_us = row.Int(12);
   return hook;
 }
 
@@ -56,6 +57,15 @@ DeliveryRecord ReadDelivery(const Statement& row) {
           row.Int(9),
           static_cast<int>(row.Int(10)),
           row.Text(11)};
+}
+
+absl::StatusOr<std::vector<WebhookRecord>> ReadHooks(Statement& list) {
+  std::vector<WebhookRecord> hooks;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return hooks;
+    hooks.push_back(ReadHook(list));
+  }
 }
 
 absl::StatusOr<std::vector<DeliveryRecord>> ReadDeliveries(Statement& list) {
@@ -144,12 +154,7 @@ absl::StatusOr<std::vector<WebhookRecord>> ListWebhooks(Database& db,
           "SELECT " SFT_HOOK_COLUMNS
           " FROM webhooks WHERE ?1 IS NULL OR project = ?1 ORDER BY project, created_us, id"));
   project.has_value() ? list.Bind(*project) : list.BindNull();
-  std::vector<WebhookRecord> hooks;
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
-    if (!row) return hooks;
-    hooks.push_back(ReadHook(list));
-  }
+  return ReadHooks(list);
 }
 
 absl::Status DeleteWebhook(Database& db, const std::string& id) {
@@ -160,15 +165,16 @@ absl::Status DeleteWebhook(Database& db, const std::string& id) {
 absl::Status UpdateWebhook(Database& db, const WebhookRecord& hook) {
   SFT_ASSIGN_OR_RETURN(Statement update,
                        db.Prepare("UPDATE webhooks SET off_us = ?, off_reason = ?, failures = ?, "
-                                  "rest_until_us = ?, delivered_us = ? WHERE id = ?"));
+                                  "rest_until_us = ?, delivered_us = ?, tried_us = ? WHERE id = "
+                                  "?"));
   update.Bind(hook.off_us).Bind(hook.off_reason).Bind(hook.failures).Bind(hook.rest_until_us);
-  return update.Bind(hook.delivered_us).Bind(hook.id).Run();
+  return update.Bind(hook.delivered_us).Bind(hook.tried_us).Bind(hook.id).Run();
 }
 
 absl::Status SwitchOn(Database& db, const std::string& id) {
   SFT_ASSIGN_OR_RETURN(Statement update,
-                       db.Prepare("UPDATE webhooks SET off_us = 0, off_reason = '', failures = 0, "
-                                  "rest_until_us = 0 WHERE id = ?"));
+                       db.Prepare("UPDATE webhooks SET off_us = 0, off_reason = '', failures = 0 "
+                                  "WHERE id = ? AND off_us > 0"));
   return update.Bind(id).Run();
 }
 
@@ -213,21 +219,50 @@ absl::StatusOr<std::string> Enqueue(Database& db, const std::string& hook, const
     insert.Bind(id).Bind(hook).Bind(type).Bind(body).Bind(now_us).Bind(now_us);
     SFT_RETURN_IF_ERROR(insert.Run());
   }
-  SFT_RETURN_IF_ERROR(DropOldest(db, hook));
+  int64_t told = 0;
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement count,
+        db.Prepare("UPDATE webhooks SET told = told + 1 WHERE id = ? RETURNING told"));
+    SFT_RETURN_IF_ERROR(count.Bind(hook).Step().status());
+    told = count.Int(0);
+  }
+  // It walks over all that wait, in the transaction of what happened.
+  if (told % kTrimEvery == 0) SFT_RETURN_IF_ERROR(DropOldest(db, hook));
   return id;
 }
 
-absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, int64_t now_us) {
+absl::StatusOr<std::vector<WebhookRecord>> ReadyHooks(Database& db, int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT " SFT_HOOK_COLUMNS
+                 " FROM webhooks w WHERE w.off_us = 0 AND w.rest_until_us <= ?1 AND EXISTS (SELECT "
+                 "1 FROM webhook_deliveries d INDEXED BY webhook_deliveries_due WHERE d.hook = "
+                 "w.id AND d.state " SFT_WAITS " AND d.next_us <= ?1) ORDER BY w.tried_us, w.id"));
+  list.Bind(now_us);
+  return ReadHooks(list);
+}
+
+absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, const std::string& hook,
+                                                           int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(
       Statement next,
-      db.Prepare(
-          "SELECT " SFT_DELIVERY_COLUMNS
-          " FROM webhook_deliveries d JOIN webhooks w ON w.id = d.hook WHERE d.state " SFT_WAITS
-          " AND d.next_us <= ?1 AND w.off_us = 0 AND w.rest_until_us <= ?1 ORDER BY "
-          "w.failures > 0, d.next_us, d.sequence LIMIT 1"));
-  SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(now_us).Step());
+      db.Prepare("SELECT " SFT_DELIVERY_COLUMNS
+                 " FROM webhook_deliveries d INDEXED BY webhook_deliveries_due WHERE d.hook = ? "
+                 "AND d.state " SFT_WAITS
+                 " AND d.next_us <= ? ORDER BY d.next_us, d.sequence LIMIT 1"));
+  SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(hook).Bind(now_us).Step());
   if (!row) return std::optional<DeliveryRecord>();
   return std::optional<DeliveryRecord>(ReadDelivery(next));
+}
+
+absl::StatusOr<int64_t> CountWaiting(Database& db, const std::string& hook,
+                                     const std::string& type) {
+  SFT_ASSIGN_OR_RETURN(Statement count,
+                       db.Prepare("SELECT count(*) FROM webhook_deliveries WHERE hook = ? AND "
+                                  "state " SFT_WAITS " AND type = ?"));
+  SFT_RETURN_IF_ERROR(count.Bind(hook).Bind(type).Step().status());
+  return count.Int(0);
 }
 
 absl::Status UpdateDelivery(Database& db, const DeliveryRecord& delivery) {

@@ -17,6 +17,8 @@ enum class DeliveryState : int { kWaiting = 1, kDelivered = 2, kFailed = 3, kDro
 // Hooks of a project (of the server: the same), deliveries of a hook that wait, and those that
 // ended and are kept.
 inline constexpr int kMaxHooks = 20, kMaxWaiting = 1000, kMaxEnded = 1000;
+// Only each time that a hook has been told so much more it is looked for those beyond kMaxWaiting.
+inline constexpr int kTrimEvery = 64;
 
 // An address that is told of events.
 struct WebhookRecord {
@@ -32,6 +34,7 @@ struct WebhookRecord {
   int failures = 0;           // tries in a row
   int64_t rest_until_us = 0;  // no try before
   int64_t delivered_us = 0;   // the last time that it took something
+  int64_t tried_us = 0;       // the last try; 0: none
 };
 
 // One event for one hook.
@@ -61,9 +64,11 @@ absl::StatusOr<std::vector<WebhookRecord>> ListWebhooks(Database& db,
                                                         const std::optional<std::string>& project);
 // With its deliveries.
 absl::Status DeleteWebhook(Database& db, const std::string& id);
-// Stores what deliveries change: off_us, off_reason, failures, rest_until_us, delivered_us.
+// Stores what deliveries change: off_us, off_reason, failures, rest_until_us, delivered_us,
+// tried_us.
 absl::Status UpdateWebhook(Database& db, const WebhookRecord& hook);
-// A hook that was put off is told what comes from now on.
+// A hook that was put off is told what comes from now on; if it rests, it goes on resting. One that
+// is on stays as it is.
 absl::Status SwitchOn(Database& db, const std::string& id);
 // It is told nothing more, and what waits for it has failed.
 absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& reason,
@@ -73,12 +78,18 @@ absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& rea
 // empty project the server's.
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
                                                   const std::string& type);
-// A new delivery, which is due now; its id. Beyond kMaxWaiting the oldest one is dropped.
+// A new delivery, which is due now; its id. Of those beyond kMaxWaiting the oldest are dropped,
+// kTrimEvery at a time.
 absl::StatusOr<std::string> Enqueue(Database& db, const std::string& hook, const std::string& type,
                                     const std::string& body, int64_t now_us);
-// The delivery that has been due for longest, of a hook that is on and does not rest; those of
-// hooks that take what they are sent come before those of others.
-absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, int64_t now_us);
+// Hooks that are on, do not rest and have a delivery that is due; tried longest ago first.
+absl::StatusOr<std::vector<WebhookRecord>> ReadyHooks(Database& db, int64_t now_us);
+// The delivery of the hook that has been due for longest.
+absl::StatusOr<std::optional<DeliveryRecord>> NextDelivery(Database& db, const std::string& hook,
+                                                           int64_t now_us);
+// How many deliveries of one event wait for the hook.
+absl::StatusOr<int64_t> CountWaiting(Database& db, const std::string& hook,
+                                     const std::string& type);
 // Stores state, tries, next_us, last_us, status and error; forgets the oldest beyond kMaxEnded.
 // NOT_FOUND where the hook was removed meanwhile.
 absl::Status UpdateDelivery(Database& db, const DeliveryRecord& delivery);

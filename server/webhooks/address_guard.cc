@@ -2,16 +2,14 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <memory>
 #include <string_view>
 
 #include "common/hub/http.h"
+#include "server/webhooks/name_lookup.h"
 
 namespace sft::server {
 namespace {
@@ -20,12 +18,13 @@ using Address = AddressGuard::Address;
 
 constexpr unsigned char kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-// Networks of IPv4 that are not the internet's (IANA's special-purpose registry).
+// Networks of IPv4 that are not the internet's (IANA's special-purpose registry), and the address
+// at which Azure serves its machines alone.
 constexpr std::pair<const char*, int> kClosedV4[] = {
     {"0.0.0.0", 8},      {"10.0.0.0", 8},     {"100.64.0.0", 10}, {"127.0.0.0", 8},
     {"169.254.0.0", 16}, {"172.16.0.0", 12},  {"192.0.0.0", 24},  {"192.0.2.0", 24},
     {"192.88.99.0", 24}, {"192.168.0.0", 16}, {"198.18.0.0", 15}, {"198.51.100.0", 24},
-    {"203.0.113.0", 24}, {"224.0.0.0", 4},    {"240.0.0.0", 4}};
+    {"203.0.113.0", 24}, {"224.0.0.0", 4},    {"240.0.0.0", 4},   {"168.63.129.16", 32}};
 // And of the part of IPv6 that is (2000::/3): addresses that hold others, and examples.
 constexpr std::pair<const char*, int> kClosedV6[] = {
     {"2001::", 23}, {"2001:db8::", 32}, {"2002::", 16}, {"3fff::", 20}};
@@ -78,31 +77,6 @@ std::string TextOf(const Address& address) {
   return fmt::format("[{}]", text);
 }
 
-absl::StatusOr<std::vector<Address>> LookUp(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int failed = getaddrinfo(host.c_str(), nullptr, &hints, &list);
-  if (failed != 0) return Unavailable(fmt::format("{}: {}", host, gai_strerror(failed)));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
-  std::vector<Address> addresses;
-  for (; list != nullptr; list = list->ai_next) {
-    Address address;
-    if (list->ai_family == AF_INET) {
-      const auto* v4 = reinterpret_cast<const sockaddr_in*>(list->ai_addr);
-      std::ranges::copy(kMapped, address.bytes);
-      std::memcpy(address.bytes + sizeof(kMapped), &v4->sin_addr, 4);
-    } else if (list->ai_family == AF_INET6) {
-      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(list->ai_addr);
-      std::memcpy(address.bytes, &v6->sin6_addr, sizeof(address.bytes));
-    } else {
-      continue;
-    }
-    addresses.push_back(address);
-  }
-  return addresses;
-}
-
 // A whole number; -1: it is none.
 int Number(std::string_view text) {
   int number = -1;
@@ -130,7 +104,7 @@ absl::StatusOr<AddressGuard::Network> AddressGuard::ParseNetwork(const std::stri
 
 absl::StatusOr<AddressGuard> AddressGuard::Make(const std::vector<std::string>& allowed,
                                                 Resolve resolve) {
-  AddressGuard guard(resolve == nullptr ? &LookUp : std::move(resolve));
+  AddressGuard guard(resolve == nullptr ? BoundedLookup(&AskSystem) : std::move(resolve));
   for (const std::string& text : allowed) {
     SFT_ASSIGN_OR_RETURN(const Network network, ParseNetwork(text));
     guard.allowed_.push_back(network);
@@ -147,7 +121,6 @@ bool AddressGuard::Allows(const Address& address) const {
 absl::StatusOr<std::string> AddressGuard::Check(const std::string& url) const {
   SFT_ASSIGN_OR_RETURN(const WebhookTarget target, TargetOf(url));
   SFT_ASSIGN_OR_RETURN(const std::vector<Address> addresses, resolve_(target.host));
-  if (addresses.empty()) return Unavailable(fmt::format("{} has no address", target.host));
   for (const Address& address : addresses) {
     if (!Allows(address) || (!target.tls && !IsLoopback(address))) continue;
     return fmt::format("{}:{}", TextOf(address), target.port);
@@ -159,11 +132,12 @@ absl::StatusOr<std::string> AddressGuard::Check(const std::string& url) const {
     return PermissionDenied(
         fmt::format("{} is beyond this machine: its address has to be https", target.host));
   }
-  // The address itself would tell whoever may add webhooks what names mean inside.
-  return PermissionDenied(fmt::format(
-      "{} is not in the internet: an operator allows its network with `sft-server --webhook-allow "
-      "CIDR`",
-      target.host));
+  // Whether there is another address, or which, would tell whoever may add webhooks what names
+  // there are inside.
+  return PermissionDenied(
+      fmt::format("{} has no address in the internet: if it has one in another network, an "
+                  "operator allows that with `sft-server --webhook-allow CIDR`",
+                  target.host));
 }
 
 absl::StatusOr<WebhookTarget> TargetOf(const std::string& url) {

@@ -18,17 +18,20 @@ class AddressGuard {
     unsigned char bytes[16] = {};
     bool operator==(const Address&) const = default;
   };
-  // The addresses of a host's name.
+  // The addresses of a host's name; none where it has none, for whatever reason. UNAVAILABLE where
+  // that is not known in time.
   using Resolve = std::function<absl::StatusOr<std::vector<Address>>(const std::string& host)>;
 
   // INVALID_ARGUMENT for a text that is no network, such as "10.1.0.0/16" or "fd00::/8"; one
-  // without a length is one address.
+  // without a length is one address. `resolve` null: the system is asked (BoundedLookup), with
+  // threads that this guard and its copies have for themselves.
   static absl::StatusOr<AddressGuard> Make(const std::vector<std::string>& allowed,
                                            Resolve resolve = nullptr);
 
   // Where a connection for the URL goes: its name, looked up once, as the first of its addresses
   // that is allowed, with the port: "192.0.2.1:443", "[2001:db8::1]:443". PERMISSION_DENIED where
-  // none is, or for http beyond loopback; UNAVAILABLE where the name has none.
+  // none is, in the same words whether or not there are others, or for http beyond loopback;
+  // UNAVAILABLE as of Resolve.
   absl::StatusOr<std::string> Check(const std::string& url) const;
 
  private:

@@ -10,7 +10,7 @@ namespace sft::server {
 
 // Secrets by which receivers know what is from this server, and addresses that are secrets
 // themselves. Each webhook's is a file DIR/ID beside the database, for this user alone, and so in
-// no backup. Thread-safe.
+// no backup. Thread-safe, but for changes of the same one.
 class WebhookSecrets {
  public:
   // An old secret signs so much longer beside the new one.

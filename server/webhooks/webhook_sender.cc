@@ -100,21 +100,40 @@ void WebhookSender::Loop() {
 }
 
 absl::StatusOr<bool> WebhookSender::Step() {
-  std::optional<DeliveryRecord> delivery;
-  WebhookRecord hook;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(delivery, store::NextDelivery(db, UnixMicros(clock_.Wall())));
-    if (!delivery.has_value()) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(hook, store::FindWebhook(db, delivery->hook));
-    return absl::OkStatus();
-  }));
-  if (!delivery.has_value()) return false;
-  const absl::StatusOr<WebhookAnswer> answer = Try(hook, *delivery);
-  const absl::Status settled =
-      store_.Write([&](Database& db) { return Settle(db, hook.id, *delivery, answer); });
+  if (!unsettled_.has_value()) {
+    SFT_ASSIGN_OR_RETURN(unsettled_, TryNext());
+    if (!unsettled_.has_value()) return false;
+  }
+  const absl::Status settled = store_.Write([&](Database& db) { return Settle(db, *unsettled_); });
   // Removed meanwhile.
   if (!settled.ok() && !absl::IsNotFound(settled)) return settled;
+  unsettled_.reset();
   return true;
+}
+
+absl::StatusOr<std::optional<WebhookSender::Tried>> WebhookSender::TryNext() {
+  std::optional<Tried> next;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    const int64_t now_us = UnixMicros(clock_.Wall());
+    SFT_ASSIGN_OR_RETURN(const std::vector<WebhookRecord> ready, store::ReadyHooks(db, now_us));
+    // The first of those of the same project was tried longest ago.
+    const auto hook = std::ranges::min_element(ready, {}, [this](const WebhookRecord& each) {
+      const auto turn = turns_.find(each.project);
+      return turn == turns_.end() ? MonoTime::min() : turn->second;
+    });
+    if (hook == ready.end()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(std::optional<DeliveryRecord> delivery,
+                         store::NextDelivery(db, hook->id, now_us));
+    if (delivery.has_value()) next = Tried{*hook, *std::move(delivery), WebhookAnswer()};
+    return absl::OkStatus();
+  }));
+  if (!next.has_value()) return next;
+  const MonoTime begin = clock_.Mono();
+  next->answer = Try(next->hook, next->delivery);
+  next->took = clock_.Mono() - begin;
+  next->at_us = UnixMicros(clock_.Wall());
+  turns_[next->hook.project] = begin + next->took * kSlowCounts;
+  return next;
 }
 
 absl::StatusOr<WebhookAnswer> WebhookSender::Try(const WebhookRecord& hook,
@@ -135,47 +154,49 @@ absl::StatusOr<WebhookAnswer> WebhookSender::Try(const WebhookRecord& hook,
   return transport_.Post(post);
 }
 
-absl::Status WebhookSender::Settle(Database& db, const std::string& hook_id,
-                                   DeliveryRecord delivery,
-                                   const absl::StatusOr<WebhookAnswer>& answer) {
-  const int64_t now_us = UnixMicros(clock_.Wall());
-  SFT_ASSIGN_OR_RETURN(WebhookRecord hook, store::FindWebhook(db, hook_id));
+absl::Status WebhookSender::Settle(Database& db, const Tried& tried) {
+  const absl::StatusOr<WebhookAnswer>& answer = tried.answer;
+  SFT_ASSIGN_OR_RETURN(WebhookRecord hook, store::FindWebhook(db, tried.hook.id));
+  DeliveryRecord delivery = tried.delivery;
   ++delivery.tries;
-  delivery.last_us = now_us;
+  delivery.last_us = tried.at_us;
   delivery.status = answer.ok() ? answer->status : 0;
   delivery.error = answer.ok() ? "" : Plain(std::string(Message(answer.status())), kMostError);
-  if (delivery.status / 100 == 2) {
-    delivery.state = DeliveryState::kDelivered;
-    SFT_RETURN_IF_ERROR(store::UpdateDelivery(db, delivery));
-    hook.failures = 0;
-    hook.rest_until_us = 0;
-    hook.delivered_us = now_us;
-    return store::UpdateWebhook(db, hook);
+  hook.tried_us = tried.at_us;
+  const auto rest = std::chrono::duration_cast<std::chrono::microseconds>(kSlowCounts * tried.took);
+  hook.rest_until_us = tried.took > kSlow ? tried.at_us + rest.count() : 0;
+  if (delivery.status / 100 != 2) {
+    if (answer.ok()) {
+      delivery.error = fmt::format("it answered with HTTP status {}{}", delivery.status,
+                                   delivery.status / 100 == 3 ? ", which is not followed" : "");
+    }
+    return SettleFailure(db, tried, hook, delivery);
   }
-  if (answer.ok()) {
-    delivery.error = fmt::format("it answered with HTTP status {}{}", delivery.status,
-                                 delivery.status / 100 == 3 ? ", which is not followed" : "");
-  }
-  return SettleFailure(db, hook, delivery, answer.ok() ? answer->retry_after_s : 0);
+  delivery.state = DeliveryState::kDelivered;
+  SFT_RETURN_IF_ERROR(store::UpdateDelivery(db, delivery));
+  hook.failures = 0;
+  hook.delivered_us = tried.at_us;
+  return store::UpdateWebhook(db, hook);
 }
 
-absl::Status WebhookSender::SettleFailure(Database& db, WebhookRecord& hook,
-                                          DeliveryRecord& delivery, int64_t retry_after_s) {
-  const int64_t now_us = UnixMicros(clock_.Wall());
-  const int64_t asked_us = std::min(retry_after_s, kLongestRetryAfterS) * kSecondUs;
+absl::Status WebhookSender::SettleFailure(Database& db, const Tried& tried, WebhookRecord& hook,
+                                          DeliveryRecord& delivery) {
   const bool gone = delivery.status == kGone;
   const bool last = delivery.tries > static_cast<int>(std::size(kDelaysS));
+  const int64_t asked_s = tried.answer.ok() && !gone ? tried.answer->retry_after_s : 0;
+  const int64_t asked_us = std::min(asked_s, kLongestRetryAfterS) * kSecondUs;
   // Doubled no more often than it takes to reach the most.
   const int64_t rest_s = std::min(kRestS << std::min(hook.failures, 10), kLongestRestS);
   ++hook.failures;
-  hook.rest_until_us = now_us + std::max(rest_s * kSecondUs, asked_us);
+  hook.rest_until_us =
+      std::max(hook.rest_until_us, tried.at_us + std::max(rest_s * kSecondUs, asked_us));
   if (gone || last) {
     delivery.state = DeliveryState::kFailed;
   } else {
     const auto delay_us =
         static_cast<double>(kDelaysS[static_cast<size_t>(delivery.tries) - 1] * kSecondUs);
     delivery.next_us =
-        now_us + std::max(static_cast<int64_t>(delay_us * (1 + chance_() / 5)), asked_us);
+        tried.at_us + std::max(static_cast<int64_t>(delay_us * (1 + chance_() / 5)), asked_us);
   }
   SFT_RETURN_IF_ERROR(store::UpdateDelivery(db, delivery));
   // What fails alone, while others are taken, is not the receiver's end.
@@ -185,10 +206,10 @@ absl::Status WebhookSender::SettleFailure(Database& db, WebhookRecord& hook,
   const std::string reason =
       gone ? "the receiver answered 410: it is gone"
            : fmt::format("nothing was taken for {} hours: {}",
-                         (now_us - delivery.created_us) / (3600 * kSecondUs), delivery.error);
+                         (tried.at_us - delivery.created_us) / (3600 * kSecondUs), delivery.error);
   spdlog::warn("webhook {} is off: {}; `sftctl webhook test {}` turns it on", hook.id, reason,
                hook.id);
-  return store::SwitchOff(db, hook, reason, now_us);
+  return store::SwitchOff(db, hook, reason, tried.at_us);
 }
 
 }  // namespace sft::server

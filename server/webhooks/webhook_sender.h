@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -13,11 +15,15 @@
 
 namespace sft::server {
 
-// The one thread that sends webhooks: what the database says is due (store::NextDelivery). What was
-// not taken with a status of 2xx is tried again after kDelaysS, each a little longer by chance, and
-// not before the time that the receiver asks for; a hook whose try has failed rests meanwhile and
-// comes last, so that those that do not answer keep the others waiting for one try at most. Status
-// 410 puts a hook off, and so does the last try of a delivery since which it has taken nothing.
+// The one thread that sends webhooks: what the database says is due. What was not taken with a
+// status of 2xx is tried again after kDelaysS, each a little longer by chance, and not before the
+// time that the receiver asks for; a hook whose try has failed rests meanwhile. Status 410 puts a
+// hook off, and so does the last try of a delivery since which it has taken nothing.
+//
+// So that nobody's receivers keep the others waiting, the project whose turn is the longest ago
+// comes next (the server's own hooks are as one of another project), with that hook of its that was
+// tried longest ago. A try moves its project's turn on by kSlowCounts times what it took, and after
+// one of more than kSlow, whatever it brought, the hook rests for as long.
 class WebhookSender {
  public:
   static constexpr std::chrono::seconds kPeriod{1};
@@ -26,6 +32,8 @@ class WebhookSender {
   // How long a hook rests after a failed try, doubled with each in a row, and the most.
   static constexpr int64_t kRestS = 5, kLongestRestS = 300;
   static constexpr int64_t kLongestRetryAfterS = 86400;
+  static constexpr std::chrono::seconds kSlow{2};
+  static constexpr int kSlowCounts = 20;
 
   // All but `chance` borrowed, which gives numbers from 0 to 1.
   WebhookSender(Store& store, const WebhookSecrets& secrets, WebhookTransport& transport,
@@ -43,23 +51,36 @@ class WebhookSender {
   // There may be something to send; from any thread.
   void Wake();
 
-  // Tries one delivery that is due. False: there is none.
+  // Tries one delivery that is due. False: there is none. Where its outcome cannot be stored, the
+  // next call begins with that, and nothing is sent before.
   absl::StatusOr<bool> Step();
 
  private:
+  // A try that was made.
+  struct Tried {
+    store::WebhookRecord hook;
+    store::DeliveryRecord delivery;
+    absl::StatusOr<WebhookAnswer> answer;
+    int64_t at_us = 0;  // its end
+    Nanos took{};
+  };
+
   void Loop();
+  absl::StatusOr<std::optional<Tried>> TryNext();
   absl::StatusOr<WebhookAnswer> Try(const store::WebhookRecord& hook,
                                     const store::DeliveryRecord& delivery) const;
-  absl::Status Settle(Database& db, const std::string& hook_id, store::DeliveryRecord delivery,
-                      const absl::StatusOr<WebhookAnswer>& answer);
-  absl::Status SettleFailure(Database& db, store::WebhookRecord& hook,
-                             store::DeliveryRecord& delivery, int64_t retry_after_s);
+  absl::Status Settle(Database& db, const Tried& tried);
+  absl::Status SettleFailure(Database& db, const Tried& tried, store::WebhookRecord& hook,
+                             store::DeliveryRecord& delivery);
 
   Store& store_;
   const WebhookSecrets& secrets_;
   WebhookTransport& transport_;
   Clock& clock_;
   const std::function<double()> chance_;
+  // Used by the thread that sends: what is not stored yet, and when projects had their turns.
+  std::optional<Tried> unsettled_;
+  std::map<std::string, MonoTime> turns_;
   Mutex mutex_;
   CondVar changed_;
   bool woken_ SFT_GUARDED_BY(mutex_) = false;

@@ -33,7 +33,7 @@ v1::Webhook ToProto(const WebhookRecord& hook) {
   return proto;
 }
 
-v1::WebhookDelivery ToProto(const DeliveryRecord& delivery) {
+v1::WebhookDelivery ToProto(const DeliveryRecord& delivery, const WebhookRecord& hook) {
   v1::WebhookDelivery proto;
   proto.set_id(delivery.id);
   proto.set_type(delivery.type);
@@ -42,7 +42,7 @@ v1::WebhookDelivery ToProto(const DeliveryRecord& delivery) {
   proto.set_state(static_cast<v1::WebhookDelivery::State>(delivery.state));
   proto.set_tries(delivery.tries);
   if (delivery.state == store::DeliveryState::kWaiting) {
-    *proto.mutable_next_try_time() = ToTimestamp(delivery.next_us);
+    *proto.mutable_next_try_time() = ToTimestamp(std::max(delivery.next_us, hook.rest_until_us));
   }
   if (delivery.last_us > 0) *proto.mutable_last_try_time() = ToTimestamp(delivery.last_us);
   proto.set_http_status(delivery.status);
@@ -128,11 +128,11 @@ absl::StatusOr<v1::ListWebhookDeliveriesResponse> Webhooks::Deliveries(const std
                                                                        int64_t& last_sequence) {
   v1::ListWebhookDeliveriesResponse response;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_RETURN_IF_ERROR(store::GetWebhook(db, project, id).status());
+    SFT_ASSIGN_OR_RETURN(const WebhookRecord hook, store::GetWebhook(db, project, id));
     SFT_ASSIGN_OR_RETURN(const std::vector<DeliveryRecord> deliveries,
                          store::ListDeliveries(db, id, before, limit));
     for (const DeliveryRecord& delivery : deliveries) {
-      *response.add_deliveries() = ToProto(delivery);
+      *response.add_deliveries() = ToProto(delivery, hook);
       last_sequence = delivery.sequence;
     }
     return absl::OkStatus();
@@ -145,11 +145,18 @@ absl::StatusOr<v1::WebhookDelivery> Webhooks::Test(const std::string& project,
   v1::WebhookDelivery queued;
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
-        SFT_RETURN_IF_ERROR(store::GetWebhook(db, project, id).status());
+        SFT_ASSIGN_OR_RETURN(const WebhookRecord hook, store::GetWebhook(db, project, id));
+        SFT_ASSIGN_OR_RETURN(const int64_t tests, store::CountWaiting(db, id, store::kTestEvent));
+        if (tests >= kMaxTests) {
+          return ResourceExhausted(
+              fmt::format("{} tests of it wait already: `sftctl webhook deliveries {}` shows what "
+                          "becomes of them",
+                          tests, id));
+        }
         SFT_RETURN_IF_ERROR(store::SwitchOn(db, id));
         SFT_ASSIGN_OR_RETURN(const std::string sent, store::TellTest(db, id, project, now_us()));
         SFT_ASSIGN_OR_RETURN(const DeliveryRecord delivery, store::GetDelivery(db, id, sent));
-        queued = ToProto(delivery);
+        queued = ToProto(delivery, hook);
         return absl::OkStatus();
       },
       actor.audit));
@@ -184,6 +191,7 @@ absl::StatusOr<v1::RotateWebhookResponse> Webhooks::Rotate(const std::string& pr
                                                            const Actor& actor) {
   v1::RotateWebhookResponse response;
   response.set_secret(MakeWebhookSecret());
+  const MutexLock changing(changing_);
   // The row says that it is there, and takes the audit; the secret is a file.
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
@@ -199,6 +207,7 @@ absl::StatusOr<v1::RotateWebhookResponse> Webhooks::Rotate(const std::string& pr
 
 absl::Status Webhooks::Remove(const std::string& project, const std::string& id,
                               const Actor& actor) {
+  const MutexLock changing(changing_);
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_RETURN_IF_ERROR(store::GetWebhook(db, project, id).status());

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/store/store.h"
 #include "server/webhooks/address_guard.h"
 #include "server/webhooks/webhook_secrets.h"
@@ -16,6 +17,8 @@ namespace sft::server {
 class Webhooks {
  public:
   static constexpr size_t kLongestUrl = 2000;
+  // Tests of a hook that wait; more are refused with RESOURCE_EXHAUSTED.
+  static constexpr int64_t kMaxTests = 10;
 
   // All borrowed but `guard` and `wake`, which says that there is something to send.
   Webhooks(Store& store, Clock& clock, const WebhookSecrets& secrets, AddressGuard guard,
@@ -51,6 +54,8 @@ class Webhooks {
   const WebhookSecrets& secrets_;
   const AddressGuard guard_;
   const std::function<void()> wake_;
+  // Held over a whole change of a row and its file, so that changes do not overlap.
+  Mutex changing_;
 };
 
 }  // namespace sft::server

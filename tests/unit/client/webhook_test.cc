@@ -81,6 +81,18 @@ TEST_F(WebhookCommandTest, ATestSaysWhatCameOfIt) {
   EXPECT_NE(run.out.find("HTTP status 410"), std::string::npos) << run.out;
 }
 
+TEST_F(WebhookCommandTest, ATestOfAWebhookThatRestsForLongIsNotWaitedFor) {
+  v1::WebhookDelivery& test = server_.deliveries.front();
+  test.set_state(v1::WebhookDelivery::WAITING);
+  test.set_tries(0);
+  test.mutable_create_time()->set_seconds(1'800'000'000);
+  test.mutable_next_try_time()->set_seconds(1'800'000'200);
+  const Outcome run = Sftctl(server_, {"webhook", "test", "hook-1"});
+  EXPECT_EQ(run.code, kUnreachable);
+  EXPECT_NE(run.err.find("not sent before 2027-01-15T08:03:20"), std::string::npos) << run.err;
+  EXPECT_NE(run.out.find("waiting"), std::string::npos) << run.out;
+}
+
 TEST_F(WebhookCommandTest, AReplayNamesADeliveryOrAllThatFailed) {
   Outcome run = Sftctl(server_, {"webhook", "replay", "hook-1", "msg_2"});
   EXPECT_EQ(run.code, kSucceeded) << run.err;

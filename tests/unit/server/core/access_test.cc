@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "common/io/file.h"
 #include "server/store/audit.h"
+#include "server/store/webhooks.h"
 
 namespace sft::server {
 namespace {
@@ -116,6 +120,76 @@ TEST_F(AccessTest, AnExpiredARevokedAndARemovedUsersTokenAreRefusedByName) {
   for (const std::string& text : {brief, ended, gone}) {
     EXPECT_TRUE(absl::IsUnauthenticated(access_->OfToken(text).status()));
   }
+}
+
+class HooksOfUsersTest : public AccessTest {
+ protected:
+  HooksOfUsersTest() {
+    EXPECT_TRUE(
+        access_->PutUser({"ann", false, {{"a", Role::kSubmitter}, {"b", Role::kSubmitter}}}).ok());
+    EXPECT_TRUE(access_->PutUser({"root", true, {}}).ok());
+    for (const auto& [id, maker, project] : {std::tuple("ann-a", "ann", "a"),
+                                             {"ann-b", "ann", "b"},
+                                             {"root-a", "root", "a"},
+                                             {"root-all", "root", ""}}) {
+      store::WebhookRecord hook;
+      hook.id = id;
+      hook.project = project;
+      hook.created_by = maker;
+      EXPECT_TRUE(Write([&](Database& db) { return store::InsertWebhook(db, hook); }).ok());
+    }
+  }
+  absl::Status Write(const Store::Function& function) { return store_->Write(function); }
+  // Those that are off: "ann-a: why".
+  std::vector<std::string> Off() {
+    std::vector<std::string> off;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(const auto hooks, store::ListWebhooks(db, std::nullopt));
+                      for (const store::WebhookRecord& hook : hooks) {
+                        if (hook.off_us > 0) off.push_back(hook.id + ": " + hook.off_reason);
+                      }
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    std::ranges::sort(off);
+    return off;
+  }
+};
+
+TEST_F(HooksOfUsersTest, ARemovedUsersWebhooksAreToldNothingMore) {
+  ASSERT_TRUE(Write([](Database& db) {
+                return store::Enqueue(db, "ann-a", "job.failed", "{}", 1).status();
+              }).ok());
+  ASSERT_TRUE(access_->RemoveUser("ann").ok());
+  EXPECT_THAT(Off(), testing::ElementsAre("ann-a: ann, who made it, was removed",
+                                          "ann-b: ann, who made it, was removed"));
+  ASSERT_TRUE(store_
+                  ->Read([](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(const auto hooks, store::HooksFor(db, "a", "job.failed"));
+                    EXPECT_THAT(hooks, testing::ElementsAre("root-a", "root-all"));
+                    SFT_ASSIGN_OR_RETURN(const auto waiting,
+                                         store::CountWaiting(db, "ann-a", "job.failed"));
+                    EXPECT_EQ(waiting, 0) << "nor what has happened before";
+                    return absl::OkStatus();
+                  })
+                  .ok());
+}
+
+TEST_F(HooksOfUsersTest, WhoLosesAProjectLosesItsWebhooks) {
+  ASSERT_TRUE(access_->PutUser({"ann", false, {{"a", Role::kViewer}, {"b", Role::kViewer}}}).ok());
+  EXPECT_THAT(Off(), testing::IsEmpty()) << "a viewer may read what they hear";
+  ASSERT_TRUE(access_->PutUser({"ann", false, {{"b", Role::kViewer}}}).ok());
+  EXPECT_THAT(Off(), testing::ElementsAre("ann-a: ann, who made it, may no longer read project a"));
+  ASSERT_TRUE(Write([](Database& db) { return store::SwitchOn(db, "ann-a"); }).ok());
+  ASSERT_TRUE(access_->PutUser({"ann", false, {{"b", Role::kSubmitter}}}).ok());
+  EXPECT_THAT(Off(), testing::IsEmpty()) << "somebody else has turned it on";
+}
+
+TEST_F(HooksOfUsersTest, WhoIsAdminNoMoreKeepsWhatRolesAllow) {
+  ASSERT_TRUE(access_->PutUser({"root", false, {{"a", Role::kViewer}}}).ok());
+  EXPECT_THAT(Off(), testing::ElementsAre(
+                         "root-all: root, who made it, may no longer read the whole server"));
 }
 
 TEST_F(AccessTest, ABadJoinTokenIsRefusedWithAdvice) {

@@ -30,39 +30,19 @@ absl::StatusOr<std::string> Check(const std::string& url, const std::vector<std:
 }
 
 TEST(AddressGuardTest, OnlyTheInternetIsReached) {
-  for (const char* address : {"0.0.0.0",
-                              "10.0.0.1",
-                              "100.64.0.1",
-                              "127.0.0.1",
-                              "127.255.255.255",
-                              "169.254.169.254",
-                              "172.16.0.1",
-                              "172.31.255.255",
-                              "192.0.0.8",
-                              "192.168.1.1",
-                              "198.19.0.1",
-                              "224.0.0.1",
-                              "255.255.255.255",
-                              "::",
-                              "::1",
-                              "fe80::1",
-                              "febf::1",
-                              "fc00::1",
-                              "fd12::1",
-                              "ff02::1",
-                              "2001:db8::1",
-                              "2001::1",
-                              "2002:7f00:1::1",
-                              "64:ff9b::7f00:1",
-                              "::127.0.0.1",
-                              "::ffff:10.0.0.1",
-                              "fec0::1",
-                              "100::1"}) {
+  for (const char* address :
+       {"0.0.0.0",       "10.0.0.1",        "100.64.0.1", "127.0.0.1",       "127.255.255.255",
+        "168.63.129.16", "169.254.169.254", "172.16.0.1", "172.31.255.255",  "192.0.0.8",
+        "192.168.1.1",   "198.19.0.1",      "224.0.0.1",  "255.255.255.255", "::",
+        "::1",           "fe80::1",         "febf::1",    "fc00::1",         "fd12::1",
+        "ff02::1",       "2001:db8::1",     "2001::1",    "2002:7f00:1::1",  "64:ff9b::7f00:1",
+        "::127.0.0.1",   "::ffff:10.0.0.1", "fec0::1",    "100::1"}) {
     EXPECT_TRUE(absl::IsPermissionDenied(Check("https://example.com/", {address}).status()))
         << address;
   }
-  for (const char* address : {"8.8.8.8", "172.15.0.1", "172.32.0.1", "100.128.0.1", "9.255.0.1",
-                              "11.0.0.1", "223.255.255.1", "2606:4700::1111", "2a00:1450::1"}) {
+  for (const char* address :
+       {"8.8.8.8", "168.63.129.15", "168.63.129.17", "172.15.0.1", "172.32.0.1", "100.128.0.1",
+        "9.255.0.1", "11.0.0.1", "223.255.255.1", "2606:4700::1111", "2a00:1450::1"}) {
     EXPECT_TRUE(Check("https://example.com/", {address}).ok()) << address;
   }
 }
@@ -70,7 +50,17 @@ TEST(AddressGuardTest, OnlyTheInternetIsReached) {
 TEST(AddressGuardTest, TheFirstAddressThatIsAllowedIsTheOneToConnectTo) {
   EXPECT_EQ(*Check("https://example.com/x", {"10.0.0.1", "8.8.8.8", "9.9.9.9"}), "8.8.8.8:443");
   EXPECT_EQ(*Check("https://example.com:8443/x", {"2606:4700::1111"}), "[2606:4700::1111]:8443");
-  EXPECT_TRUE(absl::IsUnavailable(Check("https://example.com/", {}).status()));
+}
+
+// Who may add webhooks learns no names of the network that the server stands in.
+TEST(AddressGuardTest, ANameInsideIsRefusedAsOneThatIsNotThere) {
+  for (const char* scheme : {"https", "http"}) {
+    const std::string url = std::string(scheme) + "://db.example.com/";
+    const absl::Status missing = Check(url, {}).status();
+    EXPECT_TRUE(absl::IsPermissionDenied(missing)) << missing;
+    EXPECT_EQ(Check(url, {"10.0.0.1"}).status(), missing);
+    EXPECT_EQ(Check(url, {"fd00::1", "127.0.0.1"}).status(), missing);
+  }
 }
 
 TEST(AddressGuardTest, AnOperatorAllowsNetworks) {
