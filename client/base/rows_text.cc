@@ -93,7 +93,7 @@ std::string UnknownText(const LocalFile& file, const data::DatasetCheck& found,
   return text +
          fmt::format(
              "  too long  not known for {} tokens (hyperparameters.sequence_length): `sftctl "
-             "data check {} --job {} --model DIR` tells, and what is learnt\n",
+             "data check {} --job {}` tells, and what is learnt\n",
              length, OneLine(path), OneLine(job_file));
 }
 
