@@ -77,7 +77,8 @@ void EventCall::Look() {
   const Follower::Next next = following_->Look();
   // The first look admits the call; what the second one cannot find is an answer, too.
   const bool looked = std::exchange(admitted_, true);
-  if (next != Follower::Next::kEnd && looked && !stream_->begun()) {
+  const bool begins = next == Follower::Next::kEnd ? following_->status().ok() : looked;
+  if (begins && !stream_->begun()) {
     stream_->Begin({200,
                     "text/event-stream",
                     "",

@@ -275,8 +275,8 @@ class PythonClientTest(unittest.TestCase):
         pages = [ok({"jobs": [job_json()] * 3, "next_page_token": "a"}), ok({"jobs": [job_json()] * 3, "next_page_token": ""})]
         server, client = self.serve(JobService__ListJobs=pages + pages)
         self.assertEqual(len(client.jobs(state="RUNNING", owner="ann")), 6)
-        self.assertEqual([(each["states"], each["page_token"]) for each in server.bodies("JobService/ListJobs")],
-                         [(["RUNNING"], ""), (["RUNNING"], "a")])
+        self.assertEqual(server.bodies("JobService/ListJobs"), [
+            {"states": ["RUNNING"], "owner": "ann"}, {"states": ["RUNNING"], "owner": "ann", "page_token": "a"}])
         self.assertEqual(len(client.jobs(limit=4)), 4)
 
     def test_addresses_tokens_and_authorities_are_found_as_sftctl_finds_them(self):

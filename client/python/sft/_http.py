@@ -53,6 +53,11 @@ def _error_of(answer: _Answer, web: str) -> Error:
         return error_of(code.get(answer.status, "UNKNOWN"), f"{web} answered {answer.status}: {text or 'nothing'}")
 
 
+def given(request: typing.Mapping[str, typing.Any]) -> typing.Dict[str, typing.Any]:
+    """Without fields of their default: a server of an earlier release refuses those that it does not know."""
+    return {name: value for name, value in request.items() if value or isinstance(value, float)}
+
+
 def _may_repeat(method: str, request: typing.Mapping[str, typing.Any]) -> bool:
     return bool(request.get("request_id")) or method.rpartition("/")[2].startswith(_REPEATABLE)
 

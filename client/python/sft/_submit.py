@@ -12,6 +12,7 @@ import typing
 import uuid
 
 from . import _show
+from ._http import given
 from .errors import Error, FailedPrecondition, InvalidArgument, error_of
 
 if typing.TYPE_CHECKING:
@@ -120,12 +121,14 @@ class Submission:
     def __init__(self, client: "Client", source: Source, overrides: typing.List[Json], project: str, request_id: str):
         self._client = client
         self._file = _read(source)
-        self._common: Json = {"source_text": self._file.text, "file_name": self._file.name, "overrides": overrides,
-                              "project": project, "request_id": request_id or str(uuid.uuid4())}
+        self._project, self._overrides = project, overrides
+        self._request_id = request_id or str(uuid.uuid4())
+        self._common = given({"source_text": self._file.text, "file_name": self._file.name, "overrides": overrides,
+                              "project": project, "request_id": self._request_id})
 
     def plan(self, explain: bool) -> Plan:
         return Plan(self._client.call("JobService/ResolveJob",
-                                      {**self._common, "for_submit": True, "explain_wait": explain}))
+                                      given({**self._common, "for_submit": True, "explain_wait": explain})))
 
     def run(self) -> Json:
         """The job that was made."""
@@ -157,8 +160,8 @@ class Submission:
             for block in iter(lambda: file.read(1 << 20), b""):
                 sha.update(block)
         size = path.stat().st_size
-        answer = self._client.call("DataService/StatBlob", {
-            "sha256": sha.hexdigest(), "purpose": "DATASET", "project": self._common["project"]})
+        answer = self._client.call("DataService/StatBlob", given({
+            "sha256": sha.hexdigest(), "purpose": "DATASET", "project": self._project}))
         if not answer["complete"]:
             return None
         return {"key": needed["key"], "sha256": sha.hexdigest(), "size": str(size), "client_path": str(path)}
@@ -186,10 +189,10 @@ class Submission:
     def _run(self, program: str, path: str, more: typing.List[str]) -> Json:
         address = self._client.address
         command = [program, "--server", address.server, "submit", path, "--json",
-                   "--request-id", self._common["request_id"], *more]
-        if self._common["project"]:
-            command += ["--project", self._common["project"]]
-        for each in self._common["overrides"]:
+                   "--request-id", self._request_id, *more]
+        if self._project:
+            command += ["--project", self._project]
+        for each in self._overrides:
             command += ["--set", f"{each['key']}={each['value']}"]
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         environment.update({"SFT_TOKEN": address.token} if address.token else {})

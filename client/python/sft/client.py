@@ -5,7 +5,7 @@ import typing
 import urllib.parse
 
 from . import _address
-from ._http import Transport
+from ._http import Transport, given
 from ._submit import Json, Plan, Source, Submission, overrides_of, values_of_config
 from .errors import InvalidArgument
 from .job import Job, JobList
@@ -46,7 +46,7 @@ class Client:
         left, token = limit, ""
         while left is None or left > 0:
             size = {} if left is None else {"page_size": min(left, 1000)}
-            answer = self.call(method, {**request, **size, "page_token": token})
+            answer = self.call(method, given({**request, **size, "page_token": token}))
             for item in answer[member][:left]:
                 yield item
             left = None if left is None else left - len(answer[member])

@@ -8,6 +8,7 @@ import uuid
 
 from . import _show
 from ._download import download
+from ._http import given
 from ._point import Point, point_of, progress_of
 
 if typing.TYPE_CHECKING:
@@ -165,7 +166,7 @@ class Job:
 
     def log(self, rank: int = 0, attempt: int = 0) -> str:
         """What is kept of a rank's log; of the attempt that runs or was last, or another one (from 1)."""
-        request = {"name": self.id, "rank": rank, "attempt": attempt}
+        request = given({"name": self.id, "rank": rank, "attempt": attempt})
         data = b"".join(base64.b64decode(each["data"]) for each in self._client.stream("JobService/ReadLog", request))
         return data.decode(errors="replace")
 
@@ -216,7 +217,7 @@ class Job:
         return download(self._client, self.id, path, kind="adapter")
 
     def _call(self, method: str, **request: typing.Any) -> Json:
-        return self._client.call(method, {"name": self.id, **request})
+        return self._client.call(method, given({"name": self.id, **request}))
 
     def __repr__(self) -> str:
         return f"<sft.Job {_show.state_line(self)}>"

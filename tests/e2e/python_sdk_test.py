@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""The Python package `sft` against a real server, with stand-in ranks: jobs from submit to download, the feed over a killed
+server, TLS and logins, trackers, a notebook, the wheel. python_client_test.py has what a real server does too seldom."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import unittest.mock
+
+import harness
+
+PACKAGE = pathlib.Path(__file__).parents[2] / "client/python"
+sys.path.insert(0, str(PACKAGE))
+import sft  # noqa: E402
+
+DEPS = pathlib.Path(os.environ.get("SFT_DEPS_DIR", pathlib.Path(__file__).parents[2] / "build/deps"))
+
+
+class PythonSdkTest(harness.ServiceCase):
+    def setUp(self):
+        super().setUp()
+        self.http = harness.free_port()
+        path = f"{harness.BUILD / 'bin'}:{os.environ['PATH']}"
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SFT_")}
+        patch = unittest.mock.patch.dict(os.environ, {
+            **variables, "PATH": path, "XDG_CONFIG_HOME": str(self.dir / "home"), "SFT_SERVER": f"127.0.0.1:{self.port}",
+            "SFT_WEB": f"http://127.0.0.1:{self.http}"}, clear=True)
+        patch.start()
+        self.addCleanup(patch.stop)
+        # Paths in a dict count from here.
+        before = os.getcwd()
+        os.chdir(self.dir)
+        self.addCleanup(os.chdir, before)
+
+    def start_all(self):
+        self.start_server(http=f"127.0.0.1:{self.http}")
+        self.start_worker()
+        client = sft.Client()
+        self.addCleanup(client.close)
+        return client
+
+    def job_dict(self, mode, name="rows"):
+        """A job of one rank, as a dict, with its data."""
+        (self.dir / f"{name}.jsonl").write_text(json.dumps({"text": f"fake:{mode}"}) + "\n")
+        return {"job": {"model": "tiny", "data": f"{name}.jsonl"},
+                "compute": {"variant": "H100-1x"}, "training": {"mode": "lora"},
+                "hyperparameters": {"per_device_batch": 1, "gradient_accumulation_steps": 1, "sequence_length": 64}}
+
+    def environment(self, package):
+        """The Python of the environment that has what the package is tested with."""
+        python = DEPS / "sdk/bin/python"
+        if not python.exists():
+            self.skipTest(f"{python} is missing: deploy/bootstrap --sdk installs {package}")
+        return python
+
+    def run_in(self, python, *arguments):
+        result = subprocess.run([str(python), *map(str, arguments)], capture_output=True, text=True, check=False,
+                                timeout=harness.DEADLINE_S, env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def test_python_submits_a_dict_waits_and_fetches_the_adapter(self):
+        client = self.start_all()
+        request = self.job_dict("train steps=6 save=2 pace=5")
+        plan = client.submit(request, name="first", dry_run=True)
+        self.assertTrue(plan.valid, plan)
+        self.assertEqual((plan.values["job.name"], plan.plan["variant"]), ("first", "H100-1x"))
+        # An environment that sftctl would read says the same as the call over REST: nothing.
+        with unittest.mock.patch.dict(os.environ, {"TRAIN_LEARNING_RATE": "0.5"}):
+            job = client.submit(request, name="first", set={"lora.r": 8})
+        self.assertEqual(job.name, "first")
+        self.assertEqual(sorted(os.listdir(self.dir)), sorted(
+            ["home", "models", "node-a", "node-a.log", "rows.jsonl", "server", "server.log"])
+            if (self.dir / "home").exists() else sorted(["models", "node-a", "node-a.log", "rows.jsonl", "server", "server.log"]))
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            job.wait()
+        self.assertEqual((job.state, job.verdict["code"]), ("SUCCEEDED", "succeeded"))
+        self.assertIn(f"{job.id} SUCCEEDED", err.getvalue())
+        values = {each["key"]: each["value"] for each in job.refresh().raw["resolved"]}
+        self.assertEqual((values["lora.r"], values["hyperparameters.learning_rate"]), ("8", "2e-05"))
+        shown = [json.loads(line) for line in self.sftctl("metrics", job.id, "--json").stdout.splitlines()]
+        self.assertEqual([dict(each, time="") for each in job.points()], [dict(each, time="") for each in shown])
+        self.assertEqual(len(job.metrics()), 6)
+        self.assertEqual(job.log(), self.sftctl("logs", job.id).stdout)
+        events = [json.loads(line) for line in self.sftctl("events", job.id, "--json").stdout.splitlines()]
+        self.assertEqual([(each["sequence"], each["type"], each["message"]) for each in job.events()],
+                         [(each["sequence"], each["type"], each["message"]) for each in events])
+        self.assertEqual([each["step"] for each in job.checkpoints()][:1], [6])
+        adapter = pathlib.Path(job.adapter())
+        self.assertEqual(adapter.name, f"{job.id}-adapter")
+        self.assertEqual(self.sftctl("download", job.id, "-o", self.dir / "other").returncode, 0)
+        for name in os.listdir(self.dir / "other"):
+            self.assertEqual((adapter / name).read_bytes(), (self.dir / "other" / name).read_bytes(), name)
+        self.assertEqual(sorted(os.listdir(adapter)), sorted(os.listdir(self.dir / "other")))
+
+    def test_python_submits_known_data_over_rest_alone_and_once(self):
+        client = self.start_all()
+        path = self.write_job("until " + str(self.dir / "go"), ranks=1)
+        with unittest.mock.patch.dict(os.environ, {"PATH": ""}):
+            with self.assertRaisesRegex(sft.FailedPrecondition, "sent by sftctl, which is not in PATH"):
+                client.submit(path)
+        first = client.submit(path)
+        with unittest.mock.patch.dict(os.environ, {"PATH": ""}):
+            second = client.submit(path, request_id="one")
+            self.assertEqual(client.submit(path, request_id="one").id, second.id)
+            by_text = client.submit(path.read_text(), name="by text")
+        self.assertEqual(sorted(job.id for job in client.jobs()), sorted([first.id, second.id, by_text.id]))
+        self.assertEqual([job.id for job in client.jobs(query="by text")], [by_text.id])
+        self.assertEqual(len(client.jobs(limit=2)), 2)
+        (self.dir / "go").write_text("")
+        for job in client.jobs():
+            self.assertEqual(job.wait(progress=False).state, "SUCCEEDED")
+        # What is wrong is told alike, whoever has looked at it.
+        (self.dir / "bad.jsonl").write_text("{\n")
+        for change in ({"lora.rr": 8}, {"job.data": "bad.jsonl"}, {"job.data": "none.jsonl"}):
+            with self.assertRaises(sft.InvalidArgument) as told:
+                client.submit(path, set=change)
+            key = next(iter(change))
+            self.assertIn(key, [each["field"] for each in told.exception.details], told.exception)
+        with self.assertRaises(sft.NotFound):
+            client.job("job-none")
+        self.assertEqual(client.call("ClusterService/ListNodes")["nodes"][0]["name"], "nodes/node-a")
+
+    def test_python_holds_saves_cancels_and_resumes_jobs(self):
+        client = self.start_all()
+        job = client.submit(self.job_dict(f"train steps=20 until={self.dir}/go"), set={"scheduling.hold": True})
+        self.assertTrue(job.raw["held"])
+        with self.assertRaises(TimeoutError):
+            job.wait(timeout=0.5, progress=False)
+        job.release()
+        self.assertFalse(job.raw["held"])
+        self.wait_for_step(job.id, 2)
+        step = job.checkpoint()
+        saved = []
+
+        class Saves:
+            def on_save(self, job, at):
+                saved.append(at)
+                job.cancel("enough")
+        self.assertEqual(job.wait(callbacks=[Saves()], progress=False).state, "CANCELLED")
+        self.assertGreaterEqual(saved[0], step)
+        (self.dir / "go").write_text("")
+        again = job.resume(set={"job.name": "again"})
+        self.assertEqual((again.name, again.raw["resumed_from"].rpartition("/")[2]), ("again", job.id))
+        self.assertEqual(again.wait(progress=False).state, "SUCCEEDED")
+        self.assertEqual(again.points()[-1]["step"], 20)
+        held = client.submit(self.job_dict("ok", "other"), set={"compute.gpu_count": 8, "scheduling.hold": True})
+        self.assertTrue(held.hold("later").raw["held"])
+        self.assertEqual(held.cancel().wait(progress=False).state, "CANCELLED")
+
+    def test_python_follows_a_job_over_killed_servers(self):
+        client = self.start_all()
+        job = client.submit(self.job_dict("lines 300 10"))
+        points, kills = [], 0
+        for point in job.follow():
+            points.append(point)
+            if kills < 2 and len(points) > 20 * (kills + 1):
+                kills += 1
+                self.kill("server")
+                self.start_server(http=f"127.0.0.1:{self.http}")
+        self.assertEqual(kills, 2)
+        self.assertEqual((job.state, points), ("SUCCEEDED", job.points()))
+        self.assertEqual(len({point["step"] for point in points}), len(points))
+        self.assertGreaterEqual(len(points), 300)
+
+    def test_python_logs_in_over_tls_as_sftctl_did(self):
+        made = subprocess.run([str(harness.BUILD / "bin/sft-server"), "init", "--data-dir", str(self.dir / "server"),
+                               "--name", "127.0.0.1"], capture_output=True, text=True, check=True).stdout
+        token = re.search(r"^admin token +(\S+)", made, re.M).group(1)
+        (self.dir / "admin.token").write_text(token + "\n")
+        (self.dir / "admin.token").chmod(0o600)
+        authority = self.dir / "server/tls/ca.crt"
+        self.start("server", harness.BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--require-token",
+                   "--http", f"127.0.0.1:{self.http}", "--data-dir", self.dir / "server")
+        os.environ["SFT_WEB"] = f"http://127.0.0.1:{self.http}"
+        harness.wait_until("the admin to be let in", lambda: self.sftctl(
+            "login", "--ca", authority, "--token-file", self.dir / "admin.token").returncode == 0)
+        self.assertEqual(sft.Client().call("AuthService/WhoAmI")["user"]["name"], "admin")
+        (self.dir / "home/sft/credentials.json").unlink()
+        with self.assertRaises(sft.Unauthenticated):
+            sft.Client().jobs()
+        self.kill("server")
+        # The same with TLS; the authority is not one of this machine's.
+        self.start("server", harness.BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--require-token",
+                   "--http", f"0.0.0.0:{self.http}", "--data-dir", self.dir / "server")
+        os.environ["SFT_WEB"] = f"https://127.0.0.1:{self.http}"
+        harness.wait_until("the admin to be let in again", lambda: self.sftctl(
+            "login", "--ca", authority, "--token-file", self.dir / "admin.token").returncode == 0)
+        self.assertEqual(len(sft.Client().jobs()), 0)
+        self.assertEqual(list(sft.Client(token=token, ca=str(authority)).jobs()), [])
+        (self.dir / "home/sft/credentials.json").unlink()
+        with self.assertRaisesRegex(sft.Unavailable, "not trusted here.*sftctl login"):
+            sft.Client(token=token).jobs()
+
+
+if __name__ == "__main__":
+    harness.run_tests()
