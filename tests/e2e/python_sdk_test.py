@@ -5,14 +5,12 @@ server, TLS and logins, trackers, a notebook, the wheel. python_client_test.py h
 import contextlib
 import io
 import json
-import math
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import unittest.mock
 
 import harness
@@ -77,9 +75,7 @@ class PythonSdkTest(harness.ServiceCase):
         with unittest.mock.patch.dict(os.environ, {"TRAIN_LEARNING_RATE": "0.5"}):
             job = client.submit(request, name="first", set={"lora.r": 8})
         self.assertEqual(job.name, "first")
-        self.assertEqual(sorted(os.listdir(self.dir)), sorted(
-            ["home", "models", "node-a", "node-a.log", "rows.jsonl", "server", "server.log"])
-            if (self.dir / "home").exists() else sorted(["models", "node-a", "node-a.log", "rows.jsonl", "server", "server.log"]))
+        self.assertEqual([name for name in os.listdir(self.dir) if name.startswith(".")], [])
         with contextlib.redirect_stderr(io.StringIO()) as err:
             job.wait()
         self.assertEqual((job.state, job.verdict["code"]), ("SUCCEEDED", "succeeded"))
@@ -199,6 +195,75 @@ class PythonSdkTest(harness.ServiceCase):
         (self.dir / "home/sft/credentials.json").unlink()
         with self.assertRaisesRegex(sft.Unavailable, "not trusted here.*sftctl login"):
             sft.Client(token=token).jobs()
+
+    def told(self, tracker):
+        """A job that has been restarted nowhere, told to a tracker twice."""
+        python = self.environment(tracker)
+        client = self.start_all()
+        job = client.submit(self.job_dict("train steps=30 pace=1")).wait(progress=False)
+        self.assertEqual(self.sftctl("metrics", job.id, "--tensorboard", self.dir / "server-events").returncode, 0)
+        (self.dir / "tell").mkdir()
+        (self.dir / "server-events").rename(self.dir / "tell/server")
+        self.run_in(python, pathlib.Path(__file__).with_name("python_trackers.py"), tracker, job.id, self.dir / "tell")
+
+    def test_python_tells_tensorboard_what_the_server_does(self):
+        self.told("tensorboard")
+
+    def test_python_tells_mlflow_once(self):
+        self.told("mlflow")
+
+    def test_python_tells_wandb_once(self):
+        self.told("wandb")
+
+    def test_python_notebook_runs_and_shows_a_job(self):
+        python = self.environment("nbclient")
+        self.start_all()
+        (self.dir / "rows.jsonl").write_text(json.dumps({"text": "fake:train steps=40 pace=50"}) + "\n")
+        os.environ.update(MODEL="tiny", DATA="rows.jsonl", VARIANT="H100-1x", JUPYTER_PLATFORM_DIRS="1",
+                          IPYTHONDIR=str(self.dir / "ipython"))
+        shutil.copy(PACKAGE / "examples/first_job.ipynb", self.dir)
+        (self.dir / "run.py").write_text(
+            "import nbclient, nbformat, sys\n"
+            "notebook = nbformat.read('first_job.ipynb', 4)\n"
+            "nbformat.validate(notebook)\n"
+            "nbclient.NotebookClient(notebook, kernel_name='python3').execute()\n"
+            "nbformat.write(notebook, 'out.ipynb')\n")
+        self.run_in(python, "run.py")
+        cells = [cell for cell in json.loads((self.dir / "out.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+        self.assertEqual([cell["outputs"] for cell in cells if any(
+            output["output_type"] == "error" for output in cell["outputs"])], [])
+        shown = ["".join(output["data"].get("text/html", "")) for cell in cells for output in cell["outputs"]
+                 if output["output_type"] in ("display_data", "execute_result")]
+        waited = [text for text in shown if "<polyline" in text]
+        self.assertEqual(len(waited), 1, shown)  # one display, the last state of it
+        self.assertIn("SUCCEEDED", waited[0])
+        self.assertIn("dataframe", "".join(shown))
+        self.assertNotIn("<script", "".join(shown))
+        self.assertIn("adapter_config.json", json.dumps(cells[-1]["outputs"]))
+
+    def test_python_wheel_installs_into_an_empty_environment(self):
+        python = self.environment("setuptools")
+        # Built from a copy: what setuptools leaves behind is not for the tree.
+        shutil.copytree(PACKAGE, self.dir / "package", ignore=shutil.ignore_patterns("__pycache__"))
+        self.run_in(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+                    "--wheel-dir", self.dir / "wheels", self.dir / "package")
+        wheel, = (self.dir / "wheels").iterdir()
+        self.assertRegex(wheel.name, r"^sft-[0-9.]+-py3-none-any\.whl$")
+        subprocess.run([sys.executable, "-m", "venv", str(self.dir / "venv")], check=True, timeout=harness.DEADLINE_S)
+        empty = self.dir / "venv/bin/python"
+        self.run_in(empty, "-m", "pip", "install", "--quiet", "--no-index", wheel)
+        client = self.start_all()
+        job = client.submit(self.job_dict("ok"))
+        (self.dir / "use.py").write_text(
+            "import os, sft, sys\n"
+            f"assert sft.__file__.startswith({str(self.dir)!r}), sft.__file__\n"
+            "assert os.path.exists(os.path.join(os.path.dirname(sft.__file__), 'py.typed'))\n"
+            "job = sft.Client().job(sys.argv[1]).wait()\n"
+            "print(job.state, type(job.metrics()).__name__, len(job.metrics()))\n")
+        result = subprocess.run([str(empty), "use.py", job.id], capture_output=True, text=True, check=False,
+                                timeout=harness.DEADLINE_S)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"^SUCCEEDED list [1-9]")
 
 
 if __name__ == "__main__":
