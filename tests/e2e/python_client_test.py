@@ -427,6 +427,10 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual([_show.duration(each) for each in (5, 70, 3700, 90000, float("nan"))],
                          ["5s", "1m 10s", "1h 01m", "1d 1h", "?"])
 
+    def test_the_package_has_the_version_of_the_tree(self):
+        tree = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text()
+        self.assertIn(f"VERSION {sft.__version__}", tree)
+
     def test_event_files_go_on_behind_a_torn_record(self):
         points = [sft.job.point_of(metric(step)) for step in range(1, 6)]
         once, torn = self.dir / "once", self.dir / "torn"

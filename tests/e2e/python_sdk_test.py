@@ -121,6 +121,14 @@ class PythonSdkTest(harness.ServiceCase):
                 client.submit(path, set=change)
             key = next(iter(change))
             self.assertIn(key, [each["field"] for each in told.exception.details], told.exception)
+        # As TrainingArguments has it.
+        kind = type("Config", (), {"__init__": lambda self, **values: self.__dict__.update(values),
+                                   "to_dict": lambda self: {"seed": 1, "output_dir": "x", **self.__dict__}})
+        plan = client.submit(path, config=kind(learning_rate=3e-4, num_train_epochs=2), dry_run=True)
+        self.assertEqual((plan.problems, plan.values["hyperparameters.learning_rate"], plan.values["hyperparameters.n_epochs"]),
+                         ([], "0.0003", "2"))
+        with self.assertRaisesRegex(sft.InvalidArgument, "learning_rat: .*learning_rate"):
+            client.submit(path, config=kind(learning_rat=3e-4))
         with self.assertRaises(sft.NotFound):
             client.job("job-none")
         self.assertEqual(client.call("ClusterService/ListNodes")["nodes"][0]["name"], "nodes/node-a")
@@ -197,10 +205,11 @@ class PythonSdkTest(harness.ServiceCase):
             sft.Client(token=token).jobs()
 
     def told(self, tracker):
-        """A job that has been restarted nowhere, told to a tracker twice."""
+        """A job that was restarted once, told to a tracker twice."""
         python = self.environment(tracker)
         client = self.start_all()
-        job = client.submit(self.job_dict("train steps=30 pace=1")).wait(progress=False)
+        job = client.submit(self.job_dict(f"train steps=30 pace=1 save=10 kill=25 once={self.dir}/killed")).wait(progress=False)
+        self.assertEqual((job.state, job.attempt), ("SUCCEEDED", 2))
         self.assertEqual(self.sftctl("metrics", job.id, "--tensorboard", self.dir / "server-events").returncode, 0)
         (self.dir / "tell").mkdir()
         (self.dir / "server-events").rename(self.dir / "tell/server")

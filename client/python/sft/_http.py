@@ -163,7 +163,8 @@ class Transport:
         headers = {**self._headers(), "Accept": "text/event-stream"}
         if cursor:
             headers["Last-Event-ID"] = cursor
-        connection = self._connect(_SILENCE_S)
+        left = _SILENCE_S if deadline is None else max(0.1, min(deadline - time.monotonic(), _SILENCE_S))
+        connection = self._connect(left)
         try:
             connection.request("GET" if body is None else "POST", path, body, headers)
             sock = connection.sock

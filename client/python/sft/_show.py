@@ -2,6 +2,7 @@
 
 import html
 import math
+import shutil
 import sys
 import time
 import typing
@@ -128,7 +129,7 @@ class _Terminal(View):
     def _draw(self, job: "Job") -> None:
         self._due = time.monotonic() + _EVERY_S
         done = int(_BAR * share(job))
-        line = f"[{'#' * done}{'.' * (_BAR - done)}] {figures(job)}"
+        line = f"[{'#' * done}{'.' * (_BAR - done)}] {figures(job)}"[:shutil.get_terminal_size().columns - 1]
         self._write("\r" + line.ljust(self._drawn))
         self._drawn = len(line)
 
