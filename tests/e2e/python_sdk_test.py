@@ -218,6 +218,22 @@ class PythonSdkTest(harness.ServiceCase):
     def test_python_tells_tensorboard_what_the_server_does(self):
         self.told("tensorboard")
 
+    def test_python_exporter_that_was_killed_goes_on_where_it_was(self):
+        client = self.start_all()
+        job = client.submit(self.job_dict(f"train steps=60 pace=20 until={self.dir}/go"))
+        (self.dir / "tell.py").write_text("import sft.export, sys\nsft.export.tensorboard(sft.Client().job(sys.argv[1]), 'runs')\n")
+        with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": str(PACKAGE)}):
+            self.start("tell", sys.executable, self.dir / "tell.py", job.id)
+        harness.wait_until("the exporter to write", lambda: sum(
+            path.stat().st_size for path in (self.dir / "runs").rglob("events*")) > 2000)
+        self.kill("tell")
+        (self.dir / "go").write_text("")
+        self.run_in(sys.executable, self.dir / "tell.py", job.id)
+        twice, = (self.dir / "runs" / job.id).iterdir()
+        once, = pathlib.Path(sft.export.tensorboard(job, self.dir / "once", live=False)).iterdir()
+        self.assertEqual((twice.name, twice.read_bytes()), (once.name, once.read_bytes()))
+        self.assertEqual(job.refresh().state, "SUCCEEDED")
+
     def test_python_tells_mlflow_once(self):
         self.told("mlflow")
 
