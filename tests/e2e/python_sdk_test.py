@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import unittest.mock
@@ -142,6 +143,16 @@ class PythonSdkTest(harness.ServiceCase):
         job.release()
         self.assertFalse(job.raw["held"])
         self.wait_for_step(job.id, 2)
+        # Ctrl-C ends the waiting alone.
+        (self.dir / "wait.py").write_text("import sft, sys\nsft.Client().job(sys.argv[1]).wait()\n")
+        with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": str(PACKAGE)}):
+            waiting = self.start("wait", sys.executable, self.dir / "wait.py", job.id)
+        harness.wait_until("it to wait", lambda: f"{job.id} RUNNING" in (self.dir / "wait.log").read_text())
+        waiting.send_signal(signal.SIGINT)
+        self.assertEqual(waiting.wait(timeout=harness.DEADLINE_S), -signal.SIGINT)
+        self.assertIn(f'{job.id} goes on: come back with sft.Client().job("{job.id}").wait()',
+                      (self.dir / "wait.log").read_text())
+        self.assertEqual(job.refresh().state, "RUNNING")
         step = job.checkpoint()
         saved = []
 
