@@ -7,7 +7,7 @@ namespace {
 
 // The list in which a key's change is one; empty: none.
 std::string_view ListOf(std::string_view key) {
-  if (key.starts_with("log/")) return "";
+  if (key == kFeedKey || key.starts_with("log/")) return "";
   return key.starts_with("nodes/") ? ChangeHub::kNodes : ChangeHub::kJobs;
 }
 
