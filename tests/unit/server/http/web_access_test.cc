@@ -114,7 +114,10 @@ class DownloadTest : public SecureRestTest {
     grpc::ClientContext context;
     v1::UploadBlobResponse response;
     const auto writer = stub->UploadBlob(&context, &response);
-    const std::string content(kManyBytes, 'x');
+    std::string content;
+    while (content.size() < kManyBytes) {
+      content += "{\"text\":\"" + std::string((1 << 20) - 12, 'x') + "\"}\n";
+    }
     v1::UploadBlobRequest message;
     message.set_sha256(io::Sha256Hex(content));
     message.set_size(kManyBytes);
