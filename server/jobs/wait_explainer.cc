@@ -50,9 +50,14 @@ const PendingJob* FindPending(const sched::Snapshot& snapshot, const std::string
   return found == snapshot.pending.end() ? nullptr : &*found;
 }
 
-void SetTime(int64_t time_us, google::protobuf::Timestamp* (v1::Outlook::*field)(),
-             v1::Outlook& outlook) {
-  if (time_us > 0) *(outlook.*field)() = ToTimestamp(time_us);
+// Those that are known, in a message that has them.
+template <typename Timed>
+void SetTimes(const sched::Outlook& expected, Timed& message) {
+  if (expected.start_us > 0) *message.mutable_start_time() = ToTimestamp(expected.start_us);
+  if (expected.end_us > 0) *message.mutable_end_time() = ToTimestamp(expected.end_us);
+  if (expected.promised_us > 0) {
+    *message.mutable_promised_start_time() = ToTimestamp(expected.promised_us);
+  }
 }
 
 // Where it stands, and when it is expected to start.
@@ -63,9 +68,7 @@ void AddLine(const sched::Snapshot& snapshot, const sched::Decision& decision,
   v1::Outlook& outlook = *explanation.mutable_outlook();
   outlook.set_place(expected.place);
   outlook.set_source("plan");
-  SetTime(expected.start_us, &v1::Outlook::mutable_start_time, outlook);
-  SetTime(expected.end_us, &v1::Outlook::mutable_end_time, outlook);
-  SetTime(expected.promised_us, &v1::Outlook::mutable_promised_start_time, outlook);
+  SetTimes(expected, outlook);
   const sched::Ahead ahead = sched::AheadOf(snapshot, decision, job);
   explanation.set_line(ahead.line);
   explanation.set_ahead_own(ahead.own);
@@ -315,12 +318,7 @@ void WaitExplainer::AddWhatIfs(const Known& known, const sched::Question& questi
     added.set_change(ChangeText(question.job, each.change));
     added.set_now(each.outlook.now);
     added.set_command(command);
-    const sched::Outlook& outlook = each.outlook;
-    if (outlook.start_us > 0) *added.mutable_start_time() = ToTimestamp(outlook.start_us);
-    if (outlook.end_us > 0) *added.mutable_end_time() = ToTimestamp(outlook.end_us);
-    if (outlook.promised_us > 0) {
-      *added.mutable_promised_start_time() = ToTimestamp(outlook.promised_us);
-    }
+    SetTimes(each.outlook, added);
   }
 }
 

@@ -12,22 +12,9 @@
 
 #include "common/io/file.h"
 #include "server/http/http_server.h"
+#include "tests/unit/server/loopback.h"
 
 namespace sft::server {
-
-inline void Connect(const io::UniqueFd& fd, int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-}
-
-inline io::UniqueFd Dial(int port) {
-  io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  Connect(fd, port);
-  return fd;
-}
 
 inline void Send(const io::UniqueFd& fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -35,25 +22,6 @@ inline void Send(const io::UniqueFd& fd, std::string_view bytes) {
     if (put <= 0) return;  // refused before all of it came
     bytes.remove_prefix(static_cast<size_t>(put));
   }
-}
-
-// Reads until the other side closes the connection, or `enough` of what came.
-inline std::string ReadUntil(
-    const io::UniqueFd& fd, const std::function<bool(const std::string&)>& enough =
-                                [](const std::string&) { return false; }) {
-  std::string answer;
-  char bytes[4096];
-  while (!enough(answer)) {
-    const ssize_t got = ::read(fd.get(), bytes, sizeof(bytes));
-    if (got <= 0) break;
-    answer.append(bytes, static_cast<size_t>(got));
-  }
-  return answer;
-}
-
-// Reads until a text has come.
-inline std::string ReadThrough(const io::UniqueFd& fd, const std::string& text) {
-  return ReadUntil(fd, [&](const std::string& so_far) { return so_far.find(text) != so_far.npos; });
 }
 
 // Sends `request`, which asks for the connection's end or is refused, and reads the whole answer.

@@ -1,16 +1,13 @@
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/socket.h>
 
 #include <future>
-#include <thread>
 
 #include "common/base/mutex.h"
-#include "common/io/file.h"
 #include "server/fleet/hub_models.h"
 #include "server/jobs/wait_explainer.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
+#include "tests/unit/server/loopback.h"
 
 // Why jobs wait whose models only a hub has.
 
@@ -23,23 +20,10 @@ using ::testing::HasSubstr;
 class LoopbackHub {
  public:
   explicit LoopbackHub(std::string config)
-      : config_(std::move(config)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(::listen(listener_.get(), 8), 0);
-    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size);
-    port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { Serve(); });
-  }
-  ~LoopbackHub() {
-    Hold(false);
-    ::shutdown(listener_.get(), SHUT_RDWR);
-    thread_.join();
-  }
-  std::string endpoint() const { return fmt::format("http://127.0.0.1:{}", port_); }
+      : config_(std::move(config)),
+        server_("\r\n\r\n", [this](const std::string& request) { return Answer(request); }) {}
+  ~LoopbackHub() { Hold(false); }
+  std::string endpoint() const { return fmt::format("http://127.0.0.1:{}", server_.port()); }
   int asked() const {
     const MutexLock lock(mutex_);
     return asked_;
@@ -57,42 +41,26 @@ class LoopbackHub {
   }
 
  private:
-  void Serve() {
-    while (true) {
-      const io::UniqueFd connection(::accept(listener_.get(), nullptr, nullptr));
-      if (connection.get() < 0) return;
-      std::string request;
-      char bytes[4096];
-      while (request.find("\r\n\r\n") == request.npos) {
-        const ssize_t got = ::read(connection.get(), bytes, sizeof(bytes));
-        if (got <= 0) break;
-        request.append(bytes, static_cast<size_t>(got));
-      }
-      {
-        const MutexLock lock(mutex_);
-        ++asked_;
-        changed_.NotifyAll();
-        while (held_) changed_.Wait(mutex_);
-      }
-      const bool revision = request.find("/revision/") != request.npos;
-      const std::string body =
-          revision ? fmt::format(R"({{"sha":"{}"}})", std::string(40, 'c')) : config_;
-      (void)io::WriteAll(connection.get(),
-                         fmt::format("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: "
-                                     "close\r\n\r\n{}",
-                                     body.size(), request.starts_with("HEAD") ? "" : body),
-                         "socket");
+  std::string Answer(const std::string& request) {
+    {
+      const MutexLock lock(mutex_);
+      ++asked_;
+      changed_.NotifyAll();
+      while (held_) changed_.Wait(mutex_);
     }
+    const bool revision = request.find("/revision/") != request.npos;
+    const std::string body =
+        revision ? fmt::format(R"({{"sha":"{}"}})", std::string(40, 'c')) : config_;
+    return fmt::format("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+                       body.size(), request.starts_with("HEAD") ? "" : body);
   }
 
   const std::string config_;
-  const io::UniqueFd listener_;
-  int port_ = 0;
   mutable Mutex mutex_;
   CondVar changed_;
   int asked_ SFT_GUARDED_BY(mutex_) = 0;
   bool held_ SFT_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  LoopbackServer server_;  // the last: its thread uses the others
 };
 
 class WaitHubTest : public IntakeTest {

@@ -12,6 +12,7 @@
 
 #include "common/base/version.h"
 #include "common/io/file.h"
+#include "tests/unit/server/loopback.h"
 #include "tests/unit/server/services/services_fixture.h"
 
 namespace sft::server {
@@ -39,15 +40,7 @@ class ConnectionCapTest : public testing::Test {
     (void)io::RemoveAll(dir_);
   }
 
-  io::UniqueFd Dial() const {
-    io::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port_));
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    return fd;
-  }
+  io::UniqueFd Dial() const { return server::Dial(port_); }
   // Waits until the server has closed it.
   static bool Ends(const io::UniqueFd& fd) {
     char bytes[256];
@@ -142,13 +135,7 @@ TEST_F(ConnectionCapTest, AServerThatRanOutOfDescriptorsAcceptsAgain) {
     waiting.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port_));
-  for (const io::UniqueFd& fd : waiting) {
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  }
+  for (const io::UniqueFd& fd : waiting) Connect(fd, port_);
   std::this_thread::sleep_for(milliseconds(300));
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(Call(Channel()).ok());

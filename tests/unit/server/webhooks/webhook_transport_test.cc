@@ -1,15 +1,12 @@
 #include "server/webhooks/webhook_transport.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 
 #include <string>
-#include <thread>
 
 #include "common/base/mutex.h"
-#include "common/io/file.h"
+#include "tests/unit/server/loopback.h"
 
 namespace sft::server {
 namespace {
@@ -18,23 +15,14 @@ namespace {
 class Receiver {
  public:
   explicit Receiver(std::string answer)
-      : answer_(std::move(answer)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(::listen(listener_.get(), 8), 0);
-    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size);
-    port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { Serve(); });
-  }
-  ~Receiver() {
-    ::shutdown(listener_.get(), SHUT_RDWR);
-    thread_.join();
-  }
+      : server_("\"end\"",  // of the body of each test
+                [this, answer = std::move(answer)](const std::string& request) {
+                  const MutexLock lock(mutex_);
+                  requests_ += request;
+                  return answer;
+                }) {}
   std::string Url(const std::string& host) const {
-    return fmt::format("http://{}:{}/hook", host, port_);
+    return fmt::format("http://{}:{}/hook", host, server_.port());
   }
   // All that have come.
   std::string requests() const {
@@ -43,32 +31,9 @@ class Receiver {
   }
 
  private:
-  void Serve() {
-    while (true) {
-      const io::UniqueFd connection(::accept(listener_.get(), nullptr, nullptr));
-      if (connection.get() < 0) return;
-      std::string request;
-      char bytes[4096];
-      // Until the body of each test has come.
-      while (request.find("\"end\"") == request.npos) {
-        const ssize_t got = ::read(connection.get(), bytes, sizeof(bytes));
-        if (got <= 0) break;
-        request.append(bytes, static_cast<size_t>(got));
-      }
-      {
-        const MutexLock lock(mutex_);
-        requests_ += request;
-      }
-      (void)io::WriteAll(connection.get(), answer_, "socket");
-    }
-  }
-
-  const std::string answer_;
-  const io::UniqueFd listener_;
-  int port_ = 0;
   mutable Mutex mutex_;
   std::string requests_ SFT_GUARDED_BY(mutex_);
-  std::thread thread_;
+  LoopbackServer server_;  // the last: its thread uses the others
 };
 
 std::string Answer(const std::string& status, const std::string& headers, const std::string& body) {
