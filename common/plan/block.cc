@@ -30,7 +30,7 @@ constexpr int64_t kChoiceBytes = 4 + 4 * 8;
 // those of other layers: forward the norm before experts, the two behind the branches and the
 // router's; backward these, the router's rows again and its gradient added.
 constexpr int64_t kBranchForward = 2 + 2 + 3 + 2, kBranchBackward = 4 + 3 + 3 + 5 + 3;
-// Of the forward, what is made again: experts are chosen once.
+// Passes of the forward that recomputation repeats; the choice of experts is kept.
 constexpr int64_t kBranchNormAgain = 2, kBranchAgain = 2 + 2 + 3;
 
 // Values in fp32 that a DeltaNet makes of its gates for each value head: the sum before softplus,

@@ -43,8 +43,8 @@ std::string OtherShape(std::string_view name, const std::vector<int64_t>& shape,
                        const std::vector<int64_t>& expected);
 std::string OtherType(std::string_view name, std::string_view type);
 std::string NoScales(std::string_view name, std::string_view scales);  // of a weight in FP8
-// Of the tensor `name` that says that an expert's weight is stored in 4 bits (kNf4State), which is
-// not read, in a model's files of any layout; empty of all others.
+// The error for a tensor `name` that shows an expert's weight to be stored in 4 bits (kNf4State),
+// which is not read, in whatever layout of files; empty for all other tensors.
 std::string ExpertInFourBits(std::string_view name);
 std::string HeldTwice(std::string_view file, std::string_view other, std::string_view name);
 std::string NotInItsShard(std::string_view index, std::string_view name, std::string_view shard);

@@ -17,7 +17,7 @@ struct Options {
   bool dev = false;
   std::string listen = "127.0.0.1:7070";
   std::string http;  // empty: loopback, the port after --listen's; "off": none
-  // Of the web page: its files' folder, the site's certificate and key, names of a proxy before it.
+  // For the web page: the folder of its files, the site's certificate and key, a proxy's names.
   std::string web_dir, http_tls_cert, http_tls_key;
   std::vector<std::string> http_names;
   bool require_token = false;

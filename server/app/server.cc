@@ -52,7 +52,7 @@ std::function<double()> Chance() {
   };
 }
 
-// Who adds webhooks whose names take long to look up keeps none from being sent.
+// Look-ups for new webhooks have threads of their own: slow ones keep nothing from being sent.
 struct WebhookGuards {
   AddressGuard sends, adds;
 };

@@ -67,7 +67,7 @@ std::string WebUrl(const WebFront::Options& plan, const WebSettings& settings,
                    const rpc::Endpoint& endpoint, int port) {
   rpc::Endpoint shown{endpoint.host, port};
   if (IsWildcard(shown.host) && !plan.hosts.empty()) shown.host = plan.hosts.front();
-  // Who is reached by another name on loopback stands behind a proxy, which has the usual port.
+  // A server on loopback with another name stands behind a proxy, which has the usual port.
   if (!settings.names.empty() && rpc::IsLoopback(endpoint.host)) {
     return "https://" + settings.names.front();
   }

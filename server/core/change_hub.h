@@ -55,7 +55,7 @@ class ChangeHub {
   void Shutdown();
   bool stopped() const;
 
-  // What of a list has changed behind a place in the order of all changes.
+  // The entries of a list that have changed since a place in the order of all changes.
   struct Changes {
     std::vector<std::string> keys;
     uint64_t place = 0;     // of the last one

@@ -20,7 +20,7 @@ std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots);
 std::string AttemptsKey(const google::protobuf::RepeatedPtrField<v1::AttemptStatus>& attempts);
 std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& models);
 // Database rows of a node's slots and models.
-// Of slots that report a use: neither CPU slots nor simulated GPUs do.
+// What GPUs report of their use; CPU slots and simulated GPUs report none.
 std::vector<GpuReading> GpuReadings(const google::protobuf::RepeatedPtrField<v1::Slot>& slots);
 std::vector<SlotRecord> SlotRecords(const google::protobuf::RepeatedPtrField<v1::Slot>& slots,
                                     const std::string& node);
