@@ -176,6 +176,17 @@ def wait_for_step(service, job, step):
     raise Failure(f"{job} did not reach step {step}")
 
 
+def wait_for_checkpoint(service, job):
+    """Until the server has one: small steps are faster than a checkpoint is written."""
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        lines = map(json.loads, service.ctl("events", job, "--json").splitlines())
+        if any(event["type"] == "checkpoint" and "committed" in event["message"] for event in lines):
+            return
+        time.sleep(0.05)
+    raise Failure(f"{job} has no checkpoint")
+
+
 def watch_end(args, pids, idle):
     """After the kill: seconds until no rank of the gang is left, and until every GPU's memory is as before the job."""
     begin, gone, back = time.monotonic(), math.inf, math.inf
