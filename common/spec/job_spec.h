@@ -197,7 +197,12 @@ struct JobSpec {
     Sharding sharding = Sharding::kDdp;
     bool fsdp_use_orig_params = true;
     int tensor_parallel_size = 1;
-    int pipeline_parallel_size = 1;
+    int pipeline_parallel_size = 1;  // stages; 1: every rank has all layers
+    // Pieces of the model that each stage holds, in turn with the other stages; 1: in one piece.
+    int virtual_pipeline_parallel_size = 1;
+    // How layers are divided over stages: one of the words auto, balanced and sequential, or
+    // "MODULE=STAGE" for every module (common/plan/stages.h).
+    std::vector<std::string> device_map = {"auto"};
     ComputeType compute_type = ComputeType::kAuto;
     bool activation_checkpointing = false;
     double ddp_bucket_cap_mb = 25;
@@ -307,6 +312,8 @@ struct JobSpec {
   // Makes another form of what a job has trained.
   bool exports() const { return job.kind == kExportKind; }
   bool trains() const { return !generates() && !exports(); }
+  // Ranks that take different rows: each stage of a pipeline has one of every other.
+  int data_ranks() const { return compute.gpu_count / parallelism.pipeline_parallel_size; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   // Trains on preferred and rejected answers; of these, in pairs, and against a reference.
   bool prefers() const { return training.loss != Loss::kSft; }

@@ -260,6 +260,9 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.parallelism.fsdp_use_orig_params", p.fsdp_use_orig_params);
   visit("hyperparameters.parallelism.tensor_parallel_size", p.tensor_parallel_size);
   visit("hyperparameters.parallelism.pipeline_parallel_size", p.pipeline_parallel_size);
+  visit("hyperparameters.parallelism.virtual_pipeline_parallel_size",
+        p.virtual_pipeline_parallel_size);
+  visit("hyperparameters.parallelism.device_map", p.device_map);
   visit("hyperparameters.parallelism.compute_type", p.compute_type);
   visit("hyperparameters.parallelism.activation_checkpointing", p.activation_checkpointing);
   visit("hyperparameters.parallelism.ddp_bucket_cap_mb", p.ddp_bucket_cap_mb);

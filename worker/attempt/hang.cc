@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "common/base/duration.h"
@@ -65,17 +66,33 @@ std::map<std::string, uint64_t> NewestSequences(const std::vector<RankLook>& ran
 
 bool IsMember(const std::string& group, int rank) {
   if (group == "world") return true;
-  const std::string list = "," + group + ",";
+  const std::string list = "," + group.substr(0, group.find('#')) + ",";
   return list.find("," + std::to_string(rank) + ",") != std::string::npos;
+}
+
+// The newest sequence number of each group that the rank has started.
+std::map<std::string, uint64_t> OwnSequences(const RankLook& look) {
+  std::map<std::string, uint64_t> own;
+  for (const FlightOp& op : look.flight->ops) own[op.group] = op.sequence;
+  return own;
 }
 
 // Some group of the rank is further on without it.
 bool IsBehind(const RankLook& look, const std::map<std::string, uint64_t>& newest) {
   if (!look.flight) return true;
-  std::map<std::string, uint64_t> own;
-  for (const FlightOp& op : look.flight->ops) own[op.group] = op.sequence;
+  std::map<std::string, uint64_t> own = OwnSequences(look);
   return std::any_of(newest.begin(), newest.end(), [&](const auto& entry) {
     return IsMember(entry.first, look.rank) && own[entry.first] < entry.second;
+  });
+}
+
+// It waits for a rank that has not come to the operation, as the next stage of a pipeline does.
+bool IsHeldUp(const RankLook& look, const std::vector<RankLook>& ranks) {
+  if (!look.flight || look.flight->waiting == 0) return false;
+  const FlightOp& op = *look.flight->LastOp();
+  return std::any_of(ranks.begin(), ranks.end(), [&](const RankLook& other) {
+    if (other.rank == look.rank || !other.flight || !IsMember(op.group, other.rank)) return false;
+    return OwnSequences(other)[op.group] < op.sequence;
   });
 }
 
@@ -99,6 +116,11 @@ Ranks Culprits(const std::vector<RankLook>& ranks) {
     if (!look.flight || !look.flight->InCollective()) outside.push_back(&look);
   }
   if (!stopped.empty()) return stopped;
+  // Who is behind because of another is not to blame, unless all are.
+  Ranks free;
+  std::copy_if(behind.begin(), behind.end(), std::back_inserter(free),
+               [&](const RankLook* look) { return !IsHeldUp(*look, ranks); });
+  if (!free.empty()) return free;
   return behind.empty() ? outside : behind;
 }
 

@@ -16,7 +16,7 @@ namespace sft::channel {
 namespace {
 
 constexpr uint64_t kMagic = 0x3174'6867'696c'6674;  // "tflight1"
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;
 // How often a reader that meets the writer in the middle of a change reads again. A rank killed
 // there leaves its last change half made, and the copy is then taken as it is.
 constexpr int kMaxLooks = 16;
@@ -94,6 +94,8 @@ std::string_view ToString(Collective kind) {
       return "broadcast";
     case Collective::kBarrier:
       return "barrier";
+    case Collective::kMessage:
+      return "message";
   }
   return "unknown collective";
 }

@@ -40,12 +40,13 @@ enum class Collective : uint64_t {
   kReduceScatter = 3,
   kBroadcast = 4,
   kBarrier = 5,
+  kMessage = 6,  // from one rank to another, at both ends
 };
 std::string_view ToString(Collective kind);
 
 inline constexpr int kFlightOps = 64;
 inline constexpr int kFlightSteps = 32;
-inline constexpr int kFlightGroups = 8;
+inline constexpr int kFlightGroups = 16;
 inline constexpr int kFlightNameBytes = 64;
 
 // `Word` is std::atomic<uint64_t> for the writer and uint64_t in a reader's copy.

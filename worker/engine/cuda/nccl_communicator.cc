@@ -157,6 +157,21 @@ class NcclCommunicator : public Communicator {
     return Start("broadcast", [&] { return group_->broadcast(tensors, options); }, {tensor});
   }
 
+  WorkPtr SendAsync(at::Tensor tensor, int to) override {
+    Check(tensor, "tensor to send");
+    if (tensor.numel() == 0) return std::make_unique<DoneWork>();
+    std::vector<at::Tensor> tensors{Bytes(tensor)};
+    return Start("send", [&] { return Message([&] { group_->send(tensors, to, 0); }); }, {tensor});
+  }
+
+  WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
+    Check(tensor, "tensor to receive into");
+    if (tensor.numel() == 0) return std::make_unique<DoneWork>();
+    std::vector<at::Tensor> tensors{Bytes(tensor)};
+    return Start("receive", [&] { return Message([&] { group_->recv(tensors, from, 0); }); },
+                 {tensor});
+  }
+
   void Barrier() override {
     c10d::BarrierOptions options;
     options.device = device_;
@@ -205,6 +220,15 @@ class NcclCommunicator : public Communicator {
           "collective_failed",
           "Look at the logs of the other ranks first; NCCL_DEBUG=INFO says more.");
     }
+  }
+
+  // Between these two calls a message goes over the group's own connection; alone, LibTorch would
+  // make another one at the first message, and ranks that make several in another order hang.
+  template <typename Function>
+  c10::intrusive_ptr<c10d::Work> Message(const Function& function) {
+    group_->startCoalescing();
+    function();
+    return group_->endCoalescing();
   }
 
   template <typename Function>

@@ -35,12 +35,18 @@ class LocalCommunicator : public Communicator {
     return Copy(part, in, counts);
   }
   WorkPtr BroadcastAsync(at::Tensor, int) override { return std::make_unique<DoneWork>(); }
+  WorkPtr SendAsync(at::Tensor, int) override { NoPeer(); }
+  WorkPtr ReceiveAsync(at::Tensor, int) override { NoPeer(); }
   void Barrier() override {}
   std::unique_ptr<Communicator> Connect(const std::string&, const std::vector<int>&) override {
     return MakeLocalCommunicator(device_);
   }
 
  private:
+  [[noreturn]] static void NoPeer() {
+    throw InternalError("a world of one has nobody to send to or to receive from");
+  }
+
   static WorkPtr Copy(const at::Tensor& to, const at::Tensor& from,
                       const std::vector<int64_t>& counts) {
     if (counts.size() != 1 || counts[0] != to.numel() || counts[0] != from.numel() ||

@@ -68,6 +68,13 @@ class Communicator {
   // tensor := root's tensor.
   [[nodiscard]] virtual WorkPtr BroadcastAsync(at::Tensor tensor, int root) = 0;
 
+  // From one rank to another, in a group of two: every Send of one is met by a Receive of the other
+  // with as many elements of the same type, in the same order. A send is done when the receiver has
+  // taken it. Messages one way and messages the other way have a group each, since on a GPU they
+  // would wait for each other in one.
+  [[nodiscard]] virtual WorkPtr SendAsync(at::Tensor tensor, int to) = 0;
+  [[nodiscard]] virtual WorkPtr ReceiveAsync(at::Tensor tensor, int from) = 0;
+
   // Returns when every rank has called it; the calling thread blocks, on a GPU too.
   virtual void Barrier() = 0;
 

@@ -209,6 +209,26 @@ class GlooCommunicator : public Communicator {
     });
   }
 
+  WorkPtr SendAsync(at::Tensor tensor, int to) override {
+    Check(tensor, "tensor to send");
+    const auto name = Name("send", tensor.numel());
+    if (tensor.numel() == 0) return std::make_unique<DoneWork>();
+    return Start(name, [&] {
+      std::vector<at::Tensor> tensors{Bytes(tensor)};
+      return std::make_unique<GlooWork>(group_->send(tensors, to, kMessageTag), name);
+    });
+  }
+
+  WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
+    Check(tensor, "tensor to receive into");
+    const auto name = Name("receive", tensor.numel());
+    if (tensor.numel() == 0) return std::make_unique<DoneWork>();
+    return Start(name, [&] {
+      std::vector<at::Tensor> tensors{Bytes(tensor)};
+      return std::make_unique<GlooWork>(group_->recv(tensors, from, kMessageTag), name);
+    });
+  }
+
   void Barrier() override {
     const auto name = Name("barrier", 0);
     Start(name, [&] { return std::make_unique<GlooWork>(group_->barrier(), name); })->Wait();
@@ -242,6 +262,9 @@ class GlooCommunicator : public Communicator {
   }
 
  private:
+  // Messages of a pair arrive in the order in which they were sent.
+  static constexpr int kMessageTag = 0;
+
   template <typename Function>
   WorkPtr Start(const CollectiveName& name, Function&& function) {
     try {

@@ -7,19 +7,98 @@
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
+namespace {
 
-DataMesh::DataMesh(Communicator& world, int shard) : world_(world) {
-  if (shard < 1 || world.world() % shard != 0) {
-    throw InternalError(
-        fmt::format("{} ranks cannot be laid out in rows of {}", world.world(), shard));
+constexpr Axis kAll[kAxes] = {Axis::kPipeline, Axis::kReplicate, Axis::kShard, Axis::kContext,
+                              Axis::kTensor};
+
+// In the order in which they are connected.
+constexpr AxisSet kConnected[] = {{Axis::kPipeline}, {Axis::kReplicate},
+                                  {Axis::kShard},    {Axis::kContext},
+                                  {Axis::kTensor},   {Axis::kShard, Axis::kContext},
+                                  kRowAxes,          kTokenAxes};
+
+// The ranks that differ from `rank` in `axes` alone.
+std::vector<int> Members(const MeshShape& shape, int rank, AxisSet axes) {
+  std::vector<int> members;
+  for (int other = 0; other < shape.ranks(); ++other) {
+    bool same = true;
+    for (const Axis axis : kAll) {
+      same =
+          same && (axes.Has(axis) || shape.Coordinate(other, axis) == shape.Coordinate(rank, axis));
+    }
+    if (same) members.push_back(other);
   }
-  if (shard == world.world()) return;
-  std::vector<int> row, column;
-  const int first = world.rank() / shard * shard;
-  for (int i = 0; i < shard; ++i) row.push_back(first + i);
-  for (int rank = world.rank() % shard; rank < world.world(); rank += shard) column.push_back(rank);
-  row_ = MakeSubgroup(world, row);
-  column_ = MakeSubgroup(world, column);
+  return members;
+}
+
+}  // namespace
+
+std::string_view NameOf(Axis axis) {
+  static constexpr std::string_view kNames[] = {"pipeline", "replicate", "shard", "context",
+                                                "tensor"};
+  return kNames[static_cast<int>(axis)];
+}
+
+int MeshShape::Size(Axis axis) const {
+  const int sizes[kAxes] = {pipeline, replicate, shard, context, tensor};
+  return sizes[static_cast<int>(axis)];
+}
+
+int MeshShape::Size(AxisSet axes) const {
+  int size = 1;
+  for (const Axis axis : kAll) size *= axes.Has(axis) ? Size(axis) : 1;
+  return size;
+}
+
+int MeshShape::Coordinate(int rank, Axis axis) const {
+  for (int i = kAxes - 1; kAll[i] != axis; --i) rank /= Size(kAll[i]);
+  return rank % Size(axis);
+}
+
+int MeshShape::Index(int rank, AxisSet axes) const {
+  int index = 0;
+  for (const Axis axis : kAll) {
+    if (axes.Has(axis)) index = index * Size(axis) + Coordinate(rank, axis);
+  }
+  return index;
+}
+
+std::string MeshShape::ToText() const {
+  std::string text;
+  for (const Axis axis : kAll) {
+    if (Size(axis) == 1) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", NameOf(axis), Size(axis));
+  }
+  return text.empty() ? "one rank" : text;
+}
+
+Mesh::Mesh(Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
+  for (const Axis axis : kAll) {
+    if (shape.Size(axis) < 1) {
+      throw InternalError(fmt::format("a mesh of {} along {}", shape.Size(axis), NameOf(axis)));
+    }
+  }
+  if (shape.ranks() != world.world()) {
+    throw InternalError(
+        fmt::format("{} ranks cannot be laid out as a mesh of {}", world.world(), shape.ToText()));
+  }
+  for (const AxisSet axes : kConnected) {
+    const std::vector<int> members = Members(shape, world.rank(), axes);
+    if (static_cast<int>(members.size()) == world.world()) {
+      of_axes_[axes] = &world;
+      continue;
+    }
+    std::unique_ptr<Communicator>& group = groups_[members];
+    if (group == nullptr) group = MakeSubgroup(world, members);
+    of_axes_[axes] = group.get();
+  }
+}
+
+Communicator& Mesh::Group(AxisSet axes) const {
+  const auto found = of_axes_.find(axes);
+  if (found == of_axes_.end()) throw InternalError("a group of axes that was not connected");
+  return *found->second;
 }
 
 }  // namespace sft::engine

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <map>
+#include <string>
 #include <utility>
 
 namespace sft::engine {
@@ -71,6 +73,15 @@ class RecordedCommunicator : public Communicator {
     const uint64_t number = Start(Collective::kBroadcast, tensor);
     return Recorded(number, inner_->BroadcastAsync(std::move(tensor), root));
   }
+  // Both ends of a message are one operation of the group.
+  WorkPtr SendAsync(at::Tensor tensor, int to) override {
+    const uint64_t number = Start(Collective::kMessage, tensor);
+    return Recorded(number, inner_->SendAsync(std::move(tensor), to));
+  }
+  WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
+    const uint64_t number = Start(Collective::kMessage, tensor);
+    return Recorded(number, inner_->ReceiveAsync(std::move(tensor), from));
+  }
   void Barrier() override {
     const uint64_t number = flight_.Start(group_, Collective::kBarrier, 0);
     flight_.Wait(number);
@@ -82,7 +93,9 @@ class RecordedCommunicator : public Communicator {
                                         const std::vector<int>& members) override {
     std::vector<int> global;
     for (const int member : members) global.push_back(members_[member]);
-    const std::string group = fmt::format("{}", fmt::join(global, ","));
+    std::string group = fmt::format("{}", fmt::join(global, ","));
+    // Each group counts its own operations.
+    if (const int made = ++named_[group]; made > 1) group += fmt::format("#{}", made);
     return std::make_unique<RecordedCommunicator>(inner_->Connect(name, members), flight_, group,
                                                   global);
   }
@@ -105,7 +118,8 @@ class RecordedCommunicator : public Communicator {
   const std::unique_ptr<Communicator> inner_;
   channel::FlightRecorder& flight_;
   const int group_;
-  const std::vector<int> members_;  // their numbers in the gang
+  const std::vector<int> members_;    // their numbers in the gang
+  std::map<std::string, int> named_;  // groups made of a list of ranks
   const bool blocks_;
 };
 

@@ -52,10 +52,18 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
 }
 
 // A node's ranks share the weights where the job says hybrid_shard; else all do.
-DataMesh MeshOf(const spec::JobSpec& spec, Communicator& comm) {
+MeshShape MeshOf(const spec::JobSpec& spec, const Communicator& comm) {
+  MeshShape shape{.pipeline = spec.parallelism.pipeline_parallel_size};
+  const int rows = comm.world() / shape.pipeline;
   const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
-  return DataMesh(comm, hybrid ? spec.compute.gpus_per_node : comm.world());
+  const bool replicated = spec.parallelism.sharding == spec::Sharding::kDdp;
+  shape.shard = hybrid ? spec.compute.gpus_per_node : replicated ? 1 : rows;
+  shape.replicate = rows / shape.shard;
+  return shape;
 }
+
+// The ranks that weights, or an optimizer's states, are cut over.
+Communicator& CutOver(const Mesh& mesh) { return mesh.Group({Axis::kShard, Axis::kContext}); }
 
 // Where weights are gathered in bf16, all their gradients too are sent so: half of the bytes of the
 // largest messages of a step. Adapters and replicated weights are few or sent once, in fp32.
@@ -67,17 +75,19 @@ at::ScalarType WireTypeOf(const spec::JobSpec& spec, const TrainableStore& store
 
 std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLayout& layout,
                                        const TrainableStore& store, at::ScalarType compute,
-                                       const DataMesh& mesh) {
+                                       const Mesh& mesh) {
   const bool whole = store.placement() == Placement::kReplicated ||
                      spec.parallelism.sharding == spec::Sharding::kZero1;
   if (!whole) {
     return std::make_unique<ShardedSink>(
-        layout, store, mesh.shard(),
-        ShardedSink::Options{WireTypeOf(spec, store, compute), mesh.replicas()});
+        layout, store, CutOver(mesh),
+        ShardedSink::Options{WireTypeOf(spec, store, compute), mesh.Size(Axis::kReplicate) > 1
+                                                                   ? &mesh.Group(Axis::kReplicate)
+                                                                   : nullptr});
   }
   const auto bucket_bytes =
       static_cast<int64_t>(spec.parallelism.ddp_bucket_cap_mb * 1024.0 * 1024.0);
-  return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, mesh.world());
+  return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, mesh.Group(kTokenAxes));
 }
 
 // Linears that are not quantised are kept as their own bytes (MakePlainFormat).
@@ -128,7 +138,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                              const std::optional<plan::ExecutionPlan>& execution)
     : spec_(spec),
       comm_(comm),
-      mesh_(MeshOf(spec, comm)),
+      mesh_(comm, MeshOf(spec, comm)),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
@@ -144,7 +154,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   NamePartsAsStored(base.files(), layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
-      layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
+      layout_, compute_, MasterTypeOf(spec_), placement, CutOver(mesh_),
       OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
   MakeOptimizers();
   MakeSource(base, run);
@@ -183,7 +193,7 @@ void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPla
                           .fp8 = spec_.fp8() && !spec_.fp8_copies(),
                           .sharded = store_->placement() == Placement::kFullShard,
                           .run = run},
-                         mesh_.shard()));
+                         CutOver(mesh_)));
   if (host_) {
     source->Add(std::make_unique<UpdatingSource>(store_->MakeSource(), *host_));
   } else {
@@ -324,7 +334,7 @@ double TrainingModel::ReduceGradients(double scale) {
   const bool sharded = sink_->sharded();
   return scale * GlobalGradNorm(sharded ? none : std::span<const Tensor>(*gradients_),
                                 sharded ? std::span<const Tensor>(*gradients_) : none, sharded,
-                                mesh_.shard());
+                                CutOver(mesh_));
 }
 
 void TrainingModel::Update(double lr, double scale) {
@@ -395,7 +405,7 @@ void TrainingModel::MastersChanged() {
 
 bool TrainingModel::holds_first_copy() const {
   if (store_->placement() == Placement::kReplicated) return comm_.rank() == 0;
-  return mesh_.replicas() == nullptr || mesh_.replicas()->rank() == 0;
+  return mesh_.Coordinate(Axis::kReplicate) == 0;
 }
 
 }  // namespace sft::engine

@@ -116,7 +116,7 @@ class TrainingModel {
 
   spec::JobSpec spec_;
   Communicator& comm_;
-  DataMesh mesh_;
+  Mesh mesh_;
   at::ScalarType compute_;
   ModelConfig config_;
   ModelLayout layout_;

@@ -88,6 +88,36 @@ TEST(HangTest, OnGpusItIsAnNcclTimeout) {
   EXPECT_THAT(verdict->evidence(1), HasSubstr("rank 1 on GPU 5: step 12"));
 }
 
+// Ranks of four stages: each pair of neighbours has a group for each direction.
+TEST(HangTest, OfAPipelineTheStageThatTheOthersWaitForIsNamed) {
+  const auto stage = [](int rank, const std::vector<std::pair<std::string, uint64_t>>& ops,
+                        bool waits) {
+    RankLook look = Rank(rank);
+    for (const auto& [group, sequence] : ops) {
+      const uint64_t number = look.flight->ops.size() + 1;
+      look.flight->ops.push_back(
+          {number, group, sequence, Collective::kMessage, 4096, kStart, true});
+    }
+    if (waits) {
+      look.flight->ops.back().finished = false;
+      look.flight->waiting = look.flight->ops.size();
+    }
+    return look;
+  };
+  // Stage 2 computes: stage 3 waits for its rows, stage 1 for its gradient, stage 0 for stage 1's,
+  // of which it has asked for one more than stage 1 has sent.
+  const auto verdict = After(seconds(60),
+                             {stage(0, {{"0,1", 4}, {"1,0#2", 2}}, true),
+                              stage(1, {{"0,1", 4}, {"1,0#2", 1}, {"1,2", 3}, {"2,1", 2}}, true),
+                              stage(2, {{"1,2", 3}, {"2,3", 2}, {"3,2", 1}, {"2,1", 1}}, false),
+                              stage(3, {{"3,2", 1}, {"2,3", 3}}, true)},
+                             Gang(4));
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->rank(), 2);
+  EXPECT_THAT(verdict->message(), HasSubstr("rank 2 did not enter the collective of the others"));
+  EXPECT_THAT(verdict->message(), HasSubstr("ranks 0, 1, 3 wait in message #3"));
+}
+
 TEST(HangTest, AStoppedProcessIsToBlameWhereverItStands) {
   for (const char state : {'T', 'D'}) {
     const auto verdict = After(seconds(60), {Rank(0, kWaits), Rank(1, kWaits, state)}, Gang(2));

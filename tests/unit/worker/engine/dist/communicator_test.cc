@@ -227,24 +227,115 @@ TEST(SubgroupTest, AListWithoutTheCallerOrBeyondTheWorldIsRefused) {
   EXPECT_THROW(MakeSubgroup(*comm, {}), InternalError);
 }
 
-TEST(DataMeshTest, RowsAreNodesAndColumnsTheirReplicas) {
-  RunRanks(6, [](Communicator& comm) {
-    const DataMesh mesh(comm, 3);
-    EXPECT_EQ(mesh.shard().rank(), comm.rank() % 3);
-    EXPECT_EQ(mesh.shard().world(), 3);
-    ASSERT_NE(mesh.replicas(), nullptr);
-    EXPECT_EQ(mesh.replicas()->rank(), comm.rank() / 3);
-    EXPECT_THAT(AllGatherInt64(*mesh.replicas(), comm.rank()),
-                ElementsAre(comm.rank() % 3, comm.rank() % 3 + 3));
+TEST_P(CommunicatorTest, MessagesArriveWholeAndInOrderBothWays) {
+  const int world = GetParam();
+  if (world == 1) return;
+  RunRanks(world, [&](Communicator& comm) {
+    if (comm.rank() > 1) return;
+    const auto there = MakeSubgroup(comm, {0, 1}), back = MakeSubgroup(comm, {1, 0});
+    const bool sends = comm.rank() == 0;
+    // Both ways at once, of different types and sizes, an empty one among them.
+    std::vector<WorkPtr> works;
+    std::vector<at::Tensor> got;
+    for (const int64_t count : {70'001, 0, 3}) {
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        got.push_back(at::zeros({count}, type));
+        Communicator& in = sends ? *back : *there;
+        Communicator& out = sends ? *there : *back;
+        works.push_back(in.ReceiveAsync(got.back(), in.rank() == 0 ? 1 : 0));
+        works.push_back(out.SendAsync(Ramp(count, type).mul_(comm.rank() + 1), 1));
+      }
+    }
+    for (const WorkPtr& work : works) work->Wait();
+    size_t next = 0;
+    for (const int64_t count : {70'001, 0, 3}) {
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        EXPECT_TRUE(got[next++].equal(Ramp(count, type).mul_(2 - comm.rank()))) << count;
+      }
+    }
   });
 }
 
-TEST(DataMeshTest, OneRowIsTheWorldAndUnevenRowsAreRefused) {
+TEST(CommunicatorMessageTest, ASenderThatHasGoneIsNamedAsTheCause) {
+  try {
+    RunRanks(
+        2,
+        [](Communicator& comm) {
+          if (comm.rank() == 1) return;
+          at::Tensor tensor = at::zeros({8});
+          comm.ReceiveAsync(tensor, 1)->Wait();
+        },
+        std::chrono::seconds(10));
+    FAIL() << "a message arrived that nobody sent";
+  } catch (const InfrastructureError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("receive (collective"));
+    EXPECT_THAT(error.advice(), HasSubstr("Another rank has ended"));
+  }
+}
+
+TEST(CommunicatorMessageTest, AWorldOfOneHasNobodyToSendTo) {
   const auto comm = MakeLocalCommunicator(at::kCPU);
-  const DataMesh mesh(*comm, 1);
-  EXPECT_EQ(&mesh.shard(), comm.get());
-  EXPECT_EQ(mesh.replicas(), nullptr);
-  EXPECT_THROW(DataMesh(*comm, 2), InternalError);
+  EXPECT_THROW((void)comm->SendAsync(at::zeros({1}), 0), InternalError);
+  EXPECT_THROW((void)comm->ReceiveAsync(at::zeros({1}), 0), InternalError);
+}
+
+TEST(MeshShapeTest, CoordinatesAndNumbersAgreeForEveryRank) {
+  const MeshShape shape{.pipeline = 2, .replicate = 3, .shard = 2, .context = 2, .tensor = 2};
+  EXPECT_EQ(shape.ranks(), 48);
+  EXPECT_EQ(shape.ToText(), "pipeline 2 x replicate 3 x shard 2 x context 2 x tensor 2");
+  EXPECT_EQ(MeshShape().ToText(), "one rank");
+  const AxisSet all = {Axis::kPipeline, Axis::kReplicate, Axis::kShard, Axis::kContext,
+                       Axis::kTensor};
+  for (int rank = 0; rank < shape.ranks(); ++rank) {
+    EXPECT_EQ(shape.Index(rank, all), rank);
+    EXPECT_EQ(shape.Coordinate(rank, Axis::kTensor), rank % 2);
+    EXPECT_EQ(shape.Coordinate(rank, Axis::kPipeline), rank / 24);
+    EXPECT_EQ(shape.Index(rank, kRowAxes),
+              shape.Coordinate(rank, Axis::kReplicate) * 2 + shape.Coordinate(rank, Axis::kShard));
+  }
+}
+
+TEST(MeshTest, RowsAreNodesAndColumnsTheirReplicas) {
+  RunRanks(6, [](Communicator& comm) {
+    const Mesh mesh(comm, {.replicate = 2, .shard = 3});
+    EXPECT_EQ(mesh.Group(Axis::kShard).rank(), comm.rank() % 3);
+    EXPECT_EQ(mesh.Group(Axis::kShard).world(), 3);
+    EXPECT_EQ(mesh.Group(Axis::kReplicate).rank(), comm.rank() / 3);
+    EXPECT_THAT(AllGatherInt64(mesh.Group(Axis::kReplicate), comm.rank()),
+                ElementsAre(comm.rank() % 3, comm.rank() % 3 + 3));
+    EXPECT_EQ(&mesh.Group(kRowAxes), &comm);
+    EXPECT_EQ(&mesh.Group(kTokenAxes), &comm);
+    EXPECT_EQ(mesh.Group(Axis::kPipeline).world(), 1);
+    EXPECT_EQ(mesh.row_rank(), comm.rank());
+    EXPECT_EQ(mesh.row_ranks(), 6);
+  });
+}
+
+TEST(MeshTest, GroupsOfAllAxesHoldTheRanksThatDifferInThemAlone) {
+  RunRanks(8, [](Communicator& comm) {
+    const Mesh mesh(comm, {.pipeline = 2, .shard = 2, .context = 2});
+    const int rank = comm.rank(), stage = rank / 4 * 4;
+    EXPECT_THAT(AllGatherInt64(mesh.Group(Axis::kPipeline), rank),
+                ElementsAre(rank % 4, rank % 4 + 4));
+    EXPECT_THAT(AllGatherInt64(mesh.Group(Axis::kContext), rank),
+                ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
+    EXPECT_THAT(AllGatherInt64(mesh.Group(kRowAxes), rank),
+                ElementsAre(stage + rank % 2, stage + rank % 2 + 2));
+    EXPECT_THAT(AllGatherInt64(mesh.Group(kTokenAxes), rank),
+                ElementsAre(stage, stage + 1, stage + 2, stage + 3));
+    EXPECT_EQ(mesh.row_rank(), rank / 2 % 2);
+    EXPECT_EQ(mesh.row_ranks(), 2);
+  });
+}
+
+TEST(MeshTest, OneRankIsEveryGroupAndOtherNumbersOfRanksAreRefused) {
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  const Mesh mesh(*comm, {});
+  EXPECT_EQ(&mesh.Group(Axis::kShard), comm.get());
+  EXPECT_EQ(&mesh.Group(Axis::kPipeline), comm.get());
+  EXPECT_THROW(Mesh(*comm, {.shard = 2}), InternalError);
+  EXPECT_THROW(Mesh(*comm, {.shard = 0}), InternalError);
+  EXPECT_THROW((void)mesh.Group({Axis::kPipeline, Axis::kTensor}), InternalError);
 }
 
 }  // namespace

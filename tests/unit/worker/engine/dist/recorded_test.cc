@@ -31,6 +31,10 @@ class Borrowed : public Communicator {
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     return comm_.BroadcastAsync(tensor, root);
   }
+  WorkPtr SendAsync(at::Tensor tensor, int to) override { return comm_.SendAsync(tensor, to); }
+  WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
+    return comm_.ReceiveAsync(tensor, from);
+  }
   void Barrier() override { comm_.Barrier(); }
   std::unique_ptr<Communicator> Connect(const std::string& name,
                                         const std::vector<int>& members) override {
@@ -90,6 +94,26 @@ TEST_F(RecordedTest, SubgroupsAreNamedByTheirRanks) {
     EXPECT_EQ(record.ops.size(), before + 1);
     EXPECT_EQ(record.ops.back().group, even ? "0,2" : "1,3");
   });
+}
+
+TEST_F(RecordedTest, BothEndsOfAMessageAreOneOperationOfTheirGroup) {
+  RunRanks(2, [&](Communicator& inner) {
+    channel::FlightRecorder flight = Flight(inner.rank(), 2);
+    const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
+    const auto first = MakeSubgroup(*comm, {0, 1}), second = MakeSubgroup(*comm, {0, 1});
+    at::Tensor tensor = at::full({4}, comm->rank());
+    if (comm->rank() == 0) {
+      second->SendAsync(tensor, 1)->Wait();
+    } else {
+      second->ReceiveAsync(tensor, 0)->Wait();
+    }
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    // A group's first two are those that it is checked with.
+    const channel::FlightOp op = Read(rank).ops.back();
+    EXPECT_EQ(op.Describe(), "message #3 (32 bytes, group 0,1#2)");
+    EXPECT_TRUE(op.finished);
+  }
 }
 
 TEST_F(RecordedTest, ACollectiveThatFailsStaysTheOneThatIsWaitedIn) {

@@ -105,9 +105,11 @@ TEST(ShardedSinkTest, EachRankGetsTheSumOfItsShardAndSomeGetNone) {
 TEST(ShardedSinkTest, SumsOverTheReplicasOfAShardOnceAStep) {
   const ModelLayout layout = ThreeUnits();
   RunRanks(4, [&](Communicator& comm) {
-    DataMesh mesh(comm, 2);
-    TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kFullShard, mesh.shard());
-    ShardedSink sink(layout, store, mesh.shard(), {.replicas = mesh.replicas()});
+    const Mesh mesh(comm, {.replicate = 2, .shard = 2});
+    TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kFullShard,
+                         mesh.Group(Axis::kShard));
+    ShardedSink sink(layout, store, mesh.Group(Axis::kShard),
+                     {.replicas = &mesh.Group(Axis::kReplicate)});
     EXPECT_EQ(store.shard_size(0), 1);
     for (int repeat = 0; repeat < 2; ++repeat) {
       Accumulate(sink, layout, comm.rank());
