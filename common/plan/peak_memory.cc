@@ -118,8 +118,8 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const BlockCost& block = p.blocks[layer];
     if (layer == 0 || !p.shape.SameAttention(layer, layer - 1)) {
-      workspace =
-          AttentionWorkspace(p.shape, layer, run.rows, p.row_tokens, p.job.training.deterministic);
+      workspace = AttentionWorkspace(p.attention, layer, run.rows, p.row_tokens,
+                                     p.job.training.deterministic);
     }
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
@@ -130,7 +130,10 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
     const SubLayerPeaks peaks = PeaksOf(p, run, layer);
     const int64_t on_their_way =
         TiedGradient(p) + GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
-    Moment worst{.activations = saved, .transients = moving + peaks.forward};
+    // Before and after the exchange of tokens and heads.
+    const ExchangedElements exchanged = ExchangedOf(p.shape, layer, p.job);
+    const int64_t exchange = 2 * tokens * exchanged.inputs * p.element_bytes;
+    Moment worst{.activations = saved, .transients = moving + std::max(peaks.forward, exchange)};
     worst = Fuller(worst,
                    {.activations = before,
                     .transients = moving + tokens * block.hidden_row,
@@ -139,7 +142,8 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
                            .transients = moving + peaks.backward_mlp,
                            .communication = on_their_way});
     worst = Fuller(worst, {.activations = saved,
-                           .transients = moving + tokens * block.backward_attention[level],
+                           .transients = moving + tokens * block.backward_attention[level] +
+                                         tokens * exchanged.backward() * p.element_bytes,
                            .workspace = workspace,
                            .communication = on_their_way});
     moments.blocks.push_back(worst);
@@ -246,7 +250,9 @@ int64_t LinkBytesOf(const Problem& p) {
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens) {
   Problem problem;
+  SFT_RETURN_IF_ERROR(CheckContext(shape, job));
   problem.shape = shape;
+  problem.attention = ShapeOfShare(shape, job);
   problem.job = job;
   SFT_ASSIGN_OR_RETURN(problem.units, MakeUnits(shape, job));
   problem.held = PlanMemory(problem.units, job, Device::kGpu);
@@ -339,17 +345,18 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
-  return whole && kept && run.kept_on_host == 0 && run.input_every == 1 && !drops && !inputs &&
-         !experts && !deltas && fast_attention;
+  const bool shares = p.job.parallelism.context_parallel_size > 1;
+  return whole && kept && !shares && run.kept_on_host == 0 && run.input_every == 1 && !drops &&
+         !inputs && !experts && !deltas && fast_attention;
 }
 
 int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
-  const int64_t tokens = run.rows * p.row_tokens;
+  const int64_t tokens = p.TokensOf(run.rows);
   return run.graphs ? RoundTokens(tokens) : tokens;
 }
 
 int64_t LogitsRows(const Problem& p, const ExecutionPlan& run) {
-  return std::min(run.LogitsRows(p.shape.vocab), run.rows * p.row_tokens);
+  return std::min(run.LogitsRows(p.shape.vocab), p.TokensOf(run.rows));
 }
 
 PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {

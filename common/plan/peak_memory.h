@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/plan/block.h"
+#include "common/plan/context.h"
 #include "common/plan/execution.h"
 #include "common/plan/memory.h"
 #include "common/plan/parameters.h"
@@ -13,6 +14,7 @@ namespace sft::plan {
 // A job on a model, prepared once for the predictions of memory and of time. Plain values.
 struct Problem {
   ModelShape shape;
+  ModelShape attention;  // the heads that a rank's attention has of it
   spec::JobSpec job;
   std::vector<Unit> units;
   Memory held;  // for the whole run
@@ -28,6 +30,8 @@ struct Problem {
   int64_t link_bytes = 0;
 
   int64_t ranks() const { return job.compute.gpu_count; }
+  // What a rank has of so many full rows.
+  int64_t TokensOf(int64_t rows) const { return ShareOfTokens(rows * row_tokens, job); }
   ShardParts parts() const { return PartsOf(job); }
   // Weights pass through slots, even with one rank.
   bool shards_weights() const {

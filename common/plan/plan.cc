@@ -45,10 +45,10 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   const int64_t whole = given == 0 ? RankRows(p.job) : given;
   const int64_t widest = p.shape.WidestRow();
   std::vector<int64_t> options;
-  const int64_t most = std::max<int64_t>(1, kMostTokens / p.row_tokens);
+  const int64_t most = std::max<int64_t>(1, kMostTokens / p.TokensOf(1));
   for (int64_t rows = std::min(whole, most); rows >= 1; --rows) {
     if (whole % rows != 0) continue;
-    const bool usable = rows * p.row_tokens * widest < kMostElements;
+    const bool usable = p.TokensOf(rows) * widest < kMostElements;
     if (usable || rows == 1) options.push_back(rows);
   }
   return options;
@@ -126,7 +126,7 @@ class Search {
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
           ExecutionPlan run{.rows = rows,
                             .micro_batches = RankRows(problem_.job) / rows,
-                            .most_tokens = rows * problem_.row_tokens,
+                            .most_tokens = problem_.TokensOf(rows),
                             .deep = static_cast<Recompute>(deep),
                             .shallow = static_cast<Recompute>(shallow),
                             .deep_layers = count,
@@ -414,7 +414,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   if (!best) return Refusal(input, problem);
   if (unsplit && unsplit->time.total() <= best->time.total() * (1 + kWorthASplit)) best = unsplit;
   Plan plan{best->run, best->memory, best->time};
-  const double tokens = static_cast<double>(RankRows(input.job) * input.job.compute.gpu_count) *
+  const double tokens = static_cast<double>(RankRows(input.job) * input.job.data_ranks()) *
                         static_cast<double>(row_tokens);
   plan.tokens_per_second = tokens / plan.time.total();
   return plan;

@@ -67,8 +67,7 @@ double WithStacks(const Problem& p, double weights, int64_t stacks) {
 }
 
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
-  const double length = static_cast<double>(p.row_tokens);
-  const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
+  const double gemm = gpu.gemm * Ramp(static_cast<double>(p.TokensOf(run.rows)), kHalfProducts);
   const double fp8 = gpu.gemm_fp8 > 0 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm;
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
           p.job.fp8() ? fp8 : gemm, p.job.fp8_weight_gradients() ? fp8 : gemm,
@@ -172,14 +171,28 @@ double OptimizerSeconds(const Problem& p, const ExecutionPlan& run, const GpuRat
   return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, run, gpu, trained) + host;
 }
 
-// Seconds of each block's attention. Layers that are alike are worked out once.
+// Seconds of each block's attention, with the exchange of tokens and heads that nothing hides.
+// `tokens` of a rank. Layers that are alike are worked out once.
 std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const GpuRates& gpu) {
+  const int64_t ranks = p.job.parallelism.context_parallel_size;
   std::vector<AttentionSeconds> seconds;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
-    seconds.push_back(layer > 0 && p.shape.SameAttention(layer, layer - 1)
-                          ? seconds.back()
-                          : PredictAttention(p.shape, layer, tokens, p.row_tokens,
-                                             p.job.training.deterministic, gpu));
+    if (layer > 0 && p.shape.SameAttention(layer, layer - 1)) {
+      seconds.push_back(seconds.back());
+      continue;
+    }
+    AttentionSeconds block =
+        PredictAttention(p.attention, layer, tokens * static_cast<double>(ranks), p.row_tokens,
+                         p.job.training.deterministic, gpu);
+    if (ranks > 1) {
+      const ExchangedElements exchanged = ExchangedOf(p.shape, layer, p.job);
+      const auto of = [&](int64_t elements) {
+        return RingSeconds(Bytes(elements * p.element_bytes, tokens), ranks, gpu.bus);
+      };
+      block.forward += of(exchanged.forward());
+      block.backward += of(exchanged.backward());
+    }
+    seconds.push_back(block);
   }
   return seconds;
 }
@@ -213,7 +226,7 @@ double StepTime::total() const {
 }
 
 StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
-  const double rows = static_cast<double>(run.rows * p.row_tokens);
+  const double rows = static_cast<double>(p.TokensOf(run.rows));
   const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();

@@ -8,7 +8,8 @@
 
 #include "common/spec/draft.h"
 
-// The batch arithmetic: global_batch = per_device_batch * gpu_count * gradient_accumulation_steps.
+// The batch arithmetic: global_batch = per_device_batch * gpu_count * gradient_accumulation_steps,
+// with fewer than gpu_count where several GPUs share a row.
 
 namespace sft::spec {
 namespace {
@@ -31,40 +32,43 @@ std::string Multiples(int64_t wanted, int64_t unit) {
 // divide.
 void DeriveFactor(std::string_view result, std::string_view other, Draft* draft) {
   const int64_t global = draft->Int(kGlobal);
-  const int64_t unit = draft->Int(other) * draft->Int(kGpuCountKey);
+  const RowRanks ranks = RowRanksOf(*draft);
+  const int64_t unit = draft->Int(other) * ranks.count;
   if (global % unit != 0) {
     draft->AddProblem(
         kGlobal, fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
-                             draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kGpuCountKey),
-                             unit, Multiples(global, unit)));
+                             draft->Quote(kGlobal), draft->Quote(other), ranks.quote, unit,
+                             Multiples(global, unit)));
     return;
   }
   draft->Derive(result, global / unit,
-                fmt::format("global_batch / ({} * gpu_count)", LeafOf(other)));
+                fmt::format("global_batch / ({} * {})", LeafOf(other), ranks.formula));
 }
 
 void DeriveGlobal(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
+  const RowRanks ranks = RowRanksOf(*draft);
+  const int64_t product = draft->Int(kDevice) * ranks.count * draft->Int(kSteps);
   if (product > kMaxGlobalBatch) {
-    draft->AddProblem(
-        kSteps, fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
-                            draft->Quote(kDevice), draft->Quote(kGpuCountKey), draft->Quote(kSteps),
-                            product, kMaxGlobalBatch));
+    draft->AddProblem(kSteps,
+                      fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
+                                  draft->Quote(kDevice), ranks.quote, draft->Quote(kSteps), product,
+                                  kMaxGlobalBatch));
     return;
   }
-  draft->Derive(kGlobal, product, "per_device_batch * gpu_count * gradient_accumulation_steps");
+  draft->Derive(kGlobal, product,
+                fmt::format("per_device_batch * {} * gradient_accumulation_steps", ranks.formula));
 }
 
 // All three are given. Two overrides beat the third value; among the file's values global_batch
 // wins and the accumulation follows.
 void ResolveThree(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
+  const RowRanks ranks = RowRanksOf(*draft);
+  const int64_t product = draft->Int(kDevice) * ranks.count * draft->Int(kSteps);
   const int64_t global = draft->Int(kGlobal);
   if (product == global) return;
   const std::string both = fmt::format(
-      "per_device_batch {} * gpu_count {} * gradient_accumulation_steps {} = {}, but global_batch "
-      "is {}",
-      draft->Int(kDevice), draft->Int(kGpuCountKey), draft->Int(kSteps), product, global);
+      "per_device_batch {} * {} {} * gradient_accumulation_steps {} = {}, but global_batch is {}",
+      draft->Int(kDevice), ranks.formula, ranks.count, draft->Int(kSteps), product, global);
   const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
              global_given = draft->Overridden(kGlobal);
   // A DeepSpeed JSON written for other numbers is not silently corrected.
@@ -96,9 +100,10 @@ void ResolveThree(Draft* draft) {
 
 // Derives the largest batch up to the default that divides a rank's rows, and its accumulation.
 void DeriveBoth(Draft* draft) {
-  const int64_t global = draft->Int(kGlobal), count = draft->Int(kGpuCountKey);
+  const RowRanks ranks = RowRanksOf(*draft);
+  const int64_t global = draft->Int(kGlobal), count = ranks.count;
   const int64_t batch = global % count == 0 ? UnplannedRows(global / count) : 1;
-  draft->Derive(kDevice, batch, "global_batch / gpu_count");
+  draft->Derive(kDevice, batch, "global_batch / " + ranks.formula);
   DeriveFactor(kSteps, kDevice, draft);
 }
 
@@ -113,9 +118,10 @@ void ResolveAuto(Draft* draft) {
                                   draft->Quote(kDevice), draft->Quote(kSteps)));
     return;
   }
-  const int64_t count = draft->Int(kGpuCountKey);
+  const RowRanks ranks = RowRanksOf(*draft);
+  const int64_t count = ranks.count;
   if (!draft->Has(kGlobal)) {
-    draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
+    draft->Derive(kGlobal, kPlannedSequences * count, "16 * " + ranks.formula);
     if (draft->Overridden(kDevice)) {
       draft->AddWarning(kDevice, fmt::format("{} leaves open how many sequences a step has: "
                                              "global_batch becomes {}; give it to keep another",
@@ -124,9 +130,9 @@ void ResolveAuto(Draft* draft) {
   }
   const int64_t global = draft->Int(kGlobal);
   if (global % count != 0) {
-    draft->AddProblem(kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
-                                           draft->Quote(kGlobal), draft->Quote(kGpuCountKey),
-                                           Multiples(global, count)));
+    draft->AddProblem(kGlobal,
+                      fmt::format("{} is not a multiple of {}; global_batch = {} would be",
+                                  draft->Quote(kGlobal), ranks.quote, Multiples(global, count)));
     return;
   }
   // CPU ranks have no plan.
@@ -143,7 +149,9 @@ int64_t UnplannedRows(int64_t rank_rows) {
 }
 
 void ResolveBatch(Draft* draft) {
-  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey}) || !draft->Has(kGpuCountKey)) return;
+  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey, kContextKey}) ||
+      !draft->Has(kGpuCountKey))
+    return;
   if (draft->Has(kDevice) && draft->Int(kDevice) == 0) return ResolveAuto(draft);
   const bool device = draft->Has(kDevice), steps = draft->Has(kSteps), global = draft->Has(kGlobal);
   if (device && steps && global) {

@@ -17,7 +17,8 @@ namespace sft::spec {
 
 // Keys that several derivations read.
 inline constexpr std::string_view kGpuCountKey = "compute.gpu_count", kNodesKey = "compute.nodes",
-                                  kGpusPerNodeKey = "compute.gpus_per_node";
+                                  kGpusPerNodeKey = "compute.gpus_per_node",
+                                  kContextKey = "hyperparameters.parallelism.context_parallel_size";
 
 // Source of a value, by precedence; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
@@ -108,6 +109,15 @@ class Draft {
   int unknown_ = 0;
 };
 
+// The ranks that take different rows, for the batch arithmetic: all GPUs, or fewer where several
+// share a row.
+struct RowRanks {
+  int64_t count = 1;
+  std::string quote;    // with its origin: "compute.gpu_count = 4 (--set)"
+  std::string formula;  // "gpu_count"
+};
+RowRanks RowRanksOf(const Draft& draft);  // splits.cc
+
 // The steps of Resolve after parsing, in this order. Each reports into the draft.
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);  // overrides.cc
 void ApplyDeepspeed(Draft* draft);                                          // deepspeed.cc
@@ -118,6 +128,7 @@ void ResolvePreference(Draft* draft);                                       // p
 void ResolvePacking(Draft* draft);                                          // packing.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void CheckNodesOfKind(Draft* draft);                                        // kind.cc
+void ResolveSplits(Draft* draft);                                           // splits.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
 void ResolveSchedule(Draft* draft);                                         // schedule.cc
 void ResolveSharding(Draft* draft);                                         // sharding.cc

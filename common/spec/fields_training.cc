@@ -488,6 +488,14 @@ constexpr Field kTrainingTable[] = {
      .max = 1024,
      .supported = "1",
      .refusal = "not supported yet: pipeline parallelism; use fsdp = true for models over one GPU"},
+    {.key = "hyperparameters.parallelism.context_parallel_size",
+     .type = Type::kInt,
+     .def = "1",
+     .doc = "GPUs of a node that share each row, for rows too long for one: each has a part of its "
+            "tokens, and for attention all of them but some of the heads. It divides the model's "
+            "heads. per_device_batch rows go to so many GPUs together.",
+     .min = 1,
+     .max = 64},
     {.key = "hyperparameters.parallelism.bf16",
      .type = Type::kBool,
      .derived = "true on GPUs, false (fp32) on CPUs",

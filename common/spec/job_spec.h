@@ -198,6 +198,7 @@ struct JobSpec {
     bool fsdp_use_orig_params = true;
     int tensor_parallel_size = 1;
     int pipeline_parallel_size = 1;  // stages; 1: every rank has all layers
+    int context_parallel_size = 1;   // ranks that share the tokens of a row; 1: each has whole rows
     // Pieces of the model that each stage holds, in turn with the other stages; 1: in one piece.
     int virtual_pipeline_parallel_size = 1;
     // How layers are divided over stages: one of the words auto, balanced and sequential, or
@@ -312,8 +313,10 @@ struct JobSpec {
   // Makes another form of what a job has trained.
   bool exports() const { return job.kind == kExportKind; }
   bool trains() const { return !generates() && !exports(); }
-  // Ranks that take different rows: each stage of a pipeline has one of every other.
-  int data_ranks() const { return compute.gpu_count / parallelism.pipeline_parallel_size; }
+  // Ranks that see different tokens: each stage of a pipeline has one of every other. And those of
+  // them that take different rows.
+  int token_ranks() const { return compute.gpu_count / parallelism.pipeline_parallel_size; }
+  int data_ranks() const { return token_ranks() / parallelism.context_parallel_size; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   // Trains on preferred and rejected answers; of these, in pairs, and against a reference.
   bool prefers() const { return training.loss != Loss::kSft; }

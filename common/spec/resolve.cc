@@ -435,6 +435,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolvePacking(&draft);
     ResolveTopology(options, &draft);
     CheckNodesOfKind(&draft);
+    ResolveSplits(&draft);
     ResolveBatch(&draft);
     ResolveSchedule(&draft);
     ResolveSharding(&draft);

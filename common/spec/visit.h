@@ -260,6 +260,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.parallelism.fsdp_use_orig_params", p.fsdp_use_orig_params);
   visit("hyperparameters.parallelism.tensor_parallel_size", p.tensor_parallel_size);
   visit("hyperparameters.parallelism.pipeline_parallel_size", p.pipeline_parallel_size);
+  visit("hyperparameters.parallelism.context_parallel_size", p.context_parallel_size);
   visit("hyperparameters.parallelism.virtual_pipeline_parallel_size",
         p.virtual_pipeline_parallel_size);
   visit("hyperparameters.parallelism.device_map", p.device_map);

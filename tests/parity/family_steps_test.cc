@@ -1,4 +1,5 @@
 #include <ATen/core/grad_mode.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/context.h"
 #include "tests/parity/golden_case.h"
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/model/families.h"
 
@@ -25,7 +29,8 @@ class FamilyStepsTest : public testing::TestWithParam<std::string> {
  protected:
   std::filesystem::path dir() const { return GoldenDir() / "families" / GetParam(); }
 
-  void Compare(TrainingModel& model, const char* kind) {
+  // `comm`: of all ranks of the model.
+  void Compare(TrainingModel& model, const char* kind, Communicator& comm) {
     std::ifstream file(dir() / "steps.json");
     const nlohmann::json golden = nlohmann::json::parse(file);
     const std::vector<double> losses = golden.at(kind).at("loss");
@@ -38,7 +43,10 @@ class FamilyStepsTest : public testing::TestWithParam<std::string> {
     for (size_t step = 0; step < losses.size(); ++step) {
       model.BeginStep();
       const double loss =
-          model.ForwardBackward(batch, static_cast<int64_t>(step), 0, true).item<double>() * scale;
+          AllReduceSumDouble(
+              comm,
+              model.ForwardBackward(batch, static_cast<int64_t>(step), 0, true).item<double>()) *
+          scale;
       const double norm = model.ReduceGradients(scale);
       model.Update(golden.at("learning_rate").get<double>(), scale);
       EXPECT_NEAR(loss, losses[step], kStepLoss * losses[step]) << kind << ", step " << step + 1;
@@ -46,27 +54,53 @@ class FamilyStepsTest : public testing::TestWithParam<std::string> {
     }
   }
 
-  void CompareAdapters(bool use_qlora) {
+  // On so many ranks that share the rows.
+  void CompareAdapters(bool use_qlora, Communicator& comm) {
     const Adapter adapter = ReadAdapter(dir() / "adapter", ReadConfig(dir()).prefix);
-    spec::JobSpec job = PlainJob(adapter.config);
+    spec::JobSpec job = SharedBy(comm, PlainJob(adapter.config));
     job.lora.target_modules = {"all-linear"};
     job.training.use_qlora = use_qlora;
-    TrainingModel model(job, dir(), *comm_);
+    TrainingModel model(job, dir(), comm);
     model.LoadAdapter(adapter);
-    Compare(model, use_qlora ? "qlora" : "lora");
+    Compare(model, use_qlora ? "qlora" : "lora", comm);
+  }
+  void CompareFull(Communicator& comm) {
+    TrainingModel model(SharedBy(comm, PlainJob(spec::Mode::kFullFinetune)), dir(), comm);
+    Compare(model, "fft", comm);
+  }
+  static spec::JobSpec SharedBy(const Communicator& comm, spec::JobSpec job) {
+    job.compute.gpu_count = job.compute.gpus_per_node = comm.world();
+    job.parallelism.context_parallel_size = comm.world();
+    return job;
   }
 
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
 };
 
-TEST_P(FamilyStepsTest, FullFineTuning) {
-  TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
-  Compare(model, "fft");
+TEST_P(FamilyStepsTest, FullFineTuning) { CompareFull(*comm_); }
+
+TEST_P(FamilyStepsTest, Lora) { CompareAdapters(false, *comm_); }
+
+TEST_P(FamilyStepsTest, Qlora) { CompareAdapters(true, *comm_); }
+
+// Tokens of the rows on two ranks and, where its heads allow, on four; a model that cannot be cut
+// so is refused with the reason.
+TEST_P(FamilyStepsTest, OnRanksThatShareTheRows) {
+  for (const int ranks : {2, 4}) {
+    spec::JobSpec job = PlainJob(spec::Mode::kFullFinetune);
+    job.parallelism.context_parallel_size = ranks;
+    SCOPED_TRACE(ranks);
+    if (const absl::Status fits = plan::CheckContext(ReadConfig(dir()), job); !fits.ok()) {
+      EXPECT_THAT(std::string(fits.message()),
+                  testing::AnyOf(testing::HasSubstr("does not divide the model's"),
+                                 testing::HasSubstr("gated DeltaNets carry a state")));
+      EXPECT_THROW(RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm); }), UserError);
+      continue;
+    }
+    RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm); });
+    RunRanks(ranks, [&](Communicator& comm) { CompareAdapters(true, comm); });
+  }
 }
-
-TEST_P(FamilyStepsTest, Lora) { CompareAdapters(false); }
-
-TEST_P(FamilyStepsTest, Qlora) { CompareAdapters(true); }
 
 // Every case that there is.
 std::vector<std::string> Cases() {

@@ -34,6 +34,7 @@ struct Split {
   int batch;
   int accumulation;
   int nodes = 1;
+  int context = 1;  // ranks that share a row
 };
 
 constexpr const char* kModel = "qwen3_tied";
@@ -69,6 +70,7 @@ spec::JobSpec Job(Method method, const Split& split) {
   job.lora.r = 4;
   job.lora.alpha = 8;
   job.parallelism.sharding = split.sharding;
+  job.parallelism.context_parallel_size = split.context;
   job.parallelism.ddp_bucket_cap_mb = 0.01;  // several buckets
   job.compute.gpu_count = split.world;
   job.compute.nodes = split.nodes;
@@ -96,7 +98,7 @@ Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm, bool as_if_on_gp
   execution.optimizer_on_host = as_if_on_gpu && job.parallelism.offload_optimizer;
   TrainingModel model(job, GoldenDir() / "families" / name, comm, execution);
   StepPlanOptions options = StepPlanOptions::FromSpec(job);
-  options.world_size = comm.world();
+  options.world_size = model.mesh().row_ranks();
   const StepPlan plan(Rows(), options);
   Curve curve;
   for (int64_t index = 0; index < job.hyperparameters.max_steps; ++index) {
@@ -105,8 +107,8 @@ Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm, bool as_if_on_gp
     double sum = 0;
     for (int micro = 0; micro < step.micro_batches; ++micro) {
       sum += model
-                 .ForwardBackward(plan.GetMicroBatch(step, micro, comm.rank()), index, micro,
-                                  micro + 1 == step.micro_batches)
+                 .ForwardBackward(plan.GetMicroBatch(step, micro, model.mesh().row_rank()), index,
+                                  micro, micro + 1 == step.micro_batches)
                  .item<double>();
     }
     const double scale = 1.0 / static_cast<double>(step.loss_tokens);
@@ -177,6 +179,14 @@ constexpr Split kSplits[] = {
     {"hybrid_shard_uneven", spec::Sharding::kHybridShard, 6, 2, 1, 2},
     {"hybrid_shard_one_node", spec::Sharding::kHybridShard, 2, 3, 2, 1},
     {"full_shard_twelve", spec::Sharding::kFullShard, 12, 1, 1},
+    {"context", spec::Sharding::kDdp, 2, 4, 3, 1, 2},
+    {"context_four", spec::Sharding::kDdp, 4, 12, 1, 1, 4},  // two ranks to a head of keys
+    {"context_ddp", spec::Sharding::kDdp, 4, 3, 2, 1, 2},
+    {"context_zero1", spec::Sharding::kZero1, 2, 6, 2, 1, 2},
+    {"context_zero2", spec::Sharding::kZero2, 4, 3, 2, 1, 2},
+    {"context_full_shard", spec::Sharding::kFullShard, 2, 4, 3, 1, 2},
+    {"context_full_shard_four", spec::Sharding::kFullShard, 4, 2, 3, 1, 2},
+    {"context_hybrid_shard", spec::Sharding::kHybridShard, 8, 1, 3, 2, 2},
 };
 
 class StrategiesTest : public testing::TestWithParam<Method> {};
@@ -214,7 +224,8 @@ TEST_P(StrategiesTest, LayersMayDifferAndShareUnderEveryStrategy) {
   const Split splits[] = {{"ddp", spec::Sharding::kDdp, 2, 3, 2},
                           {"zero2", spec::Sharding::kZero2, 3, 2, 2},
                           {"full_shard", spec::Sharding::kFullShard, 3, 4, 1},
-                          {"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2}};
+                          {"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
+                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2}};
   // Its attention nearly takes one key; from step 10 on it magnifies the rounding of other sums.
   ExpectTheSameUnder(splits, GetParam(), "gemma4_e_tied", 8);
 }
@@ -222,7 +233,8 @@ TEST_P(StrategiesTest, LayersMayDifferAndShareUnderEveryStrategy) {
 // Stacks are cut anywhere, within an expert too; a rank's tokens leave some experts without rows.
 TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
   const Split splits[] = {{"ddp", spec::Sharding::kDdp, 2, 3, 2},
-                          {"full_shard", spec::Sharding::kFullShard, 4, 3, 1}};
+                          {"full_shard", spec::Sharding::kFullShard, 4, 3, 1},
+                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2}};
   for (const char* model : {"qwen3_moe_mixed", "gpt_oss", "gemma4_moe_tied"}) {
     SCOPED_TRACE(model);
     ExpectTheSameUnder(splits, GetParam(), model, 5);
@@ -270,7 +282,8 @@ TEST_P(StrategiesTest, CheckpointingGivesTheSameBitsUnderEveryStrategy) {
                              Split{"zero1", spec::Sharding::kZero1, 2, 3, 2},
                              Split{"zero2", spec::Sharding::kZero2, 2, 3, 2},
                              Split{"full_shard", spec::Sharding::kFullShard, 2, 3, 2},
-                             Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2}}) {
+                             Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
+                             Split{"context", spec::Sharding::kZero2, 4, 3, 2, 1, 2}}) {
     SCOPED_TRACE(split.name);
     spec::JobSpec job = Job(GetParam(), split);
     job.lora.dropout = 0.1;

@@ -77,7 +77,7 @@ EDGES = {
     "worker/engine/weights": ["common/base", "common/spec", "common/plan", "worker/engine/base",
                               "worker/engine/kernels", "worker/engine/dist",
                               "worker/engine/checkpoint", "worker/engine/optim"],
-    "worker/engine/nn": ["common/base", "common/spec", "common/plan", "worker/engine/base",
+    "worker/engine/nn": ["common/base", "common/spec", "common/plan", "worker/engine/base", "worker/engine/dist",
                          "worker/engine/kernels", "worker/engine/weights"],
     "worker/engine/model": ["common/base", "common/spec", "common/plan", "worker/engine/base",
                             "worker/engine/kernels", "worker/engine/weights", "worker/engine/nn",

@@ -96,6 +96,8 @@ std::string_view ToString(Collective kind) {
       return "barrier";
     case Collective::kMessage:
       return "message";
+    case Collective::kAllToAll:
+      return "all-to-all";
   }
   return "unknown collective";
 }
@@ -264,9 +266,8 @@ absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
   FlightPage<uint64_t> page{};
   uint64_t before = 1;
   for (int look = 0; look < kMaxLooks; ++look) {
-    SFT_ASSIGN_OR_RETURN(
-        const size_t got,
-        io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page), sizeof(page), path));
+    SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page),
+                                                      sizeof(page), path));
     if (got != sizeof(page) || page.magic != kMagic || page.version != kVersion) {
       return InvalidArgument(path + " is no flight record of this version");
     }

@@ -41,6 +41,7 @@ enum class Collective : uint64_t {
   kBroadcast = 4,
   kBarrier = 5,
   kMessage = 6,  // from one rank to another, at both ends
+  kAllToAll = 7,
 };
 std::string_view ToString(Collective kind);
 

@@ -148,6 +148,16 @@ class NcclCommunicator : public Communicator {
     return std::make_unique<CopiedWork>(std::move(work), flat_part, slots[rank_]);
   }
 
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    CheckEqualParts(out, in, "all-to-all");
+    if (in.numel() == 0) return std::make_unique<DoneWork>();
+    at::Tensor out_bytes = Bytes(out), in_bytes = Bytes(in);
+    std::vector<int64_t> equal;
+    return Start("all-to-all",
+                 [&] { return group_->alltoall_base(out_bytes, in_bytes, equal, equal); },
+                 {out, in});
+  }
+
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     Check(tensor, "tensor of a broadcast");
     if (tensor.numel() == 0) return std::make_unique<DoneWork>();
@@ -240,6 +250,17 @@ class NcclCommunicator : public Communicator {
   void Check(const at::Tensor& tensor, const char* what) const {
     if (tensor.device() == device_ && tensor.is_contiguous()) return;
     throw InternalError(fmt::format("the {} must be contiguous and on {}", what, device_.str()));
+  }
+
+  void CheckEqualParts(const at::Tensor& out, const at::Tensor& in, const char* operation) const {
+    Check(out, operation);
+    Check(in, operation);
+    if (out.scalar_type() == in.scalar_type() && out.numel() == in.numel() &&
+        in.numel() % world_ == 0) {
+      return;
+    }
+    throw InternalError(fmt::format("{} on rank {}: {} elements cannot become {} in {} parts",
+                                    operation, rank_, in.numel(), out.numel(), world_));
   }
 
   void CheckParts(const at::Tensor& whole, const at::Tensor& part,

@@ -34,6 +34,9 @@ class LocalCommunicator : public Communicator {
                                 std::vector<int64_t> counts) override {
     return Copy(part, in, counts);
   }
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    return Copy(out, in, {out.numel()});
+  }
   WorkPtr BroadcastAsync(at::Tensor, int) override { return std::make_unique<DoneWork>(); }
   WorkPtr SendAsync(at::Tensor, int) override { NoPeer(); }
   WorkPtr ReceiveAsync(at::Tensor, int) override { NoPeer(); }

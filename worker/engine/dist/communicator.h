@@ -65,6 +65,10 @@ class Communicator {
   [[nodiscard]] virtual WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
                                                       std::vector<int64_t> counts) = 0;
 
+  // Part i of `out` := part r of rank i's `in`, where r is this rank: both are cut into world()
+  // equal parts of one type, and do not overlap.
+  [[nodiscard]] virtual WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) = 0;
+
   // tensor := root's tensor.
   [[nodiscard]] virtual WorkPtr BroadcastAsync(at::Tensor tensor, int root) = 0;
 
@@ -95,6 +99,9 @@ class Communicator {
   }
   void ReduceScatterSum(at::Tensor part, at::Tensor in, std::vector<int64_t> counts) {
     ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts))->Wait();
+  }
+  void AllToAll(at::Tensor out, at::Tensor in) {
+    AllToAllAsync(std::move(out), std::move(in))->Wait();
   }
   void Broadcast(at::Tensor tensor, int root) { BroadcastAsync(std::move(tensor), root)->Wait(); }
 

@@ -197,6 +197,18 @@ class GlooCommunicator : public Communicator {
     });
   }
 
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    CheckEqualParts(out, in, "all-to-all");
+    const auto name = Name("all-to-all", in.numel());
+    if (in.numel() == 0) return std::make_unique<DoneWork>();
+    return Start(name, [&] {
+      at::Tensor out_bytes = Bytes(out), in_bytes = Bytes(in);
+      std::vector<int64_t> equal;
+      return std::make_unique<GlooWork>(group_->alltoall_base(out_bytes, in_bytes, equal, equal),
+                                        name);
+    });
+  }
+
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     Check(tensor, "tensor of a broadcast");
     if (tensor.numel() == 0) return std::make_unique<DoneWork>();
@@ -281,6 +293,17 @@ class GlooCommunicator : public Communicator {
   static void Check(const at::Tensor& tensor, const char* what) {
     if (tensor.is_cpu() && tensor.is_contiguous()) return;
     throw InternalError(fmt::format("the {} must be contiguous and on the CPU", what));
+  }
+
+  void CheckEqualParts(const at::Tensor& out, const at::Tensor& in, const char* operation) const {
+    Check(out, operation);
+    Check(in, operation);
+    if (out.scalar_type() == in.scalar_type() && out.numel() == in.numel() &&
+        in.numel() % world_ == 0) {
+      return;
+    }
+    throw InternalError(fmt::format("{} on rank {}: {} elements cannot become {} in {} parts",
+                                    operation, rank_, in.numel(), out.numel(), world_));
   }
 
   void CheckParts(const at::Tensor& whole, const at::Tensor& part,

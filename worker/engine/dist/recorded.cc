@@ -69,6 +69,10 @@ class RecordedCommunicator : public Communicator {
     return Recorded(
         number, inner_->ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts)));
   }
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    const uint64_t number = Start(Collective::kAllToAll, in);
+    return Recorded(number, inner_->AllToAllAsync(std::move(out), std::move(in)));
+  }
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     const uint64_t number = Start(Collective::kBroadcast, tensor);
     return Recorded(number, inner_->BroadcastAsync(std::move(tensor), root));

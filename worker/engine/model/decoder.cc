@@ -66,8 +66,9 @@ WeightUse Decoder::BackwardUse(size_t layer) const {
 }
 
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
-  return {batch.documents(), RopeTablesOf(batch.positions, batch.documents().cu_seqlens),
-          MakeLinks()};
+  return {batch.documents(),
+          RopeTablesOf(batch.positions, batch.documents().cu_seqlens, batch.first_token),
+          MakeLinks(), batch.exchange};
 }
 
 std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
@@ -87,13 +88,14 @@ bool Decoder::depends_on_length() const {
                      [](const Rope& rope) { return rope.depends_on_length(); });
 }
 
-std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions,
-                                              const Tensor& cu_seqlens) const {
+std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions, const Tensor& cu_seqlens,
+                                              int64_t first_token) const {
   Tensor lengths;  // of each token's document
   for (const Rope& rope : ropes_) {
     if (rope.depends_on_length() && !lengths.defined()) {
       const Tensor ends = cu_seqlens.narrow(0, 1, cu_seqlens.size(0) - 1).to(at::kLong);
-      const Tensor tokens = at::arange(positions.size(0), positions.options());
+      const Tensor tokens =
+          at::arange(first_token, first_token + positions.size(0), positions.options());
       const Tensor document = at::bucketize(tokens, ends, /*out_int32=*/false, /*right=*/true);
       lengths = cu_seqlens.to(at::kLong).diff().index_select(0, document);
     }
@@ -186,7 +188,8 @@ Pass Decoder::PassOf(const UnitWeights& weights, const BlockContext& context,
   return {.weights = weights,
           .lora = options_.lora,
           .dropout = dropout,
-          .balance = context.links->balance.get()};
+          .balance = context.links->balance.get(),
+          .exchange = context.exchange};
 }
 
 Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {

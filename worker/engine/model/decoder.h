@@ -63,10 +63,11 @@ class Decoder {
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }
   // True if a rope turns otherwise in long documents.
   bool depends_on_length() const;
-  // The tables of each of the model's ropes. `positions`: int64 [T] on the device; `cu_seqlens` as
-  // ops::Documents has it, read only where depends_on_length().
-  std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions,
-                                       const at::Tensor& cu_seqlens) const;
+  // The tables of each of the model's ropes. `positions`: int64 [T] on the device, of the tokens
+  // from number `first_token` on; `cu_seqlens` as ops::Documents has it, read only where
+  // depends_on_length().
+  std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions, const at::Tensor& cu_seqlens,
+                                       int64_t first_token) const;
   // The same, where `lengths`, int64 [T], are those of each token's document.
   std::vector<RopeTables> RopeTablesAt(const at::Tensor& positions,
                                        const at::Tensor& lengths) const;

@@ -33,6 +33,7 @@ struct BlockContext {
   ops::Documents documents;
   std::vector<RopeTables> ropes;  // one for each of the model's
   std::shared_ptr<LayerLinks> links;
+  const HeadExchange* exchange = nullptr;  // DeviceBatch's
 };
 
 // What stands around a sub-layer.

@@ -10,16 +10,21 @@
 
 namespace sft::engine {
 
+class HeadExchange;
+
 // A micro-batch on the device: T tokens of documents laid end to end, N of which predict a target.
+// Where its tokens are cut over ranks, they are a rank's share, and the documents all of them.
 struct DeviceBatch {
-  at::Tensor tokens;             // int64 [T]
-  at::Tensor positions;          // int64 [T], from 0 in each document
-  at::Tensor cu_seqlens;         // int32 [documents + 1]
-  std::vector<int64_t> lengths;  // of the documents, on the host
-  int64_t longest_row = 0;       // MicroBatch's
-  at::Tensor loss_rows;          // int64 [N], ascending
-  at::Tensor targets;            // int64 [N]
-  RowObjective objective;        // empty: the sum of the cross entropies
+  at::Tensor tokens;                       // int64 [T]
+  at::Tensor positions;                    // int64 [T], from 0 in each document
+  at::Tensor cu_seqlens;                   // int32 [documents + 1]
+  std::vector<int64_t> lengths;            // of the documents, on the host
+  int64_t longest_row = 0;                 // MicroBatch's
+  at::Tensor loss_rows;                    // int64 [N], ascending
+  at::Tensor targets;                      // int64 [N]
+  RowObjective objective;                  // empty: the sum of the cross entropies
+  const HeadExchange* exchange = nullptr;  // of the ranks that have the other tokens; null: none
+  int64_t first_token = 0;                 // the number of the first of the rank's tokens
 
   int64_t size() const { return tokens.size(0); }
   ops::Documents documents() const { return {cu_seqlens, lengths}; }

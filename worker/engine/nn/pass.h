@@ -14,6 +14,7 @@ struct LoraScaling {
   double dropout = 0.0;
 };
 
+class HeadExchange;
 class RouterBalance;
 
 // The unit being run, as its layers see it.
@@ -30,6 +31,8 @@ struct Pass {
   at::Tensor adapter_rows = {};
   // Of the experts' routers, while training; null: they are not balanced.
   RouterBalance* balance = nullptr;
+  // Of the ranks that the micro-batch's tokens are cut over; null: the rank has all of them.
+  const HeadExchange* exchange = nullptr;
 
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/nn/head_exchange.h"
 #include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
@@ -235,11 +236,61 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
   saved.out = output_gate ? at::empty({saved.qkv.size(0), heads * head_dim}, saved.qkv.options())
                           : o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
-  saved.lse = Drops(pass)
-                  ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
-                                          window, DropoutOf(pass))
-                  : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
-  if (sinks >= 0) ops::AddSinks(out, saved.lse, Sinks(pass), documents);
+  if (pass.exchange == nullptr) {
+    saved.lse = ComputeHeads(out, inputs, 0, documents, pass);
+    return;
+  }
+  const HeadExchange::OwnHeads own = pass.exchange->Gather(inputs.q, inputs.k, inputs.v);
+  Tensor of_own = at::empty(own.q.sizes(), own.q.options());
+  saved.lse = ComputeHeads(of_own, {own.q, own.k, own.v, {}}, pass.exchange->rank() * own.q.size(1),
+                           documents, pass);
+  pass.exchange->ToTokens(of_own, out);
+}
+
+Tensor SelfAttention::ComputeHeads(Tensor& out, const Heads& inputs, int64_t first,
+                                   const ops::Documents& documents, const Pass& pass) const {
+  Tensor lse = Drops(pass)
+                   ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
+                                           window, DropoutOf(pass))
+                   : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
+  if (sinks >= 0) ops::AddSinks(out, lse, Sinks(pass).narrow(0, first, out.size(1)), documents);
+  return lse;
+}
+
+void SelfAttention::ComputeHeadsBackward(Heads& d, const Tensor& dout, const Heads& inputs,
+                                         const Tensor& out, int64_t first, const Tensor& lse,
+                                         const ops::Documents& documents, const Pass& pass,
+                                         UnitGradients& gradients) const {
+  if (Tensor sum = gradients.Buffer(sinks); sum.defined()) {
+    const int64_t count = out.size(1);
+    sum.narrow(0, first, count)
+        .add_(ops::SinkGradient(dout, out, lse, Sinks(pass).narrow(0, first, count), documents));
+  }
+  if (Drops(pass)) {
+    ops::DropoutAttentionBackward(d.q, d.k, d.v, dout, inputs.q, inputs.k, inputs.v, out, lse,
+                                  documents, scale, window, DropoutOf(pass));
+  } else {
+    ops::AttentionBackward(d.q, d.k, d.v, dout, inputs.q, inputs.k, inputs.v, out, lse, documents,
+                           scale, window);
+  }
+}
+
+void SelfAttention::ComputeBackward(Heads& d, const Tensor& dout, const Heads& inputs,
+                                    const Saved& saved, const ops::Documents& documents,
+                                    const Pass& pass, UnitGradients& gradients) const {
+  const Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
+  const HeadExchange* exchange = pass.exchange;
+  if (exchange == nullptr) {
+    ComputeHeadsBackward(d, dout, inputs, out, 0, saved.lse, documents, pass, gradients);
+    return;
+  }
+  const HeadExchange::OwnHeads own = exchange->Gather(inputs.q, inputs.k, inputs.v);
+  const Tensor own_out = exchange->ToHeads(out), own_dout = exchange->ToHeads(dout);
+  const HeadExchange::OwnHeads gradient = exchange->Empty(inputs.q, inputs.k);
+  Heads own_d{gradient.q, gradient.k, gradient.v, {}};
+  ComputeHeadsBackward(own_d, own_dout, {own.q, own.k, own.v, {}}, own_out,
+                       exchange->rank() * own.q.size(1), saved.lse, documents, pass, gradients);
+  exchange->Return(gradient, d.q, d.k, d.v);
 }
 
 void SelfAttention::Attend(Tensor& y, const Tensor& residual, const ops::Documents& documents,
@@ -282,17 +333,7 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
     d.q = at::empty_like(saved.q);  // heads that lie side by side
   }
   const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
-  const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
-  if (gradients.Wants(sinks)) {
-    gradients.Add(sinks, ops::SinkGradient(dattended, attended, saved.lse, Sinks(pass), documents));
-  }
-  if (Drops(pass)) {
-    ops::DropoutAttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
-                                  saved.lse, documents, scale, window, DropoutOf(pass));
-  } else {
-    ops::AttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
-                           saved.lse, documents, scale, window);
-  }
+  ComputeBackward(d, dattended, inputs, saved, documents, pass, gradients);
   dout = saved.out = saved.q = saved.k = saved.v = Tensor();
   if (borrows) ReturnGradients(d, *shared);
   if (lends) TakeGradients(d, *shared);

@@ -124,7 +124,19 @@ struct SelfAttention {
   void RestoreGated(const Pass& pass, Saved& saved) const;
   // Of dout, the gradient of what `o` read: writes that of the gates, and makes it that of `out`.
   void GateBackward(at::Tensor& dout, at::Tensor& dgate, const Saved& saved) const;
-  // Fills out and lse.
+  // Of queries, keys and values of some of the heads, from `first` on: writes out [T, n, D] and
+  // returns lse; and of dout the gradients, in `d`. `sum`: where the sinks' go.
+  at::Tensor ComputeHeads(at::Tensor& out, const Heads& inputs, int64_t first,
+                          const ops::Documents& documents, const Pass& pass) const;
+  void ComputeHeadsBackward(Heads& d, const at::Tensor& dout, const Heads& inputs,
+                            const at::Tensor& out, int64_t first, const at::Tensor& lse,
+                            const ops::Documents& documents, const Pass& pass,
+                            UnitGradients& gradients) const;
+  // Of the gradient of `out`; `inputs` as the forward had them.
+  void ComputeBackward(Heads& d, const at::Tensor& dout, const Heads& inputs, const Saved& saved,
+                       const ops::Documents& documents, const Pass& pass,
+                       UnitGradients& gradients) const;
+  // Fills out and lse. Where tokens are cut over ranks, lse is that of the rank's own heads.
   void Compute(const ops::Documents& documents, const Pass& pass, SharedHeads* shared,
                Saved& saved) const;
   bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }

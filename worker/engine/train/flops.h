@@ -16,6 +16,8 @@ struct Flops {
   double attention = 0;
 
   double total() const { return products + attention; }
+  // What each of `ranks` does that share them.
+  Flops Over(int ranks) const { return {products / ranks, attention / ranks}; }
   Flops& operator+=(const Flops& other) {
     products += other.products;
     attention += other.attention;

@@ -248,7 +248,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   loss.kl = scale.kl;
   step_flops_ = {};
   for (int micro = 0; micro < step.micro_batches; ++micro) {
-    const MicroBatch batch = plan_.GetMicroBatch(step, micro, comm_.rank());
+    const MicroBatch batch = plan_.GetMicroBatch(step, micro, model_.mesh().row_rank());
     sums.push_back(model_.ForwardBackward(
         batch, step.index, micro, micro + 1 == step.micro_batches,
         preference_ ? preference_->ObjectiveOf(batch, scale) : RowObjective()));
@@ -256,7 +256,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
     for (int64_t i = 0; i < batch.documents(); ++i) {
       lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
     }
-    step_flops_ += flops_.Of(lengths, batch.loss_tokens());
+    step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(model_.mesh().Size(Axis::kContext));
   }
   // The only wait for the device before the update.
   const Tensor host = at::stack(sums).cpu();
@@ -306,7 +306,8 @@ void Trainer::FailNotFinite(const Step& step, const StepLoss& loss, const std::s
     std::vector<int64_t> lines;
     for (int m = 0; m < step.micro_batches; ++m) {
       if (own && m != micro - loss.micro.begin()) continue;
-      for (int64_t line : plan_.RowLines(step, m, blamed)) lines.push_back(line);
+      for (int64_t line : plan_.RowLines(step, m, model_.mesh().shape().Index(blamed, kRowAxes)))
+        lines.push_back(line);
     }
     const bool cut = lines.size() > kRowsShown;
     if (cut) lines.resize(kRowsShown);

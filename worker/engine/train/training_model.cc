@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/context.h"
 #include "common/plan/memory.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/graph.h"
@@ -18,6 +19,7 @@
 #include "worker/engine/model/families.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/base_weights.h"
+#include "worker/engine/train/context_share.h"
 #include "worker/engine/train/device_batch.h"
 #include "worker/engine/train/padding.h"
 #include "worker/engine/weights/adapted_source.h"
@@ -53,11 +55,12 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
 
 // A node's ranks share the weights where the job says hybrid_shard; else all do.
 MeshShape MeshOf(const spec::JobSpec& spec, const Communicator& comm) {
-  MeshShape shape{.pipeline = spec.parallelism.pipeline_parallel_size};
-  const int rows = comm.world() / shape.pipeline;
+  MeshShape shape{.pipeline = spec.parallelism.pipeline_parallel_size,
+                  .context = spec.parallelism.context_parallel_size};
+  const int rows = comm.world() / (shape.pipeline * shape.context);
   const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
   const bool replicated = spec.parallelism.sharding == spec::Sharding::kDdp;
-  shape.shard = hybrid ? spec.compute.gpus_per_node : replicated ? 1 : rows;
+  shape.shard = hybrid ? spec.compute.gpus_per_node / shape.context : replicated ? 1 : rows;
   shape.replicate = rows / shape.shard;
   return shape;
 }
@@ -139,9 +142,13 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
     : spec_(spec),
       comm_(comm),
       mesh_(comm, MeshOf(spec, comm)),
+      exchange_(mesh_.Group(Axis::kContext)),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
+  if (const absl::Status fits = plan::CheckContext(config_, spec_); !fits.ok()) {
+    throw UserError(std::string(fits.message()), "bad_config");
+  }
   CheckDropout(config_, compute_, comm_.device());
   PrepareLayout(layout_, spec_);
   const plan::ExecutionPlan run =
@@ -175,8 +182,8 @@ void TrainingModel::RecordBlocks() {
   const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   // The layers' own inputs are made anew for each micro-batch.
-  if (drops() || config_.layer_input > 0 || config_.HasExperts() || !source_->fixed() ||
-      !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
+  if (drops() || exchange_.ranks() > 1 || config_.layer_input > 0 || config_.HasExperts() ||
+      !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
                "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
     return;
@@ -319,8 +326,7 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
   sink_->BeginMicroBatch(last);
   const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
   const bool recorded = decoder_->graphs() != nullptr;
-  DeviceBatch on_device =
-      recorded ? ToDevice(WithPadding(batch), comm_.device()) : ToDevice(batch, comm_.device());
+  DeviceBatch on_device = recorded ? ToDevice(WithPadding(batch), comm_.device()) : ShareOf(batch);
   on_device.objective = objective;
   Tensor loss = decoder_->ForwardBackward(on_device, draws() ? &key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
@@ -359,9 +365,12 @@ void TrainingModel::WeightsChanged() {
   source_->Invalidate();
 }
 
-Tensor TrainingModel::Loss(const MicroBatch& batch) {
-  return decoder_->Loss(ToDevice(batch, comm_.device()));
+DeviceBatch TrainingModel::ShareOf(const MicroBatch& batch) const {
+  return exchange_.ranks() > 1 ? ShareToDevice(batch, exchange_, comm_.device())
+                               : ToDevice(batch, comm_.device());
 }
+
+Tensor TrainingModel::Loss(const MicroBatch& batch) { return decoder_->Loss(ShareOf(batch)); }
 
 Tensor TrainingModel::RowLosses(const MicroBatch& batch) {
   return decoder_->RowLosses(ToDevice(batch, comm_.device()));

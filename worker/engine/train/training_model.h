@@ -17,6 +17,7 @@
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/mesh.h"
 #include "worker/engine/model/decoder.h"
+#include "worker/engine/nn/head_exchange.h"
 #include "worker/engine/optim/adamw_set.h"
 #include "worker/engine/weights/gradient_sink.h"
 #include "worker/engine/weights/host_optimizer.h"
@@ -65,7 +66,8 @@ class TrainingModel {
   // may wait until its weights are wanted, which nothing outside can tell.
   void Update(double lr, double scale);
 
-  // As ForwardBackward, without gradients and dropout.
+  // As ForwardBackward, without gradients and dropout; both are of the rank's share of the tokens
+  // where these are cut over ranks.
   at::Tensor Loss(const MicroBatch& batch);
   // The cross entropy of each target, fp64 [loss_tokens] on the device; empty for an empty batch.
   at::Tensor RowLosses(const MicroBatch& batch);
@@ -94,7 +96,11 @@ class TrainingModel {
   // the next backward.
   const std::vector<at::Tensor>& gradients() const { return *gradients_; }
 
+  const Mesh& mesh() const { return mesh_; }
+
  private:
+  // What this rank has of the micro-batch.
+  DeviceBatch ShareOf(const MicroBatch& batch) const;
   void InitTrainables(const BaseWeights& base);
   // Of DoRA's adapters, by parameter. Walks the blocks: a collective where weights are sharded.
   std::map<std::string, at::Tensor> InitialMagnitudes();
@@ -117,6 +123,7 @@ class TrainingModel {
   spec::JobSpec spec_;
   Communicator& comm_;
   Mesh mesh_;
+  HeadExchange exchange_;  // of the ranks that have the other tokens of the same rows
   at::ScalarType compute_;
   ModelConfig config_;
   ModelLayout layout_;

@@ -26,7 +26,7 @@ ValidationResult Validate(TrainingModel& model, const StepPlan& plan, Communicat
   at::Tensor loss = at::zeros({}, at::TensorOptions(comm.device()).dtype(at::kDouble));
   for (int micro = 0; micro < step.micro_batches; ++micro) {
     alive();
-    loss.add_(model.Loss(plan.GetMicroBatch(step, micro, comm.rank())));
+    loss.add_(model.Loss(plan.GetMicroBatch(step, micro, model.mesh().row_rank())));
   }
   const double sum = AllReduceSumDouble(comm, loss.item<double>());
   return {sum / static_cast<double>(step.loss_tokens), step.tokens, step.loss_tokens};

@@ -109,6 +109,27 @@ TEST_P(CommunicatorTest, ReduceScatterGivesEachRankItsPartOfTheAllReduce) {
   });
 }
 
+TEST_P(CommunicatorTest, AllToAllGivesEachRankItsPartOfEveryRank) {
+  const int world = GetParam();
+  RunRanks(world, [&](Communicator& comm) {
+    for (const auto type : {at::kByte, at::kBFloat16, at::kFloat, at::kLong}) {
+      for (const int64_t count : {0, 1, 5}) {
+        const auto part_of = [&](int from, int to) {
+          return at::full({count}, (from * world + to) % 100, type);
+        };
+        std::vector<at::Tensor> sent, expected;
+        for (int rank = 0; rank < world; ++rank) {
+          sent.push_back(part_of(comm.rank(), rank));
+          expected.push_back(part_of(rank, comm.rank()));
+        }
+        at::Tensor out = at::zeros({world * count}, type);
+        comm.AllToAll(out, at::cat(sent));
+        EXPECT_TRUE(out.equal(at::cat(expected))) << type << " " << count;
+      }
+    }
+  });
+}
+
 TEST_P(CommunicatorTest, BroadcastGivesRootsBytesToAll) {
   const int world = GetParam();
   RunRanks(world, [&](Communicator& comm) {

@@ -1,0 +1,74 @@
+#include "common/plan/context.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "common/base/round.h"
+
+namespace sft::plan {
+namespace {
+
+int64_t RanksOf(const spec::JobSpec& job) { return job.parallelism.context_parallel_size; }
+
+bool Divides(const ModelShape& shape, int64_t ranks) {
+  if (shape.heads % ranks != 0) return false;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    const int64_t keys = shape.Layer(layer).kv_heads;
+    if (keys % ranks != 0 && ranks % keys != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int64_t ShareOfTokens(int64_t tokens, const spec::JobSpec& job) {
+  const int64_t ranks = RanksOf(job);
+  return ranks == 1 ? tokens : RoundUp(tokens, ranks * kShareMultiple) / ranks;
+}
+
+ModelShape ShapeOfShare(const ModelShape& shape, const spec::JobSpec& job) {
+  const int64_t ranks = RanksOf(job);
+  if (ranks == 1) return shape;
+  ModelShape share = shape;
+  const auto keys = [&](int64_t heads) { return std::max<int64_t>(heads / ranks, 1); };
+  share.heads /= ranks;
+  share.kv_heads = keys(share.kv_heads);
+  for (LayerShape& layer : share.layer_shapes) layer.kv_heads = keys(layer.kv_heads);
+  return share;
+}
+
+ExchangedElements ExchangedOf(const ModelShape& shape, int64_t layer, const spec::JobSpec& job) {
+  const int64_t ranks = RanksOf(job);
+  if (ranks == 1) return {};
+  const LayerShape sizes = shape.Layer(layer);
+  const int64_t keys = std::max(sizes.kv_heads, ranks);  // a copy for each rank at least
+  return {(shape.heads + 2 * keys) * sizes.head_dim, shape.heads * sizes.head_dim};
+}
+
+absl::Status CheckContext(const ModelShape& shape, const spec::JobSpec& job) {
+  const int64_t ranks = RanksOf(job);
+  if (ranks == 1) return absl::OkStatus();
+  const std::string asked =
+      fmt::format("hyperparameters.parallelism.context_parallel_size = {}", ranks);
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.Layer(layer).delta) continue;
+    return InvalidArgument(
+        fmt::format("{} does not go with {} yet: its gated DeltaNets carry a state from token to "
+                    "token; leave it out",
+                    asked, shape.family));
+  }
+  if (Divides(shape, ranks)) return absl::OkStatus();
+  std::vector<int64_t> possible;
+  for (int64_t count = 2; count <= std::min<int64_t>(shape.heads, 64); ++count) {
+    if (Divides(shape, count)) possible.push_back(count);
+  }
+  return InvalidArgument(fmt::format(
+      "{} does not divide the model's {} heads with {} of keys; {}", asked, shape.heads,
+      shape.kv_heads,
+      possible.empty() ? "leave it out" : fmt::format("{} would", fmt::join(possible, ", "))));
+}
+
+}  // namespace sft::plan
