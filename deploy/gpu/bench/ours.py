@@ -26,8 +26,10 @@ def make_job(row, setting, gpu_type, plan, overrides):
     """The resolved job as a nested dictionary (common/spec/visit.h). What is not named has the default
     of docs/config.md; sft-rank refuses a key that it does not know. `plan`: gpus, tokens, steps."""
     rows = plan["tokens"] // row.seq
-    if rows % (max(1, setting.batch) * plan["gpus"]):
-        raise SystemExit(f"bench: {row.name}: {rows} rows a step do not split into {plan['gpus']} x {setting.batch}")
+    # GPUs that share a row take it together.
+    ranks = plan["gpus"] // setting.job.get("hyperparameters.parallelism.context_parallel_size", 1)
+    if rows % (max(1, setting.batch) * ranks):
+        raise SystemExit(f"bench: {row.name}: {rows} rows a step do not split into {ranks} x {setting.batch}")
     keys = {
         "job.model": row.model, "job.data": "rows.jsonl",
         "compute.gpu_type": gpu_type, "compute.gpu_count": plan["gpus"], "compute.nodes": 1,
@@ -36,7 +38,7 @@ def make_job(row, setting, gpu_type, plan, overrides):
         "training.use_qlora": row.mode == "qlora",
         "quantization.bits": 4 if row.mode == "qlora" else 0,
         "hyperparameters.per_device_batch": setting.batch,
-        "hyperparameters.gradient_accumulation_steps": rows // setting.batch // plan["gpus"] if setting.batch else 0,
+        "hyperparameters.gradient_accumulation_steps": rows // setting.batch // ranks if setting.batch else 0,
         "hyperparameters.global_batch": rows,
         "hyperparameters.sequence_length": row.seq,
         "hyperparameters.learning_rate": 1e-4,

@@ -160,6 +160,12 @@ FP8_OF_EXPERTS = Goal("setting", 1.2, subject="bf16", setting="fp8")
 HYBRID = {KEY_TARGETS: [*ATTENTION, "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "in_proj_z", "in_proj_b",
                         "in_proj_a", "out_proj"]}
 
+# One row whose tokens are cut over GPUs; beside qlora-8b-seq131072, which is on one.
+def shared(name, model, seq, gpus):
+    return Row(name, model, "qlora", seq, seq, gpus,
+               (Ours(f"context {gpus}", job={"hyperparameters.parallelism.context_parallel_size": gpus}),), (), ())
+
+
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
                  Goal("setting", 3.9, subject="one GPU", setting="four GPUs"))
@@ -219,6 +225,10 @@ ROWS = (
     # Data parallel, the same work a GPU on one, two and four.
     Row("qlora-8b-seq2048-four-gpus", "qwen3-8b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
     Row("qlora-1b-seq2048-four-gpus", "llama-1b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
+    shared("qlora-8b-seq131072-two-gpus", "qwen3-8b", 131072, 2),
+    shared("qlora-8b-seq131072-four-gpus", "qwen3-8b", 131072, 4),
+    shared("qlora-8b-seq524288-four-gpus", "qwen3-8b", 524288, 4),
+    shared("qlora-32b-seq131072-four-gpus", "qwen3-32b", 131072, 4),
     Row("qlora-32b-seq4096-fp8", "qwen3-32b", "qlora", 4096, 16384, 1,
         (Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),
          Ours("fp8 any order", job={**FP8, **ANY_ORDER}, tolerance=TOLERANCE_FP8)), UNSLOTH_32B,
@@ -311,6 +321,9 @@ ROWS = (
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
     *(Row(f"smoke-cpu-{model}", f"{model}-tiny", mode, 256, 2048, 1, EXPERTS, (), (Goal("tokens_per_second", 1),),
           device="cpu") for model, mode in (("gpt-oss", "qlora"), ("qwen3-moe", "lora"), ("glm4-moe", "qlora"))),
+    Row("smoke-cpu-context", "qwen3-tiny", "qlora", 256, 256, 2,
+        (Ours("context 2", job={"hyperparameters.parallelism.context_parallel_size": 2}),), (),
+        (Goal("tokens_per_second", 1),), device="cpu"),
     Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
         (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),
     Row("smoke-cpu-chat-lengths", "qwen3-tiny", "qlora", 1024, 4096, 1,
