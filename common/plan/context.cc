@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/round.h"
@@ -48,25 +50,26 @@ ExchangedElements ExchangedOf(const ModelShape& shape, int64_t layer, const spec
   return {(shape.heads + 2 * keys) * sizes.head_dim, shape.heads * sizes.head_dim};
 }
 
-absl::Status CheckContext(const ModelShape& shape, const spec::JobSpec& job) {
+std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::JobSpec& job) {
   const int64_t ranks = RanksOf(job);
-  if (ranks == 1) return absl::OkStatus();
-  const std::string asked =
-      fmt::format("hyperparameters.parallelism.context_parallel_size = {}", ranks);
+  if (ranks == 1) return std::nullopt;
+  const auto problem = [](std::string why) {
+    return spec::Problem{"hyperparameters.parallelism.context_parallel_size", 0, std::move(why)};
+  };
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!shape.Layer(layer).delta) continue;
-    return InvalidArgument(
+    return problem(
         fmt::format("{} does not go with {} yet: its gated DeltaNets carry a state from token to "
                     "token; leave it out",
-                    asked, shape.family));
+                    ranks, shape.family));
   }
-  if (Divides(shape, ranks)) return absl::OkStatus();
+  if (Divides(shape, ranks)) return std::nullopt;
   std::vector<int64_t> possible;
   for (int64_t count = 2; count <= std::min<int64_t>(shape.heads, 64); ++count) {
     if (Divides(shape, count)) possible.push_back(count);
   }
-  return InvalidArgument(fmt::format(
-      "{} does not divide the model's {} heads with {} of keys; {}", asked, shape.heads,
+  return problem(fmt::format(
+      "{} does not divide the model's {} heads with {} of keys; {}", ranks, shape.heads,
       shape.kv_heads,
       possible.empty() ? "leave it out" : fmt::format("{} would", fmt::join(possible, ", "))));
 }

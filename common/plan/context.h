@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
-#include "common/base/status.h"
 #include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
+#include "common/spec/resolve.h"
 
 // Rows whose tokens are cut over several GPUs: context_parallel_size of them, n below
 // (worker/engine/nn/head_exchange.h).
@@ -32,8 +33,8 @@ struct ExchangedElements {
 };
 ExchangedElements ExchangedOf(const ModelShape& shape, int64_t layer, const spec::JobSpec& job);
 
-// InvalidArgument where the heads cannot be divided, or layers mix tokens by other means than
-// attention; the message says what would do.
-absl::Status CheckContext(const ModelShape& shape, const spec::JobSpec& job);
+// A problem where the heads cannot be divided, or layers mix tokens by other means than attention;
+// the message says what would do.
+std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::JobSpec& job);
 
 }  // namespace sft::plan

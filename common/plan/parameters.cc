@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/base/round.h"
+#include "common/plan/context.h"
 #include "common/plan/targets.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
@@ -217,6 +218,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   }
   if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (auto problem = CheckBalance(shape, job)) return problem;
+  if (auto problem = CheckContext(shape, job)) return problem;
   if (auto problem = CheckFp8(shape, job)) return problem;
   if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);

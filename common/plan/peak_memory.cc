@@ -250,7 +250,6 @@ int64_t LinkBytesOf(const Problem& p) {
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens) {
   Problem problem;
-  SFT_RETURN_IF_ERROR(CheckContext(shape, job));
   problem.shape = shape;
   problem.attention = ShapeOfShare(shape, job);
   problem.job = job;

@@ -146,8 +146,8 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
-  if (const absl::Status fits = plan::CheckContext(config_, spec_); !fits.ok()) {
-    throw UserError(std::string(fits.message()), "bad_config");
+  if (const auto problem = plan::CheckContext(config_, spec_)) {
+    throw UserError(problem->key + ": " + problem->message, "bad_config");
   }
   CheckDropout(config_, compute_, comm_.device());
   PrepareLayout(layout_, spec_);
