@@ -48,7 +48,7 @@ ExecutionPlan Unplanned(const spec::JobSpec& job, Device device) {
 
 int64_t RankRows(const spec::JobSpec& job) {
   const auto& h = job.hyperparameters;
-  if (h.per_device_batch == 0) return h.global_batch / job.compute.gpu_count;
+  if (h.per_device_batch == 0) return h.global_batch / job.data_ranks();
   return int64_t{h.per_device_batch} * h.gradient_accumulation_steps;
 }
 

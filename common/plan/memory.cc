@@ -110,7 +110,7 @@ bool ExpandsBlocks(const spec::JobSpec& job, Device device) {
 }
 
 ShardParts PartsOf(const spec::JobSpec& job) {
-  const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
+  const int64_t ranks = job.data_ranks(), node = job.compute.gpus_per_node;
   switch (job.parallelism.sharding) {
     case spec::Sharding::kDdp:
       break;

@@ -414,7 +414,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   if (!best) return Refusal(input, problem);
   if (unsplit && unsplit->time.total() <= best->time.total() * (1 + kWorthASplit)) best = unsplit;
   Plan plan{best->run, best->memory, best->time};
-  const double tokens = static_cast<double>(RankRows(input.job) * input.job.compute.gpu_count) *
+  const double tokens = static_cast<double>(RankRows(input.job) * input.job.data_ranks()) *
                         static_cast<double>(row_tokens);
   plan.tokens_per_second = tokens / plan.time.total();
   return plan;

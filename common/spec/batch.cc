@@ -27,16 +27,22 @@ std::string Multiples(int64_t wanted, int64_t unit) {
   return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
 }
 
+// The ranks that take different rows, for messages.
+std::string QuoteRanks(const Draft& draft) {
+  if (DataRanks(draft) == draft.Int(kGpuCountKey)) return draft.Quote(kGpuCountKey);
+  return fmt::format("{} / {}", draft.Quote(kGpuCountKey), draft.Quote(kPipelineKey));
+}
+
 // Derives the factor `result` = global / (other * gpus), or adds a problem that says what would
 // divide.
 void DeriveFactor(std::string_view result, std::string_view other, Draft* draft) {
   const int64_t global = draft->Int(kGlobal);
-  const int64_t unit = draft->Int(other) * draft->Int(kGpuCountKey);
+  const int64_t unit = draft->Int(other) * DataRanks(*draft);
   if (global % unit != 0) {
     draft->AddProblem(
         kGlobal, fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
-                             draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kGpuCountKey),
-                             unit, Multiples(global, unit)));
+                             draft->Quote(kGlobal), draft->Quote(other), QuoteRanks(*draft), unit,
+                             Multiples(global, unit)));
     return;
   }
   draft->Derive(result, global / unit,
@@ -44,12 +50,12 @@ void DeriveFactor(std::string_view result, std::string_view other, Draft* draft)
 }
 
 void DeriveGlobal(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
+  const int64_t product = draft->Int(kDevice) * DataRanks(*draft) * draft->Int(kSteps);
   if (product > kMaxGlobalBatch) {
-    draft->AddProblem(
-        kSteps, fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
-                            draft->Quote(kDevice), draft->Quote(kGpuCountKey), draft->Quote(kSteps),
-                            product, kMaxGlobalBatch));
+    draft->AddProblem(kSteps,
+                      fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
+                                  draft->Quote(kDevice), QuoteRanks(*draft), draft->Quote(kSteps),
+                                  product, kMaxGlobalBatch));
     return;
   }
   draft->Derive(kGlobal, product, "per_device_batch * gpu_count * gradient_accumulation_steps");
@@ -58,13 +64,15 @@ void DeriveGlobal(Draft* draft) {
 // All three are given. Two overrides beat the third value; among the file's values global_batch
 // wins and the accumulation follows.
 void ResolveThree(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
+  const int64_t product = draft->Int(kDevice) * DataRanks(*draft) * draft->Int(kSteps);
   const int64_t global = draft->Int(kGlobal);
   if (product == global) return;
   const std::string both = fmt::format(
-      "per_device_batch {} * gpu_count {} * gradient_accumulation_steps {} = {}, but global_batch "
-      "is {}",
-      draft->Int(kDevice), draft->Int(kGpuCountKey), draft->Int(kSteps), product, global);
+      "per_device_batch {} * {} {} * gradient_accumulation_steps {} = {}, but global_batch is {}",
+      draft->Int(kDevice),
+      DataRanks(*draft) == draft->Int(kGpuCountKey) ? "gpu_count"
+                                                    : "gpu_count / pipeline_parallel_size",
+      DataRanks(*draft), draft->Int(kSteps), product, global);
   const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
              global_given = draft->Overridden(kGlobal);
   // A DeepSpeed JSON written for other numbers is not silently corrected.
@@ -96,7 +104,7 @@ void ResolveThree(Draft* draft) {
 
 // Derives the largest batch up to the default that divides a rank's rows, and its accumulation.
 void DeriveBoth(Draft* draft) {
-  const int64_t global = draft->Int(kGlobal), count = draft->Int(kGpuCountKey);
+  const int64_t global = draft->Int(kGlobal), count = DataRanks(*draft);
   const int64_t batch = global % count == 0 ? UnplannedRows(global / count) : 1;
   draft->Derive(kDevice, batch, "global_batch / gpu_count");
   DeriveFactor(kSteps, kDevice, draft);
@@ -113,7 +121,7 @@ void ResolveAuto(Draft* draft) {
                                   draft->Quote(kDevice), draft->Quote(kSteps)));
     return;
   }
-  const int64_t count = draft->Int(kGpuCountKey);
+  const int64_t count = DataRanks(*draft);
   if (!draft->Has(kGlobal)) {
     draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
     if (draft->Overridden(kDevice)) {
@@ -124,9 +132,9 @@ void ResolveAuto(Draft* draft) {
   }
   const int64_t global = draft->Int(kGlobal);
   if (global % count != 0) {
-    draft->AddProblem(kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
-                                           draft->Quote(kGlobal), draft->Quote(kGpuCountKey),
-                                           Multiples(global, count)));
+    draft->AddProblem(
+        kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
+                             draft->Quote(kGlobal), QuoteRanks(*draft), Multiples(global, count)));
     return;
   }
   // CPU ranks have no plan.
@@ -143,7 +151,9 @@ int64_t UnplannedRows(int64_t rank_rows) {
 }
 
 void ResolveBatch(Draft* draft) {
-  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey}) || !draft->Has(kGpuCountKey)) return;
+  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey, kPipelineKey}) ||
+      !draft->Has(kGpuCountKey))
+    return;
   if (draft->Has(kDevice) && draft->Int(kDevice) == 0) return ResolveAuto(draft);
   const bool device = draft->Has(kDevice), steps = draft->Has(kSteps), global = draft->Has(kGlobal);
   if (device && steps && global) {

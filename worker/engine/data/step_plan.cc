@@ -95,7 +95,7 @@ StepPlanOptions StepPlanOptions::FromSpec(const spec::JobSpec& spec) {
   StepPlanOptions options;
   options.per_device_batch = spec.hyperparameters.per_device_batch;
   options.gradient_accumulation_steps = spec.hyperparameters.gradient_accumulation_steps;
-  options.world_size = spec.compute.gpu_count;
+  options.world_size = spec.data_ranks();
   options.n_epochs = spec.hyperparameters.n_epochs;
   options.max_steps = spec.hyperparameters.max_steps;
   options.seed = spec.hyperparameters.seed;
