@@ -12,10 +12,14 @@
 
 #include "common/plan/memory.h"
 #include "common/plan/parameters.h"
+#include "common/plan/schedule.h"
 #include "common/plan/tensors.h"
 
 namespace sft::plan {
 namespace {
+
+// Micro-batches of each stage that keep all of them busy for most of a step.
+constexpr int kEnoughRounds = 4;
 
 // Of a job's tokens those that predict a target, where answers alone do.
 constexpr double kAnswerShare = 0.5;
@@ -193,6 +197,17 @@ absl::StatusOr<StageMap> FromTable(const ModelShape& shape, const spec::JobSpec&
   return map;
 }
 
+// Layers pass on nothing but the residual stream.
+absl::Status CheckLinks(const ModelShape& shape) {
+  bool links = shape.layer_input > 0;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) links |= shape.Layer(layer).keys_of >= 0;
+  if (!links) return absl::OkStatus();
+  return InvalidArgument(fmt::format(
+      "a pipeline does not go with this {} model yet, whose layers read the keys, values or inputs "
+      "that others make: use fsdp = true, which divides every layer over the GPUs",
+      shape.family));
+}
+
 // Each stage takes units while they fit beside the largest block, which it has to run.
 absl::StatusOr<std::vector<int>> Fill(const std::vector<double>& memory, int stages, double room) {
   const double largest = *std::max_element(memory.begin() + 1, memory.end() - 1);
@@ -283,6 +298,7 @@ absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpe
   const auto& p = job.parallelism;
   StageMap map{.stages = p.pipeline_parallel_size};
   if (map.stages == 1) return map;
+  SFT_RETURN_IF_ERROR(CheckLinks(shape));
   const int pieces = map.stages * p.virtual_pipeline_parallel_size;
   if (pieces > shape.layers) {
     return InvalidArgument(
@@ -308,6 +324,59 @@ absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpe
   const std::vector<double>& by = word == "auto" ? costs.time : costs.memory;
   map.begins = Cut(units, pieces, [&](int, int first, int last) { return Sum(by, first, last); });
   return map;
+}
+
+std::vector<Unit> FullestStage(const std::vector<Unit>& units, const StageMap& stages,
+                               const spec::JobSpec& job) {
+  if (stages.stages == 1) return units;
+  std::vector<std::vector<Unit>> of_stages(static_cast<size_t>(stages.stages));
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    const int stage = stages.StageOf(static_cast<int>(unit));
+    of_stages[static_cast<size_t>(stage)].push_back(units[unit]);
+  }
+  return *std::ranges::max_element(of_stages, {}, [&](const std::vector<Unit>& held) {
+    return PlanMemory(held, job, Device::kGpu).total();
+  });
+}
+
+std::string DescribeStages(const StageMap& stages, const spec::JobSpec& job) {
+  std::string text = fmt::format("{} stages: {}", stages.stages, stages.ToText());
+  const int steps = job.hyperparameters.gradient_accumulation_steps;
+  if (steps == 0) return text;
+  const absl::StatusOr<double> share = BubbleShare(
+      {.stages = stages.stages, .micro_batches = steps, .pieces = stages.pieces_of_stage()});
+  if (share.ok()) text += fmt::format("; idle for {:.0f} % of a step", 100 * *share);
+  return text;
+}
+
+std::optional<spec::Problem> CheckStages(const ModelShape& shape, const spec::JobSpec& job) {
+  const absl::Status divided = DivideModel(shape, job).status();
+  if (divided.ok()) return std::nullopt;
+  const auto& p = job.parallelism;
+  const bool by_map = p.device_map != std::vector<std::string>{"auto"};
+  return spec::Problem{by_map ? "hyperparameters.parallelism.device_map"
+                              : "hyperparameters.parallelism.pipeline_parallel_size",
+                       0, std::string(Message(divided))};
+}
+
+std::vector<spec::Problem> WarnOfStages(const spec::JobSpec& job) {
+  const auto& p = job.parallelism;
+  const int steps = job.hyperparameters.gradient_accumulation_steps;
+  // 0: the plan divides the rows.
+  if (p.pipeline_parallel_size == 1 || steps == 0 || steps >= p.pipeline_parallel_size) return {};
+  ScheduleShape shape{.stages = p.pipeline_parallel_size,
+                      .micro_batches = steps,
+                      .pieces = p.virtual_pipeline_parallel_size};
+  const absl::StatusOr<double> now = BubbleShare(shape);
+  shape.micro_batches = kEnoughRounds * p.pipeline_parallel_size;
+  const absl::StatusOr<double> then = BubbleShare(shape);
+  if (!now.ok() || !then.ok()) return {};
+  return {
+      {"hyperparameters.gradient_accumulation_steps", 0,
+       fmt::format("{} micro-batch{} for {} stages leave{} each GPU idle for {:.0f} % of a step; "
+                   "gradient_accumulation_steps = {} would leave it {:.0f} %",
+                   steps, steps == 1 ? "" : "es", p.pipeline_parallel_size, steps == 1 ? "s" : "",
+                   100 * *now, shape.micro_batches, 100 * *then)}};
 }
 
 }  // namespace sft::plan

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/plan/model_config.h"
+#include "common/plan/parameters.h"
 #include "common/spec/job_spec.h"
+#include "common/spec/resolve.h"
 
 // How a model is divided over the stages of a pipeline. Units are those of MakeUnits: the
 // embedding, the blocks, then final norm and head.
@@ -52,5 +55,19 @@ absl::StatusOr<UnitCosts> CostsOf(const ModelShape& shape, const spec::JobSpec& 
 // one that is not there, or goes back; the message says what would do.
 absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpec& job,
                                      double stage_memory = 0);
+
+// The units of the stage that holds most between steps.
+std::vector<Unit> FullestStage(const std::vector<Unit>& units, const StageMap& stages,
+                               const spec::JobSpec& job);
+
+// For people: "4 stages: layers 0-9 | 10-19 | 20-29 | 30-35 + head; idle for 16 % of a step".
+std::string DescribeStages(const StageMap& stages, const spec::JobSpec& job);
+
+// Why the model cannot be divided as the job asks, or nullopt. Of a job that CheckJob accepts.
+std::optional<spec::Problem> CheckStages(const ModelShape& shape, const spec::JobSpec& job);
+
+// A pipeline whose GPUs wait for most of a step, as there are too few micro-batches, and how many
+// would do.
+std::vector<spec::Problem> WarnOfStages(const spec::JobSpec& job);
 
 }  // namespace sft::plan

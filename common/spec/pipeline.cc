@@ -99,6 +99,17 @@ bool DividesWeights(const Draft& draft) {
   return sharding == Sharding::kFullShard || sharding == Sharding::kHybridShard;
 }
 
+// An override of the map or of sharding turns the file's other off.
+void DragMapAlong(Draft* draft) {
+  for (const std::string_view key :
+       {"hyperparameters.parallelism.fsdp", "hyperparameters.parallelism.fsdp_sharding_strategy",
+        "hyperparameters.parallelism.use_deepspeed",
+        "hyperparameters.parallelism.deepspeed_stage"}) {
+    if (draft->Overridden(kMap)) draft->DropFromFile(key);
+    if (draft->Overridden(key)) draft->DropFromFile(kMap);
+  }
+}
+
 // The stages that the map asks for.
 void TakeMap(Draft* draft) {
   const std::vector<std::string> items = ListOf(*draft, kMap);
@@ -186,6 +197,7 @@ void ResolvePipeline(Draft* draft) {
       !draft->Has(kGpuCountKey) || !draft->Has(kGpusPerNodeKey)) {
     return;
   }
+  DragMapAlong(draft);
   TakeMap(draft);
   if (draft->Faulty({kMap, kPipelineKey})) return;
   if (draft->Has(kPipelineKey)) ReduceToGpus(draft);
