@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "common/plan/memory.h"
+#include "common/plan/stages.h"
 #include "common/spec/job_spec.h"
 
 namespace sft::plan {
@@ -82,6 +83,8 @@ struct ExecutionPlan {
   // (worker/engine/model/block_graphs.h). They are not where something in the job forbids it.
   bool graphs = false;
 
+  StageMap stages;  // of a pipeline; else one has all
+
   // Memory for the logits of a chunk of rows (LogitsRows).
   int64_t logits_bytes = int64_t{64} << 20;
 
@@ -116,7 +119,7 @@ struct ExecutionPlan {
 // which saves a third of the memory for one hundredth of the time.
 ExecutionPlan Unplanned(const spec::JobSpec& job, Device device);
 
-// Rows of a rank per step.
+// Rows of a rank per step; of all ranks of a pipeline together.
 int64_t RankRows(const spec::JobSpec& job);
 
 // The job with the plan's batch: per_device_batch and gradient_accumulation_steps.

@@ -27,6 +27,11 @@ constexpr int64_t kSlack = int64_t{64} << 20;
 // each step, 23 ms for Qwen3-32B on an H100, a third of a step for Qwen3-8B within 24 GB.
 constexpr double kCarriedLeaves = 0.07;
 
+// Tokens of a micro-batch beyond which nothing gets faster, and the most elements that kernels can
+// index.
+constexpr int64_t kMostTokens = 65536;
+constexpr int64_t kMostElements = int64_t{1} << 31;
+
 struct Moment {
   int64_t activations = 0, transients = 0, workspace = 0, logits = 0, communication = 0;
   int64_t total() const { return activations + transients + workspace + logits + communication; }
@@ -356,6 +361,20 @@ int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
 
 int64_t LogitsRows(const Problem& p, const ExecutionPlan& run) {
   return std::min(run.LogitsRows(p.shape.vocab), p.TokensOf(run.rows));
+}
+
+std::vector<int64_t> RowOptions(const Problem& p) {
+  const int64_t given = p.job.hyperparameters.per_device_batch;
+  const int64_t whole = given == 0 ? RankRows(p.job) : given;
+  const int64_t widest = p.shape.WidestRow();
+  std::vector<int64_t> options;
+  const int64_t most = std::max<int64_t>(1, kMostTokens / p.TokensOf(1));
+  for (int64_t rows = std::min(whole, most); rows >= 1; --rows) {
+    if (whole % rows != 0) continue;
+    const bool usable = p.TokensOf(rows) * widest < kMostElements;
+    if (usable || rows == 1) options.push_back(rows);
+  }
+  return options;
 }
 
 PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {

@@ -119,6 +119,10 @@ int64_t HostKept(const Problem& problem, const ExecutionPlan& run, int64_t layer
 // Rows of a micro-batch whose logits are computed at a time.
 int64_t LogitsRows(const Problem& problem, const ExecutionPlan& run);
 
+// The rows that a micro-batch may have, from the most: divisors of those of a rank, or of
+// per_device_batch, that kernels can index.
+std::vector<int64_t> RowOptions(const Problem& problem);
+
 PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run);
 
 // True when blocks may be recorded: everything they read and add to must stay at its address, and

@@ -8,6 +8,7 @@
 
 #include "common/base/bytes.h"
 #include "common/plan/offload_memory.h"
+#include "common/plan/pipeline_plan.h"
 
 namespace sft::plan {
 namespace {
@@ -21,10 +22,6 @@ constexpr int64_t kNcclBytes = 1'300'000'000;
 constexpr double kWorthASplit = 0.01;
 // Among choices this close to the fastest, the one with the least memory is taken.
 constexpr double kSame = 0.002;
-// Tokens of a micro-batch beyond which nothing gets faster, and the most elements that kernels can
-// index.
-constexpr int64_t kMostTokens = 65536;
-constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
 // Recording is worth its padding and memory where launches slow micro-batches down by more than
@@ -39,20 +36,6 @@ constexpr int64_t kLeastMlpRows = 4096;
 constexpr int64_t kMostInputEvery = 8;
 constexpr double kGiga = 1e9;
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
-
-std::vector<int64_t> RowOptions(const Problem& p) {
-  const int64_t given = p.job.hyperparameters.per_device_batch;
-  const int64_t whole = given == 0 ? RankRows(p.job) : given;
-  const int64_t widest = p.shape.WidestRow();
-  std::vector<int64_t> options;
-  const int64_t most = std::max<int64_t>(1, kMostTokens / p.TokensOf(1));
-  for (int64_t rows = std::min(whole, most); rows >= 1; --rows) {
-    if (whole % rows != 0) continue;
-    const bool usable = p.TokensOf(rows) * widest < kMostElements;
-    if (usable || rows == 1) options.push_back(rows);
-  }
-  return options;
-}
 
 // The next smaller tile of the feed-forward layers; 0: there is none. A weight's gradient is one
 // product where its sum is in the type that it is sent in, and where it is of FP8 rows.
@@ -286,6 +269,8 @@ int64_t LongestRow(const PlanInput& input, const Problem& p) {
 int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   int64_t bytes = kLibraryBytes;
   if (!opened) bytes += kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
+  // Communicators of the stages, and of each two neighbours; not measured.
+  if (job.parallelism.pipeline_parallel_size > 1) bytes += 2 * kNcclBytes;
   // Communicators of a row and of a column, made after the first.
   if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes += 2 * kNcclBytes;
   return bytes;
@@ -402,6 +387,7 @@ absl::StatusOr<int64_t> LeastBytes(const ModelShape& shape, const spec::JobSpec&
 absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
+  if (input.job.parallelism.pipeline_parallel_size > 1) return PlanPipeline(problem, input);
   SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
   Search search(problem, input);
   std::optional<Candidate> unsplit;
@@ -483,6 +469,7 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (c.graphs) text += ", graphs";
+  if (c.stages.stages > 1) text += ", " + DescribeStages(c.stages, WithBatch(job, c));
   if (plan.memory.host > 0) {
     const auto& p = job.parallelism;
     text += fmt::format(", {}{}{} in {} of host memory", p.offload_param ? "weights" : "",

@@ -18,7 +18,9 @@ namespace sft::spec {
 // Keys that several derivations read.
 inline constexpr std::string_view kGpuCountKey = "compute.gpu_count", kNodesKey = "compute.nodes",
                                   kGpusPerNodeKey = "compute.gpus_per_node",
-                                  kContextKey = "hyperparameters.parallelism.context_parallel_size";
+                                  kContextKey = "hyperparameters.parallelism.context_parallel_size",
+                                  kPipelineKey =
+                                      "hyperparameters.parallelism.pipeline_parallel_size";
 
 // Source of a value, by precedence; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
@@ -127,6 +129,7 @@ void ResolveMethod(Draft* draft);                                           // m
 void ResolvePreference(Draft* draft);                                       // preference.cc
 void ResolvePacking(Draft* draft);                                          // packing.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
+void ResolvePipeline(Draft* draft);                                         // pipeline.cc
 void CheckNodesOfKind(Draft* draft);                                        // kind.cc
 void ResolveSplits(Draft* draft);                                           // splits.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
@@ -148,6 +151,9 @@ void CheckGraders(Draft* draft, const GraderKeys& keys);  // graders.cc
 
 // Checks the programs that grade answers, a table each.
 void CheckGraderPrograms(std::string_view key, Draft* draft);  // graders.cc
+
+// Ranks that see different tokens: compute.gpu_count over the stages of a pipeline.
+int64_t TokenRanks(const Draft& draft);  // pipeline.cc
 
 // The override that contradicts the stage of a DeepSpeed JSON; empty: none.
 std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc

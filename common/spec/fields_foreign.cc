@@ -26,17 +26,6 @@ constexpr Field kForeignTable[] = {
      .synonyms = "bf16=bfloat16|fp32=float32|no=float32|fp16=float16|none=auto|torch.bfloat16="
                  "bfloat16|torch.float32=float32|torch.float16=float16",
      .aliases = "torch_dtype dtype model.dtype mixed_precision train.mixed_precision"},
-    {.key = "model.device_map",
-     .type = Type::kChoice,
-     .def = "auto",
-     .doc = "auto: each rank has its own GPU. balanced: several hold an equal part of the model "
-            "each, which is fsdp = true.",
-     .choices = "auto|balanced|sequential",
-     .supported = "auto|balanced",
-     .refusal =
-         "not supported yet: placing layers by hand, or filling one GPU after the other; use "
-         "\"auto\", and \"balanced\" or fsdp = true for models over one GPU",
-     .aliases = "device_map"},
     {.key = "model.load_in_4bit",
      .type = Type::kBool,
      .def = "false",

@@ -482,12 +482,33 @@ constexpr Field kTrainingTable[] = {
      .refusal = "not supported yet: tensor parallelism; use fsdp = true for models over one GPU"},
     {.key = "hyperparameters.parallelism.pipeline_parallel_size",
      .type = Type::kInt,
-     .def = "1",
-     .doc = "Ranks that share the layers.",
+     .derived = "the GPUs that device_map names, else 1",
+     .doc = "Stages of a pipeline: each holds some consecutive layers, and the micro-batches of a "
+            "step pass through all of them. gpu_count is a multiple; each stage has as many GPUs, "
+            "which take different rows. The result has the bits of one GPU per row of stages.",
      .min = 1,
      .max = 1024,
-     .supported = "1",
-     .refusal = "not supported yet: pipeline parallelism; use fsdp = true for models over one GPU"},
+     .since = 2},
+    {.key = "hyperparameters.parallelism.virtual_pipeline_parallel_size",
+     .type = Type::kInt,
+     .def = "1",
+     .doc = "Pieces of the model that each stage of a pipeline holds, in turn with the others: "
+            "several leave the GPUs less idle, hold more activations and send more messages.",
+     .min = 1,
+     .max = 64,
+     .since = 2},
+    {.key = "hyperparameters.parallelism.device_map",
+     .type = Type::kList,
+     .def = "auto",
+     .doc =
+         "How layers are divided over GPUs. auto: as pipeline_parallel_size and fsdp say, stages "
+         "equally fast. balanced: over the GPUs of a node, as equally full as can be. sequential: "
+         "the first GPU is filled before the next. Or a table of modules and GPUs "
+         "([model.device_map] with \"model.layers.0\" = 1), in which the longest name counts.",
+     .max = 1000,
+     .takes_table = true,
+     .aliases = "model.device_map device_map",
+     .since = 2},
     {.key = "hyperparameters.parallelism.context_parallel_size",
      .type = Type::kInt,
      .def = "1",
@@ -495,7 +516,8 @@ constexpr Field kTrainingTable[] = {
             "tokens, and for attention all of them but some of the heads. It divides the model's "
             "heads. per_device_batch rows go to so many GPUs together.",
      .min = 1,
-     .max = 64},
+     .max = 64,
+     .since = 2},
     {.key = "hyperparameters.parallelism.bf16",
      .type = Type::kBool,
      .derived = "true on GPUs, false (fp32) on CPUs",

@@ -434,6 +434,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolvePreference(&draft);
     ResolvePacking(&draft);
     ResolveTopology(options, &draft);
+    ResolvePipeline(&draft);
     CheckNodesOfKind(&draft);
     ResolveSplits(&draft);
     ResolveBatch(&draft);

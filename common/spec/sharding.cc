@@ -16,8 +16,7 @@ constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
                            kDistributed = "train.enable_distributed_training",
                            kOptimizer = "hyperparameters.parallelism.offload_optimizer",
                            kParam = "hyperparameters.parallelism.offload_param",
-                           kShardingMode = "training.mode", kDeviceMap = "model.device_map";
-constexpr std::string_view kShardingKeys[] = {kFsdp, kStrategy, kDeepspeed, kStage};
+                           kShardingMode = "training.mode";
 constexpr int64_t kDefaultStage = 2;
 
 std::string StrategyOf(const Draft& draft) {
@@ -85,7 +84,12 @@ std::string_view ShardingKey(const Draft& draft) {
 // meaning; otherwise one of the two keys is a mistake.
 void CheckOneGpu(Draft* draft) {
   const std::string_view key = ShardingKey(*draft);
-  if (key.empty() || !draft->Has(kGpuCountKey) || draft->Int(kGpuCountKey) > 1) return;
+  if (key.empty() || !draft->Has(kGpuCountKey) || TokenRanks(*draft) > 1) return;
+  if (draft->Int(kGpuCountKey) > 1) {
+    draft->AddWarning(key, fmt::format("{} has no effect: {} leaves each stage one GPU",
+                                       draft->Quote(key), draft->Quote(kPipelineKey)));
+    return;
+  }
   const auto topology = {kGpuCountKey, kNodesKey, kGpusPerNodeKey,
                          std::string_view("compute.variant")};
   const bool moved = std::any_of(topology.begin(), topology.end(),
@@ -139,49 +143,15 @@ void CheckOffloadedWeights(Draft* draft) {
   }
 }
 
-bool IsBalanced(const Draft& draft) {
-  return !draft.Faulty({kDeviceMap, kGpuCountKey}) && draft.String(kDeviceMap) == "balanced";
-}
-
-// An override of the device map or of sharding turns the file's other off.
-void DragDeviceMapAlong(Draft* draft) {
-  for (const std::string_view key : kShardingKeys) {
-    if (!IsBalanced(*draft)) return;
-    if (draft->Overridden(kDeviceMap)) draft->DropFromFile(key);
-    if (draft->Overridden(key)) draft->DropFromFile(kDeviceMap);
-  }
-}
-
-// Accelerate's device_map = "balanced" is a model divided over the GPUs so that each holds as much
-// as the others. Here that is fsdp = true: a part of every weight in place of some layers.
-void TakeDeviceMap(Draft* draft) {
-  if (!IsBalanced(*draft) || draft->Int(kGpuCountKey) <= 1) return;
-  for (const std::string_view key : kShardingKeys) {
-    if (!draft->Given(key)) continue;
-    const Sharding sharding = ShardingOf(*draft);
-    if (sharding == Sharding::kFullShard || sharding == Sharding::kHybridShard) return;
-    return draft->AddProblem(
-        kDeviceMap, fmt::format("{} divides the weights over the GPUs, and {} does not; leave one "
-                                "of them out, or set fsdp = true",
-                                draft->Quote(kDeviceMap), draft->Quote(key)));
-  }
-  draft->Derive(kFsdp, true, kDeviceMap);
-  draft->AddWarning(kDeviceMap, fmt::format("{} is taken as fsdp = true: each GPU holds an equal "
-                                            "part of every weight, not some of the layers",
-                                            draft->Quote(kDeviceMap)));
-}
-
 }  // namespace
 
 void ResolveSharding(Draft* draft) {
   if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
   DragShardingAlong(draft);
-  DragDeviceMapAlong(draft);
   if (!draft->Has(kDeepspeed)) {
     const bool on = draft->Given(kStage) && draft->Int(kStage) > 0;
     draft->Derive(kDeepspeed, on, on ? kStage : "the default");
   }
-  TakeDeviceMap(draft);
   CheckBoth(draft);
   if (draft->Faulty({kFsdp, kStrategy})) return;
   CheckOneGpu(draft);
@@ -200,7 +170,7 @@ std::string_view OverrideOfStage(const Draft& draft) {
 }
 
 Sharding ShardingOf(const Draft& draft) {
-  if (ShardingKey(draft).empty() || draft.Int(kGpuCountKey) == 1) return Sharding::kDdp;
+  if (ShardingKey(draft).empty() || TokenRanks(draft) == 1) return Sharding::kDdp;
   if (draft.Bool(kFsdp)) {
     const std::string strategy = StrategyOf(draft);
     if (strategy == "shard_grad_op") return Sharding::kZero2;

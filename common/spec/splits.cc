@@ -9,8 +9,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kPipeline = "hyperparameters.parallelism.pipeline_parallel_size",
-                           kLoss = "training.loss",
+constexpr std::string_view kLoss = "training.loss",
                            kBalance = "hyperparameters.router_aux_loss_coef";
 
 // The largest share of `count` that divides it, up to `wanted`.
@@ -37,9 +36,9 @@ void CheckContext(Draft* draft) {
                     "would do",
                     draft->Quote(kGpusPerNodeKey), Nearest(node, ranks)));
   }
-  if (draft->Has(kPipeline) && draft->Int(kPipeline) > 1) {
+  if (draft->Has(kPipelineKey) && draft->Int(kPipelineKey) > 1) {
     return refuse(
-        fmt::format("does not go with {} yet; leave one of them out", draft->Quote(kPipeline)));
+        fmt::format("does not go with {} yet; leave one of them out", draft->Quote(kPipelineKey)));
   }
   if (draft->Has(kLoss) && draft->String(kLoss) != "sft") {
     return refuse(fmt::format("does not go with {} yet: its loss needs whole answers; leave it out",
@@ -65,7 +64,7 @@ void ResolveSplits(Draft* draft) {
 
 RowRanks RowRanksOf(const Draft& draft) {
   RowRanks ranks{draft.Int(kGpuCountKey), draft.Quote(kGpuCountKey), "gpu_count"};
-  for (const std::string_view key : {kContextKey}) {
+  for (const std::string_view key : {kPipelineKey, kContextKey}) {
     if (!draft.Has(key) || draft.Int(key) <= 1) continue;
     ranks.count /= draft.Int(key);
     ranks.quote += fmt::format(" / {}", draft.Quote(key));

@@ -104,7 +104,10 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
   const bool on_cpu = spec.compute.gpu_type == kCpuType;
   if (on_cpu || gpu_memory == 0) {
     const auto device = on_cpu ? plan::Device::kCpu : plan::Device::kGpu;
-    AddMemory(plan::Items(plan::PlanMemory(units, spec, device)), plan);
+    SFT_ASSIGN_OR_RETURN(const plan::StageMap stages, plan::DivideModel(model, spec));
+    AddMemory(plan::Items(plan::PlanMemory(plan::FullestStage(units, stages, spec), spec, device)),
+              plan);
+    if (stages.stages > 1) plan.set_execution(plan::DescribeStages(stages, spec));
     return absl::OkStatus();
   }
   const plan::PlanInput input = InputOf(model, spec, gpu_memory);
@@ -127,7 +130,7 @@ std::string BatchArithmetic(const spec::JobSpec& spec) {
   const auto number = [](int value) {
     return value == 0 ? std::string("auto") : std::to_string(value);  // the plan chooses
   };
-  return fmt::format("{} x {} x {} = {}", number(h.per_device_batch), spec.compute.gpu_count,
+  return fmt::format("{} x {} x {} = {}", number(h.per_device_batch), spec.data_ranks(),
                      number(h.gradient_accumulation_steps), h.global_batch);
 }
 
@@ -182,16 +185,20 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
   }
   if (!spec.trains()) return complete ? CheckWeightsFit(*model, spec) : std::nullopt;
   if (auto problem = plan::CheckJob(*model, spec)) return problem;
+  if (auto problem = plan::CheckStages(*model, spec)) return problem;
   return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
 std::vector<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
   if (!spec.trains()) return {};  // rows have no given length
+  std::vector<spec::Problem> warnings = plan::WarnOfStages(spec);
   const absl::StatusOr<std::string> config = FindConfig(spec);
-  if (!config.ok()) return {};
+  if (!config.ok()) return warnings;
   const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
-  if (!model.ok()) return {};
-  std::vector<spec::Problem> warnings = plan::WarnOfTargets(*model, spec);
+  if (!model.ok()) return warnings;
+  for (spec::Problem& warning : plan::WarnOfTargets(*model, spec)) {
+    warnings.push_back(std::move(warning));
+  }
   const int64_t asked = spec.hyperparameters.sequence_length;
   if (model->max_positions > 0 && asked > model->max_positions) {
     warnings.push_back(

@@ -27,6 +27,7 @@ GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptContex
   options.attempt_dir = context.dir;
   options.gang = {context.node(), dispatch.world_size(), false,
                   LimitsOf(context.job.ok() ? context.job->compute : spec::JobSpec::Compute())};
+  if (context.job.ok()) options.gang.stages = context.job->parallelism.pipeline_parallel_size;
   for (int i = 0; i < dispatch.slots_size(); ++i) {
     if (!context.services.inventory.IsGpu(dispatch.slots(i))) continue;
     options.gang.gpu = true;

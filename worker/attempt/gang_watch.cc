@@ -29,7 +29,8 @@ HangLimits LimitsOf(const spec::JobSpec::Compute& compute) {
 GangWatch::GangWatch(Options options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      interval_(std::clamp(options_.gang.limits.step / 10, kMinInterval, kMaxInterval)) {}
+      interval_(std::clamp(options_.gang.limits.step / 10, kMinInterval, kMaxInterval)),
+      stragglers_({.alike = options_.gang.world / options_.gang.stages}) {}
 
 std::vector<RankLook> GangWatch::Ranks(const channel::ShimStatus& status) {
   std::vector<RankLook> ranks;

@@ -46,7 +46,7 @@ class GangWatch {
   const Nanos interval_;
   std::optional<MonoTime> looked_at_;
   std::optional<MonoTime> suspected_at_;
-  StragglerWatch stragglers_{StragglerWatch::Options()};
+  StragglerWatch stragglers_;
   std::map<int, uint64_t> cpu_ticks_;
 };
 

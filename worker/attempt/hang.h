@@ -35,6 +35,7 @@ struct GangView {
   int world = 1;
   bool gpu = false;
   HangLimits limits;
+  int stages = 1;  // of a pipeline, each of as many consecutive ranks
 };
 
 // Nothing while some rank of the node made progress within its limit. Else the verdict: who did not

@@ -3,18 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace sft::worker {
 namespace {
 
 double Millis(Nanos time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
-// Of the times but that at `without`; the lower one of two in the middle.
-Nanos MedianOfOthers(const std::vector<Nanos>& times, size_t without) {
-  std::vector<Nanos> others;
-  for (size_t i = 0; i < times.size(); ++i) {
-    if (i != without) others.push_back(times[i]);
-  }
+// The lower one of two in the middle.
+Nanos Median(std::vector<Nanos> others) {
   const auto middle = others.begin() + static_cast<std::ptrdiff_t>((others.size() - 1) / 2);
   std::nth_element(others.begin(), middle, others.end());
   return *middle;
@@ -38,7 +35,12 @@ std::vector<StragglerWatch::Straggler> StragglerWatch::Look(const std::vector<Ra
     seen_ = step;
     for (size_t i = 0; i < ranks.size(); ++i) {
       const int rank = ranks[i].rank;
-      const Nanos others = MedianOfOthers(row, i);
+      std::vector<Nanos> of_others;
+      for (size_t other = 0; other < ranks.size(); ++other) {
+        if (other != i && Alike(rank, ranks[other].rank)) of_others.push_back(row[other]);
+      }
+      if (of_others.empty()) continue;
+      const Nanos others = Median(std::move(of_others));
       const bool slow =
           row[i] - others > options_.least && Millis(row[i]) > options_.factor * Millis(others);
       slow_[rank] = slow ? slow_[rank] + 1 : 0;

@@ -17,6 +17,7 @@ class StragglerWatch {
   struct Options {
     double factor = 1.5;  // own time over the median of the others'
     int steps = 10;       // in a row
+    int alike = 0;        // consecutive ranks that do the same work, as those of a stage; 0: all
     // Differences below it are noise, whatever their ratio.
     Nanos least = std::chrono::milliseconds(20);
   };
@@ -33,6 +34,10 @@ class StragglerWatch {
   std::vector<Straggler> Look(const std::vector<RankLook>& ranks);
 
  private:
+  bool Alike(int a, int b) const {
+    return options_.alike == 0 || a / options_.alike == b / options_.alike;
+  }
+
   const Options options_;
   int64_t seen_ = 0;           // steps up to here were judged
   std::map<int, int> slow_;    // steps in a row

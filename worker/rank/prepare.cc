@@ -45,6 +45,10 @@ int64_t CheckModel(const Launch& launch) {
     throw engine::UserError(problem->key + ": " + problem->message, "bad_model",
                             "change the job, or give another model");
   }
+  if (const auto problem = plan::CheckStages(config, launch.spec)) {
+    throw engine::UserError(problem->key + ": " + problem->message, "bad_stages",
+                            "change the job, or give another model");
+  }
   // Said at submit too, where the model was known then.
   for (const spec::Problem& remark : plan::WarnOfTargets(config, launch.spec)) {
     fmt::print("warning: {}: {}\n", remark.key, remark.message);

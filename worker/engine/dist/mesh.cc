@@ -13,10 +13,15 @@ constexpr Axis kAll[kAxes] = {Axis::kPipeline, Axis::kReplicate, Axis::kShard, A
                               Axis::kTensor};
 
 // In the order in which they are connected.
-constexpr AxisSet kConnected[] = {{Axis::kPipeline}, {Axis::kReplicate},
-                                  {Axis::kShard},    {Axis::kContext},
-                                  {Axis::kTensor},   {Axis::kShard, Axis::kContext},
-                                  kRowAxes,          kTokenAxes};
+constexpr AxisSet kConnected[] = {AxisSet(),
+                                  {Axis::kPipeline},
+                                  {Axis::kReplicate},
+                                  {Axis::kShard},
+                                  {Axis::kContext},
+                                  {Axis::kTensor},
+                                  {Axis::kShard, Axis::kContext},
+                                  kRowAxes,
+                                  kTokenAxes};
 
 // The ranks that differ from `rank` in `axes` alone.
 std::vector<int> Members(const MeshShape& shape, int rank, AxisSet axes) {

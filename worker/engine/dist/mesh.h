@@ -70,10 +70,10 @@ struct MeshShape {
 // the ranks that differ in some axes alone, in the order of their numbers. Thread-compatible.
 class Mesh {
  public:
-  // Connects the groups of all sets of axes that the engine communicates over: each axis, kRowAxes
-  // and kTokenAxes, and shard with context; always in this order. A group of all ranks is the world
-  // and equal groups are one. A collective; throws InternalError when the shape does not have the
-  // world's ranks, else as MakeSubgroup. Borrows `world`.
+  // Connects the groups of all sets of axes that the engine communicates over: none, each axis,
+  // kRowAxes and kTokenAxes, and shard with context; always in one order. A group of all ranks is
+  // the world and equal groups are one. A collective; throws InternalError when the shape does not
+  // have the world's ranks, else as MakeSubgroup. Borrows `world`.
   Mesh(Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }

@@ -145,28 +145,48 @@ Tensor Decoder::EmbedNoisy(const DeviceBatch& batch, const DropoutKey* dropout) 
   return rows;
 }
 
-Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
-                        const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
-  source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
-  source_.Prefetch(1, WeightUse::kForward);
-  Tensor x = EmbedNoisy(batch, dropout);
-  context.links->inputs = InputsOfLayers(batch.tokens, x, /*tile=*/0);
-  if (DropsEmbedding(dropout)) {
-    x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
-  }
-  return ForwardBlocks(std::move(x), context, dropout, saved);
+PieceWalk Decoder::Begin(DeviceBatch batch, const DropoutKey* dropout) const {
+  PieceWalk walk{.batch = std::move(batch)};
+  if (dropout != nullptr) walk.dropout = *dropout;
+  walk.context = MakeContext(walk.batch);
+  walk.saved.resize(blocks_.size());
+  return walk;
 }
 
-Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const DropoutKey* dropout,
-                              std::vector<DecoderBlock::Saved>* saved) {
+Tensor Decoder::ForwardPiece(const UnitRange& units, PieceWalk& walk, Tensor x, bool keeps) {
+  const DropoutKey* dropout = walk.key();
+  if (units.Contains(kEmbeddingUnit)) {
+    source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
+    if (units.Contains(1)) source_.Prefetch(1, WeightUse::kForward);
+    x = EmbedNoisy(walk.batch, dropout);
+    walk.context.links->inputs = InputsOfLayers(walk.batch.tokens, x, /*tile=*/0);
+    if (DropsEmbedding(dropout)) {
+      x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
+    }
+  }
+  x = ForwardBlocks(units, std::move(x), walk.context, dropout, keeps ? &walk.saved : nullptr);
+  if (keeps && units.Contains(layout_.head_unit())) walk.out = x;
+  return x;
+}
+
+Tensor Decoder::Forward(const DeviceBatch& batch) {
+  PieceWalk walk = Begin(batch, nullptr);
+  return ForwardPiece(AllUnits(), walk, {}, /*keeps=*/false);
+}
+
+Tensor Decoder::ForwardBlocks(const UnitRange& units, Tensor x, const BlockContext& context,
+                              const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
   // Below it nothing has a backward.
   const auto lowest = static_cast<size_t>(options_.run.InputFrom(LowestBlock() - 1));
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    const int unit = static_cast<int>(layer) + 1;
+  const int end = std::min(units.last, layout_.head_unit());
+  for (int unit = std::max(units.first, 1); unit < end; ++unit) {
+    const size_t layer = unit - 1;
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
     const bool next_is_head = unit + 1 == layout_.head_unit();
-    source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
-    if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
+    if (units.Contains(unit + 1)) {
+      source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
+      if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
+    }
     const Pass pass = PassOf(acquired.weights(), context, dropout);
     const plan::BlockPlan plan = PlanOf(layer);
     const bool keeps = saved != nullptr && layer >= lowest;
@@ -233,12 +253,14 @@ Tensor Decoder::HeadByRow(const Tensor& x, int64_t tile) {
 }
 
 Tensor Decoder::Logits(const DeviceBatch& batch, const Tensor& tokens) {
-  const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
+  return LogitsOf(Forward(batch), tokens);
+}
+
+Tensor Decoder::LogitsOf(const Tensor& x, const Tensor& tokens) {
   return Head(tokens.defined() ? at::index_select(x, 0, tokens) : x);
 }
 
-Tensor Decoder::RunHead(const DeviceBatch& batch, HeadPass pass) {
-  const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
+Tensor Decoder::RunHead(const DeviceBatch& batch, const Tensor& x, HeadPass pass) {
   AcquiredUnit head(source_, layout_, layout_.head_unit());
   AcquiredUnit embedding(source_, layout_,
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
@@ -247,10 +269,14 @@ Tensor Decoder::RunHead(const DeviceBatch& batch, HeadPass pass) {
   return (head_loss_.*pass)(normed, HeadWeight(head.weights(), embedding.weights()), batch.targets);
 }
 
-Tensor Decoder::Loss(const DeviceBatch& batch) { return RunHead(batch, &HeadLoss::Forward); }
+Tensor Decoder::Loss(const DeviceBatch& batch) { return LossOf(batch, Forward(batch)); }
+
+Tensor Decoder::LossOf(const DeviceBatch& batch, const Tensor& x) {
+  return RunHead(batch, x, &HeadLoss::Forward);
+}
 
 Tensor Decoder::RowLosses(const DeviceBatch& batch) {
-  return RunHead(batch, &HeadLoss::ForwardRows);
+  return RunHead(batch, Forward(batch), &HeadLoss::ForwardRows);
 }
 
 HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& batch,
@@ -358,19 +384,21 @@ void Decoder::PrefetchBefore(int unit, const std::vector<DecoderBlock::Saved>& s
   }
 }
 
-Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const DropoutKey* dropout,
-                               std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
-                               bool finish) {
+Tensor Decoder::BackwardBlocks(const UnitRange& units, Tensor drows, const BlockContext& context,
+                               const DropoutKey* dropout, std::vector<DecoderBlock::Saved>& saved,
+                               GradientSink& sink, bool finish) {
   const int first = layout_.first_trainable();
+  const int highest = std::min(units.last, layout_.head_unit()) - 1;
+  const int lowest = std::max(units.first, LowestBlock());
   Activation dx = std::move(drows);
-  FetchFor(layout_.head_unit() - 1, saved);
-  for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
+  FetchFor(highest, saved);
+  for (int unit = highest; unit >= lowest; --unit) {
     const size_t layer = unit - 1;
     if (on_host_ != nullptr) on_host_->Await();
     if (!saved[layer].input.defined()) RebuildInputs(layer, context, dropout, saved);
     FetchFor(unit - 1, saved);
     AcquiredUnit acquired(source_, layout_, unit, BackwardUse(layer));
-    PrefetchBefore(unit, saved);
+    if (unit > lowest) PrefetchBefore(unit, saved);
     const Pass pass = PassOf(acquired.weights(), context, dropout);
     UnitGradients gradients(sink, unit);
     dx = blocks_[layer].Backward(std::move(dx), context, pass, PlanOf(layer), saved[layer],
@@ -384,42 +412,60 @@ Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const 
 
 Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
-  if (graphs_ == nullptr) return RunPlain(batch, dropout, sink);
-  return RunRecorded(graphs_->Begin(batch), batch, dropout, sink);
-}
-
-Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {
-  const BlockContext context = MakeContext(batch);
-  LayerLinks& links = *context.links;
+  if (graphs_ != nullptr) return RunRecorded(graphs_->Begin(batch), batch, dropout, sink);
+  PieceWalk walk = Begin(batch, dropout);
   if (options_.router_balance > 0.0) {
     // As the loss of tokens, which is a sum over those that count.
     const auto weight = options_.router_balance * static_cast<double>(batch.targets.size(0));
-    links.balance = std::make_unique<RouterBalance>(weight);
+    walk.context.links->balance = std::make_unique<RouterBalance>(weight);
   }
-  std::vector<DecoderBlock::Saved> saved(blocks_.size());
-  Tensor x = Forward(batch, context, dropout, &saved);
-  auto [loss, dx] = BackwardHead(x, batch, sink, {});
-  if (links.balance) loss = loss.add(links.balance->Finish());
-  x = Tensor();
-  if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
-  const bool to_embedding = layout_.first_trainable() == kEmbeddingUnit;
+  ForwardPiece(AllUnits(), walk, {}, /*keeps=*/true);
+  return BackwardPiece(AllUnits(), walk, {}, sink).loss;
+}
+
+Decoder::PieceGradients Decoder::BackwardPiece(const UnitRange& units, PieceWalk& walk, Tensor dy,
+                                               GradientSink& sink) {
+  const DeviceBatch& batch = walk.batch;
+  LayerLinks& links = *walk.context.links;
+  PieceGradients result;
+  if (units.Contains(layout_.head_unit())) {
+    HeadLoss::Gradients of_head = BackwardHead(walk.out, batch, sink, {});
+    result.loss = std::move(of_head.loss);
+    if (links.balance) result.loss = result.loss.add(links.balance->Finish());
+    walk.out = Tensor();
+    if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
+    // The copy of the table beside the head of another stage than the embedding's.
+    const bool copies =
+        config_.tied_head && layout_.stages.StageOf(kEmbeddingUnit) != layout_.stage;
+    if (copies && sink.Trains(kEmbeddingUnit, kEmbedding)) sink.FinishUnit(kEmbeddingUnit);
+    dy = std::move(of_head.dx);
+  } else if (dy.defined()) {
+    const Tensor rows = EmptyRows(dy.size(0), dy.size(1), GradientSpare(), dy);
+    dy = rows.copy_(dy);
+  }
+  const bool to_embedding =
+      units.Contains(kEmbeddingUnit) && layout_.first_trainable() == kEmbeddingUnit;
   if (to_embedding && links.inputs.defined()) links.dinputs = at::empty_like(links.inputs);
-  dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
+  dy = BackwardBlocks(units, std::move(dy), walk.context, walk.key(), walk.saved, sink,
+                      /*finish=*/true);
   if (to_embedding) {
-    BackwardLayerInputs(std::exchange(links.dinputs, Tensor()), batch, dropout, sink, dx);
-    BackwardEmbedding(std::move(dx), batch, dropout, sink);
+    BackwardLayerInputs(std::exchange(links.dinputs, Tensor()), batch, walk.key(), sink, dy);
+    BackwardEmbedding(std::move(dy), batch, walk.key(), sink);
+  } else if (NeedsGradient(units.first)) {
+    result.dx = std::move(dy);
   }
-  return loss;
+  return result;
 }
 
 void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink& sink) {
   const auto forward = [this](BlockGraphs::Walk& walk) {
     walk.context = MakeContext(walk.batch);
     walk.saved.resize(blocks_.size());
-    walk.y.copy_(ForwardBlocks(walk.x, walk.context, nullptr, &walk.saved));
+    walk.y.copy_(ForwardBlocks(AllUnits(), walk.x, walk.context, nullptr, &walk.saved));
   };
   const auto backward = [this, &sink](BlockGraphs::Walk& walk) {
-    BackwardBlocks(walk.dx, walk.context, nullptr, walk.saved, sink, /*finish=*/false);
+    BackwardBlocks(AllUnits(), walk.dx, walk.context, nullptr, walk.saved, sink,
+                   /*finish=*/false);
     walk.context = {};
     walk.saved.clear();
   };

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/plan/execution.h"
@@ -27,6 +28,25 @@ struct DecoderOptions {
   plan::ExecutionPlan run;  // what each block recomputes, and how many logits are made at a time
 };
 
+// Consecutive units of a layout: all of a model, or a piece of it that a stage of a pipeline holds.
+struct UnitRange {
+  int first = 0;
+  int last = 0;  // behind the last one
+
+  bool Contains(int unit) const { return first <= unit && unit < last; }
+};
+
+// A micro-batch on its way through a piece of the model: what the forward leaves to the backward.
+struct PieceWalk {
+  DeviceBatch batch;
+  std::optional<DropoutKey> dropout;  // of masks and noise; nothing: there are none
+  BlockContext context;
+  std::vector<DecoderBlock::Saved> saved;  // by layer
+  at::Tensor out;                          // what the last block wrote, where the head is next
+
+  const DropoutKey* key() const { return dropout ? &*dropout : nullptr; }
+};
+
 // The model walked unit by unit: forward, and backward in reverse. Weights come from a
 // WeightSource, gradients go to a GradientSink; the decoder decides only the order. Every
 // micro-batch walks the same units in the same order, whatever it holds, so sources and sinks may
@@ -43,6 +63,30 @@ class Decoder {
   // noise, null: there are none.
   at::Tensor ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                              GradientSink& sink);
+
+  // ForwardBackward piece by piece, for a pipeline whose stages hold some units each. Pieces run
+  // forward in the order of the model and backward in the reverse.
+  UnitRange AllUnits() const { return {0, layout_.size()}; }
+  // Begins the walk of a micro-batch. Its dropout is none where the pointer is null.
+  PieceWalk Begin(DeviceBatch batch, const DropoutKey* dropout) const;
+  // The forward of the units: of x [T, H], what the piece before wrote, undefined where the
+  // embedding is among them; returns what the last of their blocks wrote. `keeps`: a backward
+  // follows.
+  at::Tensor ForwardPiece(const UnitRange& units, PieceWalk& walk, at::Tensor x, bool keeps);
+  struct PieceGradients {
+    at::Tensor loss;  // as ForwardBackward's, where the head is among the units
+    at::Tensor dx;    // of what they read; undefined where NeedsGradient says so
+  };
+  // The backward of what ForwardPiece kept: of dy [T, H], the gradient of what it returned,
+  // undefined where the head is among the units. Finishes their trained ones.
+  PieceGradients BackwardPiece(const UnitRange& units, PieceWalk& walk, at::Tensor dy,
+                               GradientSink& sink);
+  // True if something before unit `first` is trained: its piece gives a gradient back.
+  bool NeedsGradient(int first) const { return layout_.first_trainable() < first; }
+  // The sum of Loss, the losses of RowLosses or the logits of Logits, of what the last piece's
+  // ForwardPiece returned.
+  at::Tensor LossOf(const DeviceBatch& batch, const at::Tensor& x);
+  at::Tensor LogitsOf(const at::Tensor& x, const at::Tensor& tokens);
 
   // Has the blocks of ForwardBackward recorded by the shape of the micro-batch (BlockGraphs). It is
   // then called with this sink alone, and without dropout, whose masks would not change; source and
@@ -87,19 +131,20 @@ class Decoder {
   at::Tensor HeadByRow(const at::Tensor& x, int64_t tile);
 
  private:
-  at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,
-                     const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
-  at::Tensor ForwardBlocks(at::Tensor x, const BlockContext& context, const DropoutKey* dropout,
-                           std::vector<DecoderBlock::Saved>* saved);
+  // Forward only, of the whole model.
+  at::Tensor Forward(const DeviceBatch& batch);
+  at::Tensor ForwardBlocks(const UnitRange& units, at::Tensor x, const BlockContext& context,
+                           const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
   using HeadPass = at::Tensor (HeadLoss::*)(const at::Tensor& x, const at::Tensor& weight,
                                             const at::Tensor& targets) const;
-  at::Tensor RunHead(const DeviceBatch& batch, HeadPass pass);
+  at::Tensor RunHead(const DeviceBatch& batch, const at::Tensor& x, HeadPass pass);
   // Loss, and the gradient of the last block's output: in `dx`, or where that is undefined in rows
   // that are made.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
                                    GradientSink& sink, at::Tensor dx);
-  // The trained blocks and those above; `drows` as the dy of DecoderBlock::Backward. `finish` them.
-  at::Tensor BackwardBlocks(at::Tensor drows, const BlockContext& context,
+  // Of the units' blocks the trained ones and those above; `drows` as the dy of
+  // DecoderBlock::Backward. `finish` them.
+  at::Tensor BackwardBlocks(const UnitRange& units, at::Tensor drows, const BlockContext& context,
                             const DropoutKey* dropout, std::vector<DecoderBlock::Saved>& saved,
                             GradientSink& sink, bool finish);
   // Starts to bring back what the backward of `unit` begins with, where that is in host memory.
@@ -109,8 +154,7 @@ class Decoder {
                      std::vector<DecoderBlock::Saved>& saved);
   // Prefetches the weights that the walk back acquires after those of `unit`.
   void PrefetchBefore(int unit, const std::vector<DecoderBlock::Saved>& saved);
-  // ForwardBackward without recorded blocks, and with.
-  at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
+  // ForwardBackward with recorded blocks.
   at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch,
                          const DropoutKey* dropout, GradientSink& sink);
   // Embed, with NEFTune's noise where `dropout` says that this is a training's forward.

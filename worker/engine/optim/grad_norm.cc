@@ -3,14 +3,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "worker/engine/kernels/cpu_ops.h"
@@ -47,16 +50,6 @@ double SquaredNormCpu(const at::Tensor& grad) {
     }
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
-
-// The host waits once, for the sum.
-double SquaredNormOnDevice(std::span<const at::Tensor> grads) {
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& grad : JoinAdjacent(grads)) {
-    norms.push_back(at::linalg_vector_norm(grad, 2, {}, false, at::kFloat));
-  }
-  if (norms.empty()) return 0;
-  return at::stack(norms).to(at::kDouble).square().sum().item<double>();
 }
 
 }  // namespace
@@ -100,25 +93,88 @@ std::vector<at::Tensor> JoinAdjacent(std::span<const at::Tensor> tensors) {
   return result;
 }
 
-double SquaredNorm(std::span<const at::Tensor> grads) {
-  at::NoGradGuard no_grad;
-  double sum = 0;
-  std::vector<at::Tensor> on_device;
-  for (const at::Tensor& grad : grads) {
-    if (!grad.defined() || grad.numel() == 0) continue;
-    if (grad.is_cpu()) {
-      sum += SquaredNormCpu(grad);
-    } else {
-      on_device.push_back(grad);
+namespace {
+
+struct UnitSquares {
+  int unit = 0;
+  double squares = 0;
+};
+
+// On a CPU of each part; on a device of each unit, whose parts one kernel reads.
+std::vector<UnitSquares> SquaresOf(const std::vector<UnitGradient>& parts) {
+  const at::NoGradGuard no_grad;
+  std::vector<UnitSquares> all;
+  std::vector<at::Tensor> norms;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < parts.size();) {
+    const int unit = parts[i].unit;
+    std::vector<at::Tensor> on_device;
+    for (; i < parts.size() && parts[i].unit == unit; ++i) {
+      const at::Tensor& values = parts[i].values;
+      if (!values.defined() || values.numel() == 0) continue;
+      if (values.is_cpu()) {
+        all.push_back({unit, SquaredNormCpu(values)});
+      } else {
+        on_device.push_back(values);
+      }
+    }
+    for (const at::Tensor& joined : JoinAdjacent(on_device)) {
+      places.push_back(all.size());
+      all.push_back({unit, 0});
+      norms.push_back(at::linalg_vector_norm(joined, 2, {}, false, at::kFloat));
     }
   }
-  return sum + SquaredNormOnDevice(on_device);
+  if (norms.empty()) return all;
+  const at::Tensor squares = at::stack(norms).to(at::kDouble).square().cpu();
+  for (size_t i = 0; i < places.size(); ++i) {
+    all[places[i]].squares = squares.const_data_ptr<double>()[i];
+  }
+  return all;
 }
 
-double GlobalGradNorm(std::span<const at::Tensor> replicated, std::span<const at::Tensor> sharded,
-                      bool has_shards, Communicator& comm) {
-  double sum = SquaredNorm(replicated);
-  if (has_shards) sum += AllReduceSumDouble(comm, SquaredNorm(sharded));
+double Sum(const std::vector<UnitSquares>& squares) {
+  double sum = 0;
+  for (const UnitSquares& each : squares) sum += each.squares;
+  return sum;
+}
+
+// Those of all stages, in the order of the units.
+std::vector<UnitSquares> Gathered(const std::vector<UnitSquares>& own, Communicator& stages) {
+  std::vector<int64_t> counts = AllGatherInt64(stages, static_cast<int64_t>(own.size()) * 2);
+  std::vector<double> mine;
+  for (const UnitSquares& each : own) {
+    mine.push_back(each.unit);
+    mine.push_back(each.squares);
+  }
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const at::Tensor part = at::tensor(mine, at::kDouble).to(stages.device());
+  at::Tensor whole = at::empty({total}, part.options());
+  stages.AllGather(whole, part, std::move(counts));
+  const at::Tensor host = whole.cpu();
+  const double* values = host.const_data_ptr<double>();
+  std::vector<UnitSquares> all;
+  for (int64_t i = 0; i < total; i += 2) {
+    all.push_back({static_cast<int>(values[i]), values[i + 1]});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const UnitSquares& a, const UnitSquares& b) { return a.unit < b.unit; });
+  return all;
+}
+
+}  // namespace
+
+double SquaredNorm(std::span<const at::Tensor> grads) {
+  std::vector<UnitGradient> parts;
+  for (const at::Tensor& grad : grads) parts.push_back({0, grad});
+  return Sum(SquaresOf(parts));
+}
+
+double GlobalGradNorm(const std::vector<UnitGradient>& parts, Communicator& stages,
+                      Communicator& shards) {
+  std::vector<UnitSquares> squares = SquaresOf(parts);
+  if (stages.world() > 1) squares = Gathered(squares, stages);
+  double sum = Sum(squares);
+  if (shards.world() > 1) sum = AllReduceSumDouble(shards, sum);
   return std::sqrt(sum);
 }
 

@@ -20,11 +20,18 @@ std::vector<at::Tensor> JoinAdjacent(std::span<const at::Tensor> tensors);
 // and empty tensors count as zero.
 double SquaredNorm(std::span<const at::Tensor> grads);
 
-// L2 norm of a gradient of which every rank holds `replicated` whole and its own part of `sharded`.
-// One collective when the world is larger than one and `sharded` is in use on any rank: so all
-// ranks say with `has_shards`, equal on all ranks, whether to run it.
-double GlobalGradNorm(std::span<const at::Tensor> replicated, std::span<const at::Tensor> sharded,
-                      bool has_shards, Communicator& comm);
+// A part of a gradient, and the unit that it belongs to.
+struct UnitGradient {
+  int unit = 0;
+  at::Tensor values;
+};
+
+// L2 norm of a gradient of which this rank holds `parts`, by unit. `stages`: ranks that hold other
+// units; `shards`: ranks that hold other elements of the same units. Squares are added up unit by
+// unit in the order of the units, wherever these are held, then over the shards: how units are
+// divided over stages does not show in the bits. Collectives of both groups.
+double GlobalGradNorm(const std::vector<UnitGradient>& parts, Communicator& stages,
+                      Communicator& shards);
 
 // The factor that brings the norm of gradients down to max_norm, as in
 // torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). max_norm 0 means no clipping.

@@ -21,7 +21,9 @@ namespace {
 
 using at::Tensor;
 
-bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
+bool IsFrozenPlain(const ParamInfo& param) {
+  return param.held && !param.trainable && !param.quantized;
+}
 bool IsFrozenRounded(const ParamInfo& param) { return IsFrozenPlain(param) && !param.exact; }
 
 std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,

@@ -49,7 +49,7 @@ struct Trained {
 // Of a model that is trained; `master` is a collective.
 Trained TrainedOf(const TrainingModel& model) {
   return {model.layout(), model.compute_type(),
-          [&model](int unit, int param) { return model.store().Gather(unit, param); }};
+          [&model](int unit, int param) { return model.Gather(unit, param); }};
 }
 
 // Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is
@@ -81,6 +81,17 @@ std::string ReplicaHash(const TrainingModel& model) {
     }
   }
   return hasher.Finish();
+}
+
+// The ranks of each stage of a pipeline have the same weights; all ranks get the same answer.
+bool ReplicasAgree(const TrainingModel& model, Communicator& comm) {
+  const std::vector<std::string> hashes = AllGatherStrings(comm, ReplicaHash(model));
+  std::map<int, std::set<std::string>> of_stages;
+  for (int rank = 0; rank < comm.world(); ++rank) {
+    const int stage = model.mesh().shape().Coordinate(rank, Axis::kPipeline);
+    of_stages[stage].insert(hashes[static_cast<size_t>(rank)]);
+  }
+  return std::ranges::all_of(of_stages, [](const auto& stage) { return stage.second.size() == 1; });
 }
 
 // Of stacks of experts PEFT knows by itself how they stand.
@@ -320,7 +331,7 @@ DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
                        DirectoryBytes(options.target)};
   }
   report.delivered_sha256 = AllGatherStrings(comm, delivered)[0];
-  const bool replicas = comm.world() == 1 || EqualOnAllRanks(comm, ReplicaHash(model));
+  const bool replicas = comm.world() == 1 || ReplicasAgree(model, comm);
   const bool gathered = EqualOnAllRanks(comm, report.weights_sha256);
   report.consistent = replicas && gathered && report.delivered_sha256 == report.weights_sha256;
   return result;

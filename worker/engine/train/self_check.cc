@@ -183,7 +183,7 @@ void CheckAdaptersTrained(const TrainingModel& model) {
       const ParamInfo& param = layout.units[unit].params[i];
       if (param.role != ParamRole::kLoraB || !param.trainable) continue;
       ++adapters;
-      const Tensor weight = model.store().Gather(unit, static_cast<int>(i));
+      const Tensor weight = model.Gather(unit, static_cast<int>(i));
       if (!weight.any().item<bool>()) untrained.emplace_back(param.module());
     }
   }

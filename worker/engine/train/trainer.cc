@@ -239,25 +239,34 @@ void Trainer::RunStep(const Step& step) {
   observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
 }
 
+void Trainer::CountFlops(const MicroBatch& batch) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < batch.documents(); ++i) {
+    lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
+  }
+  step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(model_.mesh().Size(Axis::kContext));
+}
+
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   model_.BeginStep();
-  std::vector<Tensor> sums;
   StepLoss loss;
   PreferenceScale scale;
   if (preference_) scale = preference_->ScaleOf(plan_, step);
   loss.kl = scale.kl;
   step_flops_ = {};
-  for (int micro = 0; micro < step.micro_batches; ++micro) {
-    const MicroBatch batch = plan_.GetMicroBatch(step, micro, model_.mesh().row_rank());
-    sums.push_back(model_.ForwardBackward(
-        batch, step.index, micro, micro + 1 == step.micro_batches,
-        preference_ ? preference_->ObjectiveOf(batch, scale) : RowObjective()));
-    std::vector<int64_t> lengths;
-    for (int64_t i = 0; i < batch.documents(); ++i) {
-      lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
-    }
-    step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(model_.mesh().Size(Axis::kContext));
+  std::vector<char> counted(static_cast<size_t>(step.micro_batches), 0);
+  const auto batch_of = [&](int micro) {
+    MicroBatch batch = plan_.GetMicroBatch(step, micro, model_.mesh().row_rank());
+    // Each piece of a stage asks for it.
+    if (std::exchange(counted[static_cast<size_t>(micro)], 1) == 0) CountFlops(batch);
+    return batch;
+  };
+  TrainingModel::ObjectiveOf objective_of;
+  if (preference_) {
+    objective_of = [&](const MicroBatch& batch) { return preference_->ObjectiveOf(batch, scale); };
   }
+  const std::vector<Tensor> sums =
+      model_.RunMicroBatches(step.micro_batches, step.index, batch_of, objective_of);
   // The only wait for the device before the update.
   const Tensor host = at::stack(sums).cpu();
   const int64_t columns = host.numel() / step.micro_batches;
@@ -339,8 +348,10 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   report.seconds = seconds;
   if (seconds > 0) {
     report.tokens_per_second = static_cast<double>(step.tokens) / seconds;
-    if (options_.peak_flops > 0) report.mfu = step_flops_.total() / seconds / options_.peak_flops;
-    report.of_limit = options_.ceiling.SecondsFor(step_flops_) / seconds;
+    // The stages of a pipeline share the operations of the rows that each of them counts.
+    const double shared = seconds * model_.mesh().Size(Axis::kPipeline);
+    if (options_.peak_flops > 0) report.mfu = step_flops_.total() / shared / options_.peak_flops;
+    report.of_limit = options_.ceiling.SecondsFor(step_flops_) / shared;
   }
   report.memory_bytes = PeakMemoryBytes(comm_.device());
   observer_.OnStep(report);

@@ -90,6 +90,7 @@ class Trainer {
   void CheckBeforeTraining();
   void RunStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
+  void CountFlops(const MicroBatch& batch);
   void ExchangeLoss(StepLoss& loss);
   [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
@@ -126,7 +127,7 @@ class Trainer {
   double packing_difference_ = 0, packing_seconds_ = 0;  // ConsistencyReport
   int64_t taken_ = 0;                                    // steps
   bool stop_ = false;
-  Flops step_flops_;  // of this rank in the step under way
+  Flops step_flops_;  // of this rank's rows in the step under way
   MonoTime last_report_{};
 };
 

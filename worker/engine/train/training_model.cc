@@ -3,15 +3,19 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "common/base/status.h"
 #include "common/plan/context.h"
 #include "common/plan/memory.h"
+#include "common/plan/stages.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/graph.h"
 #include "worker/engine/kernels/ops.h"
@@ -121,6 +125,12 @@ UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
   return rule;
 }
 
+plan::StageMap StagesOf(const ModelConfig& config, const spec::JobSpec& spec) {
+  auto stages = plan::DivideModel(config, spec);
+  if (!stages.ok()) throw UserError(std::string(Message(stages.status())), "bad_stages");
+  return *std::move(stages);
+}
+
 void CheckDropout(const ModelConfig& config, at::ScalarType compute, at::Device device) {
   if (config.attention_dropout == 0.0 || device.is_cpu() || compute == at::kBFloat16) return;
   throw UserError(
@@ -151,8 +161,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   }
   CheckDropout(config_, compute_, comm_.device());
   PrepareLayout(layout_, spec_);
-  const plan::ExecutionPlan run =
-      execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
+  plan::ExecutionPlan run = execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
+  if (run.stages.begins.empty()) run.stages = StagesOf(config_, spec_);
+  layout_.Divide(run.stages, mesh_.Coordinate(Axis::kPipeline));
   const bool full = spec_.full_finetune();
   if (run.blocks_on_host && !full && !spec_.qlora()) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
@@ -174,6 +185,10 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                      .router_balance = spec_.hyperparameters.router_aux_loss_coef,
                      .run = run});
   if (run.graphs) RecordBlocks();
+  if (run.stages.stages == 1) return;
+  pipeline_ = std::make_unique<Pipeline>(layout_, mesh_, *decoder_,
+                                         Pipeline::Row{config_.hidden, compute_});
+  ConnectCopies();
 }
 
 TrainingModel::~TrainingModel() = default;
@@ -225,6 +240,7 @@ std::map<std::string, Tensor> TrainingModel::InitialMagnitudes() {
   const at::NoGradGuard no_grad;
   for (int unit = 1; unit < layout_.head_unit(); ++unit) {
     const UnitInfo& info = layout_.units[unit];
+    if (!info.held()) continue;
     AcquiredUnit acquired(*source_, layout_, unit, WeightUse::kForward);
     for (size_t i = 0; i < acquired.weights().gains.size(); ++i) {
       for (const MatrixInfo::Member& member : info.Matrix(static_cast<int>(i)).members) {
@@ -323,24 +339,85 @@ void TrainingModel::BeginStep() {
 
 Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last,
                                       const RowObjective& objective) {
+  if (pipeline_) throw InternalError("a stage of a pipeline runs no micro-batch alone");
   sink_->BeginMicroBatch(last);
-  const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
+  const std::optional<DropoutKey> key = DropoutOf(step, micro);
   const bool recorded = decoder_->graphs() != nullptr;
   DeviceBatch on_device = recorded ? ToDevice(WithPadding(batch), comm_.device()) : ShareOf(batch);
   on_device.objective = objective;
-  Tensor loss = decoder_->ForwardBackward(on_device, draws() ? &key : nullptr, *sink_);
+  Tensor loss = decoder_->ForwardBackward(on_device, key ? &*key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
   if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
   return loss;
 }
 
+std::optional<DropoutKey> TrainingModel::DropoutOf(int64_t step, int micro) const {
+  if (!draws()) return std::nullopt;
+  return DropoutKey::Of(spec_.hyperparameters.seed, step, micro, mesh_.row_rank());
+}
+
+std::vector<Tensor> TrainingModel::RunMicroBatches(int micro_batches, int64_t step,
+                                                   const BatchOf& batch_of,
+                                                   const ObjectiveOf& objective_of) {
+  if (pipeline_) {
+    return pipeline_->Train(
+        micro_batches, [&](int micro) { return ShareOf(batch_of(micro)); },
+        [&](int micro) { return DropoutOf(step, micro); }, *sink_);
+  }
+  std::vector<Tensor> losses;
+  for (int micro = 0; micro < micro_batches; ++micro) {
+    const MicroBatch batch = batch_of(micro);
+    losses.push_back(ForwardBackward(batch, step, micro, micro + 1 == micro_batches,
+                                     objective_of ? objective_of(batch) : RowObjective()));
+  }
+  return losses;
+}
+
+void TrainingModel::ConnectCopies() {
+  const std::vector<int> stages = layout_.StagesOf(0, 0);
+  const bool trained = layout_.units[0].params[0].trainable;
+  if (!trained || stages.size() == 1) return;
+  const std::vector<ParamInfo>& params = layout_.units[0].params;
+  const auto is_trained = [](const ParamInfo& param) { return param.trainable; };
+  const bool cut = CutOver(mesh_).world() > 1 && store_->placement() != Placement::kReplicated;
+  if (cut && std::count_if(params.begin(), params.end(), is_trained) > 1) {
+    throw UserError(
+        "a pipeline cannot divide this model's optimizer over ranks too: its embedding, which is "
+        "also its head, is trained together with tables that the last stage does not have",
+        "bad_stages", "use fsdp = false without use_deepspeed, or leave the pipeline out");
+  }
+  if (std::find(stages.begin(), stages.end(), layout_.stage) == stages.end()) return;
+  copies_ = MakeSubgroup(mesh_.Group(Axis::kPipeline), stages);
+}
+
+void TrainingModel::SumCopies() {
+  if (copies_ == nullptr) return;
+  for (size_t i = 0; i < store_->parts().size(); ++i) {
+    const TrainablePart& part = store_->parts()[i];
+    const ParamPlacement place = PlacementOf(layout_, part.unit, part.param, store_->placement());
+    if (place.stages.size() > 1) copies_->AllReduceSum((*gradients_)[i]);
+  }
+}
+
+bool TrainingModel::RepresentsPart(size_t index) const {
+  const TrainablePart& part = store_->parts()[index];
+  return PlacementOf(layout_, part.unit, part.param, store_->placement())
+      .Represents(mesh_.shape(), comm_.rank());
+}
+
 double TrainingModel::ReduceGradients(double scale) {
   gradients_ = &sink_->Reduce();
-  const std::span<const Tensor> none;
-  const bool sharded = sink_->sharded();
-  return scale * GlobalGradNorm(sharded ? none : std::span<const Tensor>(*gradients_),
-                                sharded ? std::span<const Tensor>(*gradients_) : none, sharded,
-                                CutOver(mesh_));
+  SumCopies();
+  std::vector<UnitGradient> parts;
+  for (size_t i = 0; i < gradients_->size(); ++i) {
+    const TrainablePart& part = store_->parts()[i];
+    // A copy on another stage is counted there; ranks of one stage count alike.
+    const std::vector<int> stages =
+        PlacementOf(layout_, part.unit, part.param, store_->placement()).stages;
+    if (stages.front() == layout_.stage) parts.push_back({part.unit, (*gradients_)[i]});
+  }
+  return scale * GlobalGradNorm(parts, mesh_.Group(Axis::kPipeline),
+                                mesh_.Group(CutAxes(store_->placement())));
 }
 
 void TrainingModel::Update(double lr, double scale) {
@@ -370,7 +447,36 @@ DeviceBatch TrainingModel::ShareOf(const MicroBatch& batch) const {
                                : ToDevice(batch, comm_.device());
 }
 
-Tensor TrainingModel::Loss(const MicroBatch& batch) { return decoder_->Loss(ShareOf(batch)); }
+Tensor TrainingModel::Loss(const MicroBatch& batch) {
+  if (pipeline_)
+    return SumOfLosses(
+        1, [&](int) { return batch; }, [] {});
+  return decoder_->Loss(ShareOf(batch));
+}
+
+}
+
+Tensor TrainingModel::SumOfLosses(int micro_batches, const BatchOf& batch_of,
+                                  const std::function<void()>& alive) {
+  Tensor sum = at::zeros({}, at::TensorOptions(comm_.device()).dtype(at::kDouble));
+  if (pipeline_) {
+    pipeline_->Forward(
+        micro_batches,
+        [&](int micro) {
+          alive();
+          return ShareOf(batch_of(micro));
+        },
+        [&](int, const DeviceBatch& batch, const Tensor& x) {
+          sum.add_(decoder_->LossOf(batch, x));
+        });
+    return sum;
+  }
+  for (int micro = 0; micro < micro_batches; ++micro) {
+    alive();
+    sum.add_(Loss(batch_of(micro)));
+  }
+  return sum;
+}
 
 Tensor TrainingModel::RowLosses(const MicroBatch& batch) {
   return decoder_->RowLosses(ToDevice(batch, comm_.device()));
@@ -379,6 +485,18 @@ Tensor TrainingModel::RowLosses(const MicroBatch& batch) {
 Tensor TrainingModel::Logits(const MicroBatch& batch, const std::vector<int64_t>& tokens) {
   const Tensor numbers =
       tokens.empty() ? Tensor() : at::tensor(tokens, at::kLong).to(comm_.device());
+  if (pipeline_) {
+    const int64_t rows = tokens.empty() ? batch.size() : static_cast<int64_t>(tokens.size());
+    Tensor logits =
+        at::empty({rows, config_.vocab}, at::TensorOptions(comm_.device()).dtype(compute_));
+    pipeline_->Forward(
+        1, [&](int) { return ToDevice(batch, comm_.device()); },
+        [&](int, const DeviceBatch&, const Tensor& x) {
+          logits.copy_(decoder_->LogitsOf(x, numbers));
+        });
+    pipeline_->BroadcastFromLast(logits);
+    return logits;
+  }
   return decoder_->Logits(ToDevice(batch, comm_.device()), numbers);
 }
 
@@ -412,9 +530,31 @@ void TrainingModel::MastersChanged() {
   WeightsChanged();
 }
 
+bool TrainingModel::Saves(std::string_view param) const {
+  for (size_t i = 0; i < store_->parts().size(); ++i) {
+    const TrainablePart& part = store_->parts()[i];
+    if (layout_.units[part.unit].params[part.param].name == param) return RepresentsPart(i);
+  }
+  return false;
+}
+
 bool TrainingModel::holds_first_copy() const {
-  if (store_->placement() == Placement::kReplicated) return comm_.rank() == 0;
-  return mesh_.Coordinate(Axis::kReplicate) == 0;
+  for (size_t i = 0; i < store_->parts().size(); ++i) {
+    if (RepresentsPart(i)) return true;
+  }
+  return false;
+}
+
+Tensor TrainingModel::Gather(int unit, int param) const {
+  Tensor whole = store().Gather(unit, param);
+  if (pipeline_ == nullptr) return whole;
+  const int owner = layout_.StagesOf(unit, param).front();
+  if (layout_.stage != owner) {
+    const at::TensorOptions options(comm_.device());
+    whole = at::empty(layout_.units[unit].params[param].shape, options.dtype(MasterTypeOf(spec_)));
+  }
+  mesh_.Group(Axis::kPipeline).Broadcast(whole, owner);
+  return whole;
 }
 
 }  // namespace sft::engine

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/plan/execution.h"
@@ -19,8 +20,10 @@
 #include "worker/engine/model/decoder.h"
 #include "worker/engine/nn/head_exchange.h"
 #include "worker/engine/optim/adamw_set.h"
+#include "worker/engine/train/pipeline.h"
 #include "worker/engine/weights/gradient_sink.h"
 #include "worker/engine/weights/host_optimizer.h"
+#include "worker/engine/weights/param_placement.h"
 #include "worker/engine/weights/trainable_store.h"
 
 namespace sft::engine {
@@ -33,9 +36,11 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 // The model of a job on one rank with its optimizer: the wiring of layout, sources, store, sink and
 // decoder that the job's strategy asks for. A step is
 //
-//   BeginStep; ForwardBackward for each micro-batch; ReduceGradients; Update
+//   BeginStep; RunMicroBatches, or ForwardBackward for each where there is one stage;
+//   ReduceGradients; Update
 //
-// called by all ranks alike. Thread-compatible.
+// called by all ranks alike. Of a pipeline each rank has the units of its stage; what is asked of
+// the whole model is then a collective of the stages. Thread-compatible.
 class TrainingModel {
  public:
   // Loads the base from `model_dir` and makes what is trained: the base itself, or fresh adapters
@@ -60,6 +65,12 @@ class TrainingModel {
   // `objective`. `step` and `micro` choose the dropout masks; `last`: of this step.
   at::Tensor ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last,
                              const RowObjective& objective = {});
+  // The micro-batches of a step, each with its loss as ForwardBackward gives it; on the stages of a
+  // pipeline but the last zeros. `objective_of` may give an empty one; not with a pipeline.
+  using BatchOf = std::function<MicroBatch(int micro)>;
+  using ObjectiveOf = std::function<RowObjective(const MicroBatch& batch)>;
+  std::vector<at::Tensor> RunMicroBatches(int micro_batches, int64_t step, const BatchOf& batch_of,
+                                          const ObjectiveOf& objective_of = {});
   // Sums the gradients over the ranks; returns the norm of `scale` times them.
   double ReduceGradients(double scale);
   // One optimizer step with gradients times `scale`. With the optimizer on the host a unit's update
@@ -69,6 +80,10 @@ class TrainingModel {
   // As ForwardBackward, without gradients and dropout; both are of the rank's share of the tokens
   // where these are cut over ranks.
   at::Tensor Loss(const MicroBatch& batch);
+  // The sum of Loss over micro-batches; on the stages of a pipeline but the last zero. `alive` is
+  // called before each.
+  at::Tensor SumOfLosses(int micro_batches, const BatchOf& batch_of,
+                         const std::function<void()>& alive);
   // The cross entropy of each target, fp64 [loss_tokens] on the device; empty for an empty batch.
   at::Tensor RowLosses(const MicroBatch& batch);
   // Logits of every token [T, V], or of those that `tokens` numbers.
@@ -84,11 +99,16 @@ class TrainingModel {
   std::vector<AdamW*> Optimizers();
   // Makes all that is computed with follow the master weights. A collective.
   void MastersChanged();
-  // True if this rank's parts are the first copy of them, which is the one to be saved.
+  // True if this rank's part of a trained parameter is the first copy of it, which is the one to be
+  // saved; and if it has any such.
+  bool Saves(std::string_view param) const;
   bool holds_first_copy() const;
+  // A trained parameter of the whole model, as TrainableStore::Gather; a collective.
+  at::Tensor Gather(int unit, int param) const;
 
   const ModelConfig& config() const { return config_; }
   const ModelLayout& layout() const { return layout_; }
+  const Mesh& mesh() const { return mesh_; }
   const TrainableStore& store() const;  // up to date
   at::ScalarType compute_type() const { return compute_; }
   Decoder& decoder() { return *decoder_; }
@@ -106,6 +126,10 @@ class TrainingModel {
   std::map<std::string, at::Tensor> InitialMagnitudes();
   void MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run);
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
+  bool RepresentsPart(size_t part) const;
+  // Groups for what several stages hold, and the sums of its gradients over them.
+  void ConnectCopies();
+  void SumCopies();
   void MakeOptimizers();
   void WeightsChanged();
   bool drops() const {
@@ -115,6 +139,8 @@ class TrainingModel {
            config_.embedding_dropout + config_.residual_dropout + config_.attention_dropout > 0.0;
   }
   double NoiseAlpha() const { return spec_.hyperparameters.neftune_noise_alpha; }
+  // Of a micro-batch; nothing where no random numbers are drawn.
+  std::optional<DropoutKey> DropoutOf(int64_t step, int micro) const;
   bool draws() const { return drops() || NoiseAlpha() > 0.0; }
   // Where all that blocks read and add to lies where it lay, and nothing but shapes decides what
   // they do; says so on stderr where it does not.
@@ -132,6 +158,8 @@ class TrainingModel {
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<GradientSink> sink_;
   std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Pipeline> pipeline_;    // null: one stage
+  std::unique_ptr<Communicator> copies_;  // stages that hold the table; null: this one is alone
   std::unique_ptr<AdamWSet> adamw_;  // by position in store().parts(); null: host_ has the states
   const std::vector<at::Tensor>* gradients_ = nullptr;  // the sink's
 };

@@ -49,7 +49,7 @@ std::vector<NamedTensor> StateTensors(TrainingModel& model,
   for (const AdamW* optimizer : model.Optimizers()) {
     for (size_t i = 0; i < optimizer->params().size(); ++i) {
       const OptimizerParam& param = optimizer->params()[i];
-      if (param.weight.numel() == 0) continue;
+      if (param.weight.numel() == 0 || !model.Saves(param.name)) continue;
       tensors.push_back({NameOf(kMaster, param.offset, param.name), param.weight.view({-1})});
       const AdamWMoments moments = optimizer->Moments(i);
       for (const Half& half : kMoments) {
@@ -62,6 +62,7 @@ std::vector<NamedTensor> StateTensors(TrainingModel& model,
   }
   for (size_t i = 0; i < best_weights.size(); ++i) {
     const TrainablePart& part = model.store().parts()[i];
+    if (!model.Saves(NameOf(model, part))) continue;
     tensors.push_back({NameOf(kBest, part.first, NameOf(model, part)), best_weights[i]});
   }
   return tensors;

@@ -1,7 +1,5 @@
 #include "worker/engine/train/validation.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <cmath>
 
 namespace sft::engine {
@@ -23,11 +21,9 @@ std::vector<ValidationMetric> MetricsOfLoss(const ValidationResult& result, int6
 ValidationResult Validate(TrainingModel& model, const StepPlan& plan, Communicator& comm,
                           const std::function<void()>& alive) {
   const Step step = plan.GetStep(0);
-  at::Tensor loss = at::zeros({}, at::TensorOptions(comm.device()).dtype(at::kDouble));
-  for (int micro = 0; micro < step.micro_batches; ++micro) {
-    alive();
-    loss.add_(model.Loss(plan.GetMicroBatch(step, micro, model.mesh().row_rank())));
-  }
+  const at::Tensor loss = model.SumOfLosses(
+      step.micro_batches,
+      [&](int micro) { return plan.GetMicroBatch(step, micro, model.mesh().row_rank()); }, alive);
   const double sum = AllReduceSumDouble(comm, loss.item<double>());
   return {sum / static_cast<double>(step.loss_tokens), step.tokens, step.loss_tokens};
 }

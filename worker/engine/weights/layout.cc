@@ -1,6 +1,7 @@
 #include "worker/engine/weights/layout.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sft::engine {
 
@@ -28,6 +29,10 @@ int UnitInfo::Find(std::string_view wanted) const {
 
 bool UnitInfo::trainable() const {
   return std::any_of(params.begin(), params.end(), [](const ParamInfo& p) { return p.trainable; });
+}
+
+bool UnitInfo::held() const {
+  return std::any_of(params.begin(), params.end(), [](const ParamInfo& p) { return p.held; });
 }
 
 MatrixInfo UnitInfo::Matrix(int index) const {
@@ -66,6 +71,25 @@ int ModelLayout::first_trainable() const {
   int unit = 0;
   while (unit < size() && !units[unit].trainable()) ++unit;
   return unit;
+}
+
+std::vector<int> ModelLayout::StagesOf(int unit, int param) const {
+  const int stage_of_unit = stages.StageOf(unit), last = stages.StageOf(head_unit());
+  // The table is the first of its unit.
+  const bool copied = tied_head() && unit == 0 && param == 0 && last != stage_of_unit;
+  return copied ? std::vector<int>{stage_of_unit, last} : std::vector<int>{stage_of_unit};
+}
+
+void ModelLayout::Divide(plan::StageMap map, int own_stage) {
+  stages = std::move(map);
+  stage = own_stage;
+  for (int unit = 0; unit < size(); ++unit) {
+    std::vector<ParamInfo>& params = units[unit].params;
+    for (size_t i = 0; i < params.size(); ++i) {
+      const std::vector<int> holders = StagesOf(unit, static_cast<int>(i));
+      params[i].held = std::find(holders.begin(), holders.end(), stage) != holders.end();
+    }
+  }
 }
 
 int64_t ModelLayout::total_parameters() const {

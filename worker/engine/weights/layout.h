@@ -10,6 +10,7 @@
 
 #include "common/plan/checkpoint_names.h"
 #include "common/plan/parameters.h"
+#include "common/plan/stages.h"
 #include "common/plan/stored_weights.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
@@ -58,6 +59,8 @@ struct ParamInfo {
   std::vector<std::string> parts;  // plan::TensorInfo::parts, and single_parts
   std::vector<std::string> single_parts;
 
+  bool held = true;  // by this rank's stage of a pipeline; else another's
+
   // A parameter of the model, not of an adapter.
   bool of_base() const { return role < ParamRole::kLoraA; }
   int64_t numel() const;
@@ -102,6 +105,7 @@ struct UnitInfo {
   // Position of a parameter by name, -1 when the unit has none.
   int Find(std::string_view name) const;
   bool trainable() const;
+  bool held() const;  // some of it
   // shared_matrices[index] with the adapters that the unit has now.
   MatrixInfo Matrix(int index) const;
 };
@@ -112,6 +116,8 @@ struct ModelLayout {
   plan::CheckpointNames in_files;
   plan::NamedModules named;  // of the base, which may be trained whole beside adapters
   plan::StoredWeights stored;
+  plan::StageMap stages;  // of a pipeline; else one holds all
+  int stage = 0;          // this rank's
 
   // Of the names of all base parameters (plan::ModelShape::prefix).
   const std::string& prefix() const { return in_files.prefix; }
@@ -124,6 +130,11 @@ struct ModelLayout {
   bool tied_head() const;
   // The lowest unit with a trainable parameter; size() when nothing is trained.
   int first_trainable() const;
+  // Divides the units over stages; parameters of other stages are held no longer. The last has a
+  // copy of the embedding's table where that is the head.
+  void Divide(plan::StageMap map, int own_stage);
+  // The stages that hold a parameter, ascending.
+  std::vector<int> StagesOf(int unit, int param) const;
   int64_t total_parameters() const;  // of the base: adapters do not count
   int64_t trainable_parameters() const;
 };

@@ -122,8 +122,6 @@ class Nf4Format : public QuantFormat {
 
 class Mxfp4Format : public QuantFormat {
  public:
-  bool Holds(const ParamInfo& param) const override { return param.quantized && param.mxfp4; }
-
   int64_t cut_unit() const override { return kMxfp4CutUnit; }
 
   std::vector<PlaneSpec> planes() const override {
@@ -145,6 +143,9 @@ class Mxfp4Format : public QuantFormat {
                      bool /*transposed*/) const override {
     throw InternalError("MXFP4 has no products in FP8");
   }
+
+ private:
+  bool Keeps(const ParamInfo& param) const override { return param.quantized && param.mxfp4; }
 };
 
 class Int8Format : public QuantFormat {

@@ -34,8 +34,8 @@ class QuantFormat {
  public:
   virtual ~QuantFormat() = default;
 
-  // True for the quantised weights that are kept in this format.
-  virtual bool Holds(const ParamInfo& param) const { return param.quantized && !param.mxfp4; }
+  // True for the quantised weights that this rank keeps, in this format.
+  bool Holds(const ParamInfo& param) const { return param.held && Keeps(param); }
 
   virtual int64_t cut_unit() const = 0;
   virtual std::vector<PlaneSpec> planes() const = 0;
@@ -63,6 +63,9 @@ class QuantFormat {
   int64_t CutUnits(int64_t elements) const { return (elements + cut_unit() - 1) / cut_unit(); }
   // Bytes of a weight of `elements`.
   int64_t Bytes(int64_t elements) const;
+
+ private:
+  virtual bool Keeps(const ParamInfo& param) const { return param.quantized && !param.mxfp4; }
 };
 
 // What a format leaves of a whole weight [N, K], fp32 or bf16: fp32 [N, K] on the same device.

@@ -37,7 +37,8 @@ TrainableStore::Unit TrainableStore::MakeUnit(int index, at::ScalarType compute,
                                               at::ScalarType master) const {
   Unit unit;
   unit.on_host = on_host_.blocks && layout_.is_block(index);
-  unit.flat = FlatLayout(layout_.units[index], [](const ParamInfo& p) { return p.trainable; });
+  unit.flat =
+      FlatLayout(layout_.units[index], [](const ParamInfo& p) { return p.trainable && p.held; });
   const int64_t total = unit.flat.size();
   if (placement_ == Placement::kReplicated) {
     unit.counts = {total};

@@ -224,7 +224,7 @@ variant = "A100-4x"
               {"val_file = ", "data.val", "val.jsonl"},
               {"output_dir = ", "job.output_dir", "./finetuning/outputs/models/lora_test"},
               {"torch_dtype = ", "model.torch_dtype", "bfloat16"},
-              {"device_map = \"auto\"", "model.device_map", "auto"},
+              {"device_map = \"auto\"", "hyperparameters.parallelism.device_map", "auto"},
               {"lora_r = 8", "lora.r", "8"},
               {"lora_alpha = 16", "lora.alpha", "16"},
               {"target_modules = ", "lora.target_modules", "q_proj,v_proj,k_proj,o_proj"},
@@ -294,7 +294,7 @@ variant = "H100-2x"
        {"dtype = \"None\"", "hyperparameters.parallelism.bf16", "(absent)"},  // the GPU's
        {"load_in_4bit = true", "quantization.bits", "4"},
        {"load_in_4bit = true", "training.use_qlora", "true"},
-       {"device_map = \"auto\"", "model.device_map", "auto"},
+       {"device_map = \"auto\"", "hyperparameters.parallelism.device_map", "auto"},
        {"per_device_train_batch_size = 2", "hyperparameters.per_device_batch", "2"},
        {"gradient_accumulation_steps = 4", "hyperparameters.gradient_accumulation_steps", "4"},
        {"enable_distributed_training = true", "train.enable_distributed_training", "true"},
@@ -310,8 +310,9 @@ variant = "H100-2x"
        {"auto_find_batch_size = false", "train.auto_find_batch_size", "false"},
        {"dataloader_num_workers = 0", "train.dataloader_num_workers", "0"},
        {"r = 16", "lora.r", "16"}});
-  ExpectRows(Minimal("gpu_count = 2\n[model]\ndevice_map = \"balanced\"\n"), "job.toml",
-             {{"device_map = \"balanced\"", "hyperparameters.parallelism.fsdp", "true"}});
+  ExpectRows(
+      Minimal("gpu_count = 2\n[model]\ndevice_map = \"balanced\"\n"), "job.toml",
+      {{"device_map = \"balanced\"", "hyperparameters.parallelism.pipeline_parallel_size", "2"}});
   ExpectRows(
       "model_name = \"m\"\ntrain_file = \"d\"\ndistributed_backend = \"gloo\"\n"
       "[compute]\ngpu_type = \"CPU\"\ngpu_count = 2\n",
@@ -371,15 +372,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "[train]\ngrad_accum = 4\n"
                   "deepspeed_config = '{\"gradient_accumulation_steps\": 2}'",
                   "hyperparameters.gradient_accumulation_steps", "of the DeepSpeed JSON"},
-        WrongFile{"CustomMap", "[model.device_map]\n\"model.embed_tokens\" = 0", "model.device_map",
-                  "\"balanced\" or fsdp = true"},
         WrongFile{"UnknownTable", "[trainnig]\nn_epochs = 1", "trainnig", "unknown"},
         WrongFile{"Metric", "[training.validation]\nmetric_for_best_model = \"val.bleurt\"",
                   "training.validation.metric_for_best_model", "must be \"val.loss\""},
         WrongFile{"TensorParallel", "[hyperparameters.parallelism]\ntensor_parallel_size = 2",
                   "hyperparameters.parallelism.tensor_parallel_size", "use fsdp = true"},
-        WrongFile{"PipelineParallel", "[hyperparameters.parallelism]\npipeline_parallel_size = 2",
-                  "hyperparameters.parallelism.pipeline_parallel_size", "use fsdp = true"},
         WrongFile{"BothTypes", "[hyperparameters.parallelism]\nbf16 = true\nfp16 = true",
                   "hyperparameters.parallelism.fp16", "bf16"},
         WrongFile{"BothEngines", "[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
@@ -397,8 +394,6 @@ INSTANTIATE_TEST_SUITE_P(
                   "train.enable_distributed_training", "gpu_count"},
         WrongFile{"GlooOnGpus", "[train]\ndistributed_backend = \"gloo\"",
                   "train.distributed_backend", "nccl"},
-        WrongFile{"SequentialMap", "[model]\ndevice_map = \"sequential\"", "model.device_map",
-                  "\"balanced\" or fsdp = true"},
         WrongFile{"Fp4",
                   "[quantization_config]\nload_in_4bit = true\nbnb_4bit_quant_type = "
                   "\"fp4\"",

@@ -102,45 +102,6 @@ INSTANTIATE_TEST_SUITE_P(
               Sharding::kZero1}),
     [](const auto& info) { return std::string(info.param.name); });
 
-constexpr std::string_view kBalanced = "[model]\ndevice_map = \"balanced\"\n";
-
-std::string OnGpus(int gpus, std::string_view keys) {
-  return Minimal(fmt::format("gpu_count = {}\n{}{}", gpus, kBalanced, keys));
-}
-
-TEST(DeviceMapTest, BalancedIsFullShardAndSaysSo) {
-  const Resolution r = ResolveText(OnGpus(2, ""));
-  ASSERT_TRUE(r.ok()) << Describe(r.problems);
-  EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kFullShard);
-  EXPECT_THAT(Describe(r.warnings), HasSubstr("model.device_map = balanced (job.toml:8) is taken "
-                                              "as fsdp = true: each GPU holds an equal part"));
-}
-
-TEST(DeviceMapTest, BalancedOnOneGpuOrBesideFsdpIsNothingNew) {
-  const Resolution one = ResolveText(OnGpus(1, ""));
-  ASSERT_TRUE(one.ok()) << Describe(one.problems);
-  EXPECT_EQ(one.spec.parallelism.sharding, Sharding::kDdp);
-  EXPECT_EQ(Describe(one.warnings), "");
-  for (const char* keys : {"fsdp = true", "deepspeed_stage = 3"}) {
-    const Resolution r =
-        ResolveText(OnGpus(2, "[hyperparameters.parallelism]\n" + std::string(keys)));
-    ASSERT_TRUE(r.ok()) << Describe(r.problems);
-    EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kFullShard);
-    EXPECT_EQ(Describe(r.warnings), "");
-  }
-}
-
-TEST(DeviceMapTest, AnOverrideOfOneTurnsTheOtherOff) {
-  const Resolution stage = ResolveText(OnGpus(2, ""), {Set(kP + "deepspeed_stage", "1")});
-  ASSERT_TRUE(stage.ok()) << Describe(stage.problems);
-  EXPECT_EQ(stage.spec.parallelism.sharding, Sharding::kZero1);
-  const Resolution map =
-      ResolveText(Minimal("gpu_count = 2\n[hyperparameters.parallelism]\ndeepspeed_stage = 1"),
-                  {Set("model.device_map", "balanced")});
-  ASSERT_TRUE(map.ok()) << Describe(map.problems);
-  EXPECT_EQ(map.spec.parallelism.sharding, Sharding::kFullShard);
-}
-
 TEST(ShardingOfOneNodeTest, HybridShardIsFullShardAndSaysSo) {
   const Resolution r =
       ResolveText(Minimal("gpu_count = 4\n[hyperparameters.parallelism]\n" + kHybrid));
@@ -179,14 +140,6 @@ TEST_P(ShardingProblemTest, IsOneProblemThatSaysWhatWouldBeRight) { ExpectOnePro
 INSTANTIATE_TEST_SUITE_P(
     Cases, ShardingProblemTest,
     ::testing::Values(
-        WrongFile{"BalancedInStageTwo",
-                  "gpu_count = 2\n[model]\ndevice_map = \"balanced\"\n"
-                  "[hyperparameters.parallelism]\ndeepspeed_stage = 2",
-                  "model.device_map", "divides the weights over the GPUs, and"},
-        WrongFile{"BalancedWithoutFsdp",
-                  "gpu_count = 2\n[model]\ndevice_map = \"balanced\"\n"
-                  "[hyperparameters.parallelism]\nfsdp = false",
-                  "model.device_map", "leave one of them out, or set fsdp = true"},
         WrongFile{"Both",
                   "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
                   "hyperparameters.parallelism.fsdp", "exclude each other"},

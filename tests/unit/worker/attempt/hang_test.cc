@@ -246,6 +246,17 @@ TEST(StragglerTest, ASlowRankIsToldOnceAnEpisode) {
   EXPECT_EQ(watch.Look(Steps(61, 80, {100, 100, 400, 110})).size(), 1u) << "a new episode";
 }
 
+// Stages of a pipeline have other layers, and take other times.
+TEST(StragglerTest, RanksAreComparedWithThoseOfTheirStage) {
+  StragglerWatch stages({.alike = 1});
+  EXPECT_TRUE(stages.Look(Steps(1, 40, {100, 100, 400, 110})).empty());
+  StragglerWatch pairs({.alike = 2});
+  EXPECT_TRUE(pairs.Look(Steps(1, 40, {100, 100, 400, 410})).empty());
+  const auto found = pairs.Look(Steps(41, 80, {100, 300, 400, 410}));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].rank, 1);
+}
+
 TEST(StragglerTest, NoiseIsNone) {
   StragglerWatch watch({});
   EXPECT_TRUE(watch.Look(Steps(1, 30, {100, 140})).empty()) << "below the factor";

@@ -60,14 +60,45 @@ TEST(GradNormTest, GapsOverlapsOtherTypesAndStridesKeepTensorsApart) {
 
 TEST(GradNormTest, CountsShardsOfAllRanksAndReplicatedOnce) {
   const at::Tensor whole = at::arange(1, 11, at::kFloat), replicated = at::full({4}, 3, at::kFloat);
-  const double expected = std::sqrt(385.0 + 36.0);
+  const auto alone = MakeLocalCommunicator(at::kCPU);
   RunRanks(3, [&](Communicator& comm) {
     const std::vector<int64_t> counts = PartSizes(10, 3);
-    const std::vector<at::Tensor> mine{
-        whole.narrow(0, comm.rank() * counts[0], counts[comm.rank()])};
-    EXPECT_DOUBLE_EQ(GlobalGradNorm(std::vector<at::Tensor>{replicated}, mine, true, comm),
-                     expected);
-    EXPECT_DOUBLE_EQ(GlobalGradNorm(std::vector<at::Tensor>{replicated}, {}, false, comm), 6.0);
+    const std::vector<UnitGradient> mine{
+        {0, whole.narrow(0, comm.rank() * counts[0], counts[comm.rank()])}};
+    EXPECT_DOUBLE_EQ(GlobalGradNorm(mine, *alone, comm), std::sqrt(385.0));
+    EXPECT_DOUBLE_EQ(GlobalGradNorm({{0, replicated}}, *alone, *alone), 6.0);
+  });
+}
+
+// Numbers whose sum depends on the order in which they are added.
+TEST(GradNormTest, HowUnitsAreDividedOverStagesDoesNotShowInTheBits) {
+  std::vector<UnitGradient> all;
+  for (int unit = 0; unit < 9; ++unit) {
+    for (int part = 0; part < 3; ++part) {
+      all.push_back({unit, at::arange(1, 4001 + 77 * unit, at::kFloat).mul_(0.37 * part).sin_()});
+    }
+  }
+  const auto alone = MakeLocalCommunicator(at::kCPU);
+  const double expected = GlobalGradNorm(all, *alone, *alone);
+  // In one piece each, and in turn.
+  for (const bool in_turn : {false, true}) {
+    RunRanks(3, [&](Communicator& comm) {
+      std::vector<UnitGradient> mine;
+      for (const UnitGradient& part : all) {
+        const int stage = in_turn ? part.unit % 3 : part.unit < 2 ? 0 : part.unit < 8 ? 1 : 2;
+        if (stage == comm.rank()) mine.push_back(part);
+      }
+      EXPECT_EQ(GlobalGradNorm(mine, comm, *alone), expected);
+    });
+  }
+}
+
+TEST(GradNormTest, AStageWithNothingTrainedAddsNothing) {
+  const auto alone = MakeLocalCommunicator(at::kCPU);
+  RunRanks(2, [&](Communicator& comm) {
+    std::vector<UnitGradient> mine;
+    if (comm.rank() == 1) mine.push_back({3, at::full({4}, 3, at::kFloat)});
+    EXPECT_DOUBLE_EQ(GlobalGradNorm(mine, comm, *alone), 6.0);
   });
 }
 

@@ -1,0 +1,216 @@
+#include "common/plan/pipeline_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "common/base/bytes.h"
+#include "common/base/round.h"
+#include "common/plan/schedule.h"
+#include "common/plan/step_time.h"
+
+namespace sft::plan {
+namespace {
+
+constexpr int64_t kMostLogitsBytes = int64_t{1} << 30;
+constexpr int64_t kFewestLogitsBytes = int64_t{64} << 20;
+// A backward takes about twice a forward.
+constexpr double kForwardShare = 1.0 / 3;
+
+int64_t TrainedOf(const Unit& unit) {
+  int64_t trained = 0;
+  for (const Parameter& parameter : unit.parameters) {
+    if (parameter.trainable) trained += parameter.elements;
+  }
+  return trained;
+}
+
+ScheduleShape ShapeOf(const ExecutionPlan& run) {
+  return {.stages = run.stages.stages,
+          .micro_batches = static_cast<int>(run.micro_batches),
+          .pieces = run.stages.pieces_of_stage()};
+}
+
+struct Candidate {
+  ExecutionPlan run;
+  PeakMemory memory;
+  StepTime time;
+};
+
+class PipelineSearch {
+ public:
+  PipelineSearch(const Problem& problem, const PlanInput& input, StageMap stages, UnitCosts costs)
+      : problem_(problem), input_(input), stages_(std::move(stages)), costs_(std::move(costs)) {
+    for (int stage = 0; stage < stages_.stages; ++stage) {
+      of_stages_.push_back(StageProblem(problem, stages_, stage));
+    }
+  }
+
+  absl::StatusOr<Plan> Run() {
+    for (const int64_t rows : RowOptions(problem_)) {
+      for (int level = 0; level < kRecomputeLevels; ++level) Add(rows, level);
+    }
+    if (!best_) return Refusal();
+    return Plan{best_->run, best_->memory, best_->time};
+  }
+
+ private:
+  ExecutionPlan RunOf(int64_t rows, Recompute level) const {
+    return {.rows = rows,
+            .micro_batches = RankRows(problem_.job) / rows,
+            .most_tokens = problem_.TokensOf(rows),
+            .deep = level,
+            .shallow = level,
+            .deep_layers = problem_.shape.layers,
+            .stages = stages_,
+            .logits_bytes = kMostLogitsBytes};
+  }
+
+  // That of the fullest stage, and which it is.
+  std::pair<PeakMemory, int> Fullest(const ExecutionPlan& run) const {
+    std::pair<PeakMemory, int> fullest;
+    for (int stage = 0; stage < stages_.stages; ++stage) {
+      const PeakMemory memory = StageMemory(of_stages_[static_cast<size_t>(stage)], run, stage);
+      if (stage == 0 || memory.reserved() > fullest.first.reserved()) fullest = {memory, stage};
+    }
+    return fullest;
+  }
+
+  void Add(int64_t rows, int level) {
+    const bool all = problem_.job.parallelism.activation_checkpointing;
+    if (all && static_cast<Recompute>(level) != Recompute::kAll) return;
+    ExecutionPlan run = RunOf(rows, static_cast<Recompute>(level));
+    PeakMemory memory = Fullest(run).first;
+    while (memory.reserved() > input_.memory_bytes && run.logits_bytes > kFewestLogitsBytes) {
+      run.logits_bytes /= 2;
+      memory = Fullest(run).first;
+    }
+    if (memory.reserved() > input_.memory_bytes) return;
+    const StepTime time = TimeOf(run);
+    if (!best_ || time.total() < best_->time.total()) best_ = Candidate{run, memory, time};
+  }
+
+  // One rank's time for all layers, in the schedule's proportions; the optimizer's over the stages.
+  StepTime TimeOf(const ExecutionPlan& run) const {
+    StepTime time = PredictTime(problem_, run, input_.gpu);
+    const double alone = time.total() - time.optimizer;
+    const double micro_batch = alone / static_cast<double>(run.micro_batches);
+    double all = 0;
+    for (const double unit : costs_.time) all += unit;
+    std::vector<PieceTime> pieces;
+    for (int piece = 0; piece < stages_.pieces(); ++piece) {
+      double own = 0;
+      for (int unit = stages_.begins[static_cast<size_t>(piece)];
+           unit < stages_.begins[static_cast<size_t>(piece) + 1]; ++unit) {
+        own += costs_.time[static_cast<size_t>(unit)];
+      }
+      const double seconds = micro_batch * own / all;
+      pieces.push_back({seconds * kForwardShare, seconds * (1 - kForwardShare)});
+    }
+    const auto schedule = MakeSchedule(ShapeOf(run));
+    const double factor =
+        schedule.ok() ? StepSeconds(ShapeOf(run), *schedule, pieces) / alone : 1.0;
+    for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
+                         &time.weights, &time.recompute, &time.launches}) {
+      *part *= factor;
+    }
+    time.optimizer /= stages_.stages;
+    return time;
+  }
+
+  absl::Status Refusal() const {
+    ExecutionPlan run = RunOf(1, Recompute::kAll);
+    run.logits_bytes = kFewestLogitsBytes;
+    const auto [memory, stage] = Fullest(run);
+    return ResourceExhausted(fmt::format(
+        "the job does not fit: with one row a micro-batch and everything recomputed stage {} of {} "
+        "({}) needs {} on each of its GPUs, which have {}. What would fit: more stages "
+        "(pipeline_parallel_size), fsdp = true beside them, a shorter sequence_length{}",
+        stage, stages_.stages, stages_.ToText(), BytesText(memory.reserved()),
+        BytesText(input_.memory_bytes), problem_.job.qlora() ? "" : ", or use_qlora = true"));
+  }
+
+  const Problem& problem_;
+  const PlanInput& input_;
+  StageMap stages_;
+  UnitCosts costs_;
+  std::vector<Problem> of_stages_;
+  std::optional<Candidate> best_;
+};
+
+}  // namespace
+
+Problem StageProblem(const Problem& whole, const StageMap& stages, int stage) {
+  Problem part = whole;
+  part.units.clear();
+  part.blocks.clear();
+  part.shape.layer_shapes.clear();
+  part.shape.layer_options.clear();
+  part.shape.tied_head = false;
+  const auto holds = [&](size_t unit) { return stages.StageOf(static_cast<int>(unit)) == stage; };
+  const size_t head = whole.units.size() - 1;
+  part.units.push_back(holds(0) ? whole.units[0] : Unit{});
+  const auto add = [&](size_t layer, Unit unit) {
+    part.units.push_back(std::move(unit));
+    part.blocks.push_back(whole.blocks[layer]);
+    if (!whole.shape.layer_shapes.empty()) {
+      part.shape.layer_shapes.push_back(whole.shape.layer_shapes[layer]);
+    }
+    if (!whole.shape.layer_options.empty()) {
+      part.shape.layer_options.push_back(whole.shape.layer_options[layer]);
+    }
+  };
+  for (size_t unit = 1; unit < head; ++unit) {
+    if (holds(unit)) add(unit - 1, whole.units[unit]);
+  }
+  // A stage without blocks is given the rows of one.
+  if (part.blocks.empty()) add(head - 2, Unit{});
+  part.units.push_back(holds(head) ? whole.units[head] : Unit{});
+  if (holds(head) && whole.shape.tied_head && !holds(0)) {
+    part.units.back().parameters.push_back(whole.units[0].parameters[0]);
+  }
+  part.shape.layers = static_cast<int64_t>(part.blocks.size());
+  part.held = PlanMemory(part.units, part.job, Device::kGpu);
+  part.trained.clear();
+  for (const Unit& unit : part.units) part.trained.push_back(TrainedOf(unit));
+  if (!holds(0)) part.embedding_elements = 0;
+  return part;
+}
+
+PeakMemory StageMemory(const Problem& p, const ExecutionPlan& run, int stage) {
+  ExecutionPlan own = run;
+  own.deep_layers = p.shape.layers;
+  PeakMemory memory = PredictMemory(p, own);
+  const ScheduleShape shape = ShapeOf(run);
+  // Each of a stage's pieces keeps its share of the stage's activations. The walk counts one
+  // micro-batch through all of them.
+  int64_t of_micro_batch = 0;
+  const auto level = static_cast<size_t>(own.shallow);
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    of_micro_batch += MicroBatchTokens(p, own) * p.blocks[static_cast<size_t>(layer)].saved[level];
+  }
+  const int64_t in_flight = MostInFlight(shape, stage);
+  memory.activations +=
+      std::max<int64_t>(0, CeilDiv(in_flight * of_micro_batch, shape.pieces) - of_micro_batch);
+  // Rows on their way from and to the neighbours: those received ahead, and those being sent.
+  constexpr int64_t kRowsUnderWay = 4;
+  memory.communication += kRowsUnderWay * MicroBatchTokens(p, own) * p.hidden_row();
+  return memory;
+}
+
+absl::StatusOr<Plan> PlanPipeline(const Problem& problem, const PlanInput& input) {
+  SFT_ASSIGN_OR_RETURN(StageMap stages, DivideModel(input.shape, input.job,
+                                                    static_cast<double>(input.memory_bytes)));
+  SFT_ASSIGN_OR_RETURN(UnitCosts costs, CostsOf(input.shape, input.job));
+  SFT_ASSIGN_OR_RETURN(Plan plan,
+                       PipelineSearch(problem, input, std::move(stages), std::move(costs)).Run());
+  const double tokens = static_cast<double>(RankRows(input.job) * input.job.data_ranks()) *
+                        static_cast<double>(problem.row_tokens);
+  plan.tokens_per_second = tokens / plan.time.total();
+  return plan;
+}
+
+}  // namespace sft::plan
