@@ -46,7 +46,7 @@ int64_t CheckModel(const Launch& launch) {
                             "change the job, or give another model");
   }
   if (const auto problem = plan::CheckStages(config, launch.spec)) {
-    throw engine::UserError(problem->key + ": " + problem->message, "bad_stages",
+    throw engine::UserError(problem->key + ": " + problem->message, "bad_model",
                             "change the job, or give another model");
   }
   // Said at submit too, where the model was known then.

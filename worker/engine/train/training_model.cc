@@ -127,7 +127,7 @@ UpdateRule RuleOf(const ParamInfo& param, const spec::JobSpec& spec) {
 
 plan::StageMap StagesOf(const ModelConfig& config, const spec::JobSpec& spec) {
   auto stages = plan::DivideModel(config, spec);
-  if (!stages.ok()) throw UserError(std::string(Message(stages.status())), "bad_stages");
+  if (!stages.ok()) throw UserError(std::string(Message(stages.status())), "bad_model");
   return *std::move(stages);
 }
 
@@ -174,6 +174,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, CutOver(mesh_),
       OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
+  PlaceParts();
   MakeOptimizers();
   MakeSource(base, run);
   InitTrainables(base);
@@ -384,7 +385,7 @@ void TrainingModel::ConnectCopies() {
     throw UserError(
         "a pipeline cannot divide this model's optimizer over ranks too: its embedding, which is "
         "also its head, is trained together with tables that the last stage does not have",
-        "bad_stages", "use fsdp = false without use_deepspeed, or leave the pipeline out");
+        "bad_model", "use fsdp = false without use_deepspeed, or leave the pipeline out");
   }
   if (std::find(stages.begin(), stages.end(), layout_.stage) == stages.end()) return;
   copies_ = MakeSubgroup(mesh_.Group(Axis::kPipeline), stages);
@@ -392,17 +393,17 @@ void TrainingModel::ConnectCopies() {
 
 void TrainingModel::SumCopies() {
   if (copies_ == nullptr) return;
-  for (size_t i = 0; i < store_->parts().size(); ++i) {
-    const TrainablePart& part = store_->parts()[i];
-    const ParamPlacement place = PlacementOf(layout_, part.unit, part.param, store_->placement());
-    if (place.stages.size() > 1) copies_->AllReduceSum((*gradients_)[i]);
+  for (size_t i = 0; i < gradients_->size(); ++i) {
+    if (placements_[i].stages.size() > 1) copies_->AllReduceSum((*gradients_)[i]);
   }
 }
 
-bool TrainingModel::RepresentsPart(size_t index) const {
-  const TrainablePart& part = store_->parts()[index];
-  return PlacementOf(layout_, part.unit, part.param, store_->placement())
-      .Represents(mesh_.shape(), comm_.rank());
+void TrainingModel::PlaceParts() {
+  for (const TrainablePart& part : store_->parts()) {
+    placements_.push_back(PlacementOf(layout_, part.unit, part.param, store_->placement()));
+    if (!placements_.back().Represents(mesh_.shape(), comm_.rank())) continue;
+    saved_.insert(layout_.units[part.unit].params[part.param].name);
+  }
 }
 
 double TrainingModel::ReduceGradients(double scale) {
@@ -410,11 +411,9 @@ double TrainingModel::ReduceGradients(double scale) {
   SumCopies();
   std::vector<UnitGradient> parts;
   for (size_t i = 0; i < gradients_->size(); ++i) {
-    const TrainablePart& part = store_->parts()[i];
     // A copy on another stage is counted there; ranks of one stage count alike.
-    const std::vector<int> stages =
-        PlacementOf(layout_, part.unit, part.param, store_->placement()).stages;
-    if (stages.front() == layout_.stage) parts.push_back({part.unit, (*gradients_)[i]});
+    if (placements_[i].stages.front() != layout_.stage) continue;
+    parts.push_back({store_->parts()[i].unit, (*gradients_)[i]});
   }
   return scale * GlobalGradNorm(parts, mesh_.Group(Axis::kPipeline),
                                 mesh_.Group(CutAxes(store_->placement())));
@@ -528,21 +527,6 @@ void TrainingModel::MastersChanged() {
     if (part.copy.defined()) part.copy.copy_(part.master);
   }
   WeightsChanged();
-}
-
-bool TrainingModel::Saves(std::string_view param) const {
-  for (size_t i = 0; i < store_->parts().size(); ++i) {
-    const TrainablePart& part = store_->parts()[i];
-    if (layout_.units[part.unit].params[part.param].name == param) return RepresentsPart(i);
-  }
-  return false;
-}
-
-bool TrainingModel::holds_first_copy() const {
-  for (size_t i = 0; i < store_->parts().size(); ++i) {
-    if (RepresentsPart(i)) return true;
-  }
-  return false;
 }
 
 Tensor TrainingModel::Gather(int unit, int param) const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -101,8 +102,8 @@ class TrainingModel {
   void MastersChanged();
   // True if this rank's part of a trained parameter is the first copy of it, which is the one to be
   // saved; and if it has any such.
-  bool Saves(std::string_view param) const;
-  bool holds_first_copy() const;
+  bool Saves(std::string_view param) const { return saved_.contains(param); }
+  bool holds_first_copy() const { return !saved_.empty(); }
   // A trained parameter of the whole model, as TrainableStore::Gather; a collective.
   at::Tensor Gather(int unit, int param) const;
 
@@ -126,7 +127,8 @@ class TrainingModel {
   std::map<std::string, at::Tensor> InitialMagnitudes();
   void MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run);
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
-  bool RepresentsPart(size_t part) const;
+  // Where each part lies, and what this rank saves.
+  void PlaceParts();
   // Groups for what several stages hold, and the sums of its gradients over them.
   void ConnectCopies();
   void SumCopies();
@@ -154,6 +156,8 @@ class TrainingModel {
   ModelConfig config_;
   ModelLayout layout_;
   std::unique_ptr<TrainableStore> store_;
+  std::vector<ParamPlacement> placements_;    // by position in store().parts()
+  std::set<std::string, std::less<>> saved_;  // names of trained parameters
   std::unique_ptr<HostOptimizer> host_;
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<GradientSink> sink_;

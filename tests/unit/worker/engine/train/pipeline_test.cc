@@ -156,13 +156,15 @@ TEST_P(PipelineMethodTest, ShardsAndReplicasOfStagesHaveTheBitsOfThoseOfTheWhole
       GetParam(), {.stages = 2, .pieces = 2, .rows = 2, .sharding = spec::Sharding::kFullShard}, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Methods, PipelineMethodTest,
-    testing::Values(Method::kFull, Method::kLora, Method::kQlora, Method::kLora8bit),
-    [](const auto& info) {
-      static constexpr const char* kNames[] = {"Full", "Lora", "Qlora", "Lora8bit"};
-      return kNames[static_cast<int>(info.param)];
-    });
+std::string NameOf(const testing::TestParamInfo<Method>& info) {
+  static constexpr const char* kNames[] = {"Full", "Lora", "Qlora", "Lora8bit"};
+  return kNames[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, PipelineMethodTest,
+                         testing::Values(Method::kFull, Method::kLora, Method::kQlora,
+                                         Method::kLora8bit),
+                         NameOf);
 
 TEST_F(PipelineTest, PackedRowsOfUnlikeLengthsTravel) {
   ExpectBitsOfOneStage(Method::kLora, {.stages = 3}, 4, [](TrainerOptions& options) {
