@@ -57,6 +57,10 @@ std::string PointRecord(const MetricPoint& point) {
                {"train/mfu", f(point.mfu)},
                {"train/epoch", f(point.epoch)}};
   }
+  for (const AxisTraffic& each : point.traffic) {
+    scalars.emplace_back("train/comm/" + each.axis + "/exposed_share", f(each.exposed_share));
+    scalars.emplace_back("train/comm/" + each.axis + "/GBps", f(each.gigabytes_per_second));
+  }
   if (point.preference) {
     const PreferenceFigures& figures = *point.preference;
     const bool eval = point.is_eval != 0;

@@ -68,6 +68,9 @@ class Communicator {
   // tensor := root's tensor.
   [[nodiscard]] virtual WorkPtr BroadcastAsync(at::Tensor tensor, int root) = 0;
 
+  // What the group is in the grid of ranks ("shard"), for those who count what it costs.
+  virtual void NameAxis(std::string_view /*axis*/) {}
+
   // Returns when every rank has called it; the calling thread blocks, on a GPU too.
   virtual void Barrier() = 0;
 

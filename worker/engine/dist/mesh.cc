@@ -20,6 +20,8 @@ DataMesh::DataMesh(Communicator& world, int shard) : world_(world) {
   for (int rank = world.rank() % shard; rank < world.world(); rank += shard) column.push_back(rank);
   row_ = MakeSubgroup(world, row);
   column_ = MakeSubgroup(world, column);
+  row_->NameAxis("shard");
+  column_->NameAxis("replicate");
 }
 
 }  // namespace sft::engine

@@ -54,6 +54,10 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
 // A node's ranks share the weights where the job says hybrid_shard; else all do.
 DataMesh MeshOf(const spec::JobSpec& spec, Communicator& comm) {
   const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
+  if (!hybrid) {
+    comm.NameAxis(PlacementOf(spec.parallelism.sharding) == Placement::kReplicated ? "replicate"
+                                                                                   : "shard");
+  }
   return DataMesh(comm, hybrid ? spec.compute.gpus_per_node : comm.world());
 }
 
