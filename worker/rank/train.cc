@@ -34,6 +34,7 @@
 #include "worker/rank/model_card.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
+#include "worker/rank/preflight.h"
 #include "worker/rank/step_profile.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/validation_answers.h"
@@ -433,6 +434,9 @@ channel::ExitCode TrainRun::RunToEnd() {
   rendezvous_ = std::make_unique<engine::Rendezvous>(
       MeetingPlace(context_.launch.file, context_.rank, context_.launch.spec));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
+  if (comm_->world() > 1 && context_.launch.spec.compute.preflight) {
+    RunPreflight(context_.launch, context_.rank, device, *comm_, context_.events, context_.clock);
+  }
   if (flight_) {
     if (comm_->world() > 1) traffic_.emplace(device.torch, context_.clock);
     comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_,

@@ -115,7 +115,7 @@ TEST(DecideTest, RanksFollowTheNetworkAndTheNodeToAvoidIsTakenLast) {
   EXPECT_EQ(nodes(2, "e"), "bd") << "the other switch with two nodes";
   EXPECT_EQ(nodes(3, ""), "aec") << "one row, and its switch with most nodes first";
   EXPECT_EQ(nodes(3, "c"), "aeb") << "no row has three others";
-  EXPECT_EQ(nodes(5, "a"), "ecabd") << "all are needed: a where it lies, beside its switch";
+  EXPECT_EQ(nodes(5, "a"), "eacbd") << "all are needed; of its switch it is the last";
 }
 
 TEST(DecideTest, AnExclusiveJobSharesItsNodesWithNobody) {
