@@ -155,6 +155,9 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   shim.grace_seconds = setup.grace_seconds;
   shim.log_limit_bytes = setup.log_limit_bytes;
   const Environment env = MakeEnvironment(input, setup, inventory, rank.threads_per_rank);
+  for (const auto& [name, value] : env) {
+    if (IsNetworkSetting(name)) rank.network_settings.push_back(name + "=" + value);
+  }
   const std::string launch = dir + "/launch.json";
   Environment prepare_env = env;
   prepare_env["CUDA_VISIBLE_DEVICES"] = "";

@@ -26,13 +26,6 @@ AddressList Addresses() {
   return {list, &freeifaddrs};
 }
 
-bool IsNetworkSetting(std::string_view name) {
-  return (name.starts_with("NCCL_") || name.starts_with("UCX_")) &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-           return std::isupper(c) != 0 || std::isdigit(c) != 0 || c == '_';
-         });
-}
-
 bool IsSettingValue(std::string_view value) {
   return value.size() <= kMaxValue && std::all_of(value.begin(), value.end(), [](unsigned char c) {
            return c >= ' ' && c < 0x7f;
@@ -50,6 +43,13 @@ std::vector<std::string_view> Split(std::string_view list) {
 }
 
 }  // namespace
+
+bool IsNetworkSetting(std::string_view name) {
+  return (name.starts_with("NCCL_") || name.starts_with("UCX_")) &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isupper(c) != 0 || std::isdigit(c) != 0 || c == '_';
+         });
+}
 
 absl::StatusOr<NetworkSettings> ParseNetworkSettings(std::string_view text) {
   NetworkSettings settings;

@@ -14,6 +14,9 @@ namespace sft::worker {
 // Variables of NCCL and UCX by their names.
 using NetworkSettings = std::map<std::string, std::string>;
 
+// Whether a variable may be one of them: NCCL_..., UCX_....
+bool IsNetworkSetting(std::string_view name);
+
 // Those of a file (sft-worker --network-env): a line each, NAME=VALUE, empty lines and lines that
 // begin with '#' aside. INVALID_ARGUMENT for any other line, naming it.
 absl::StatusOr<NetworkSettings> ParseNetworkSettings(std::string_view text);

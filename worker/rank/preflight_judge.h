@@ -35,6 +35,7 @@ struct PreflightLink {
   double latency_us = 0;            // of the smallest message, the fastest of them
 };
 
+// All that the ranks measured.
 struct PreflightFigures {
   std::vector<PreflightNode> nodes;  // in node rank order
   std::vector<PreflightLink> links;  // those that were measured

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -442,6 +443,9 @@ channel::ExitCode TrainRun::RunToEnd() {
     comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_,
                                              traffic_ ? &*traffic_ : nullptr);
     flight_->SetPhase(channel::FlightPhase::kLoading);
+  }
+  if (context_.rank == file.first_rank && !file.network_settings.empty()) {
+    fmt::print("network of node {}: {}\n", file.node, fmt::join(file.network_settings, " "));
   }
   auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr,
                                                   traffic_ ? &*traffic_ : nullptr);
