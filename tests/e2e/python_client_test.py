@@ -21,7 +21,7 @@ import unittest.mock
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "client/python"))
 import sft  # noqa: E402
 from sft import _address, _http, _show, _submit  # noqa: E402
-from sft.export import _tensorboard  # noqa: E402
+from sft.export import _scalars, _tensorboard  # noqa: E402
 
 ID = "job-abcdefghjk"
 
@@ -440,6 +440,8 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(point["comm.shard.GBps"], 41.5)
         self.assertEqual(point["comm.replicate.exposed_share"], 0.25)
         self.assertTrue(math.isnan(point["comm.replicate.GBps"]))
+        told = _scalars.scalars_of(point)
+        self.assertEqual((told["train/comm/exposed_share"], told["train/comm/shard/GBps"]), (0.375, 41.5))
         self.assertNotIn("comm.exposed_share", sft.job.point_of(metric(1)))
 
     def test_event_files_go_on_behind_a_torn_record(self):

@@ -116,6 +116,7 @@ TEST_F(TensorBoardTest, WhatAxesCostHasTagsOfItsOwn) {
   const std::string bytes = io::ReadFile(Update().at(0)).value();
   EXPECT_NE(bytes.find("train/comm/shard/exposed_share"), bytes.npos);
   EXPECT_NE(bytes.find("train/comm/shard/GBps"), bytes.npos);
+  EXPECT_NE(bytes.find("train/comm/exposed_share"), bytes.npos);
 }
 
 TEST_F(TensorBoardTest, AJobWithoutMetricsHasNoFiles) { EXPECT_TRUE(Update().empty()); }
