@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -8,9 +9,11 @@
 #include <vector>
 
 #include "common/base/env.h"
+#include "common/io/file.h"
 #include "tests/gpu/gpu_test.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/mesh.h"
+#include "worker/engine/dist/recorded.h"
 #include "worker/engine/dist/rendezvous.h"
 
 namespace sft::engine {
@@ -190,6 +193,40 @@ TEST_F(NcclTest, BroadcastsAndCountsOverTheRanks) {
     EXPECT_TRUE(tensor.cpu().eq(root).all().item<bool>());
     EXPECT_EQ(AllGatherInt64(comm, 10 * comm.rank())[root], 10 * root);
     EXPECT_EQ(AllReduceSumDouble(comm, 0.5), 0.5 * comm.world());
+  });
+}
+
+// Rank 1 computes for a while before it joins: the others wait for it, and it for nobody.
+TEST_F(NcclTest, WaitsAreMeasuredOnTheStreamThatComputes) {
+  OnAllRanks([](Communicator& comm) {
+    const std::string dir = io::MakeTempDir("sft-nccl-test").value();
+    auto flight = *channel::FlightRecorder::Create(channel::FlightPath(dir, comm.rank()),
+                                                   comm.rank(), comm.world(), Clock::Real());
+    TrafficMeter meter(comm.device(), Clock::Real());
+    std::vector<int> everyone(comm.world());
+    std::iota(everyone.begin(), everyone.end(), 0);
+    const auto recorded = MakeRecordedCommunicator(comm.Connect("all", everyone), flight, &meter);
+    recorded->NameAxis("replicate");
+    const at::Tensor x = On(comm, at::ones({8192, 8192}, at::kBFloat16));
+    at::Tensor y = at::empty_like(x), sum = On(comm, at::ones({1 << 20}));
+    for (int step = 0; step < 3; ++step) {
+      meter.BeginStep();
+      for (int i = 0; i < (comm.rank() == 1 ? 100 : 1); ++i) at::mm_out(y, x, x);
+      recorded->AllReduceSum(sum);
+      EXPECT_TRUE(std::isfinite(sum.cpu()[0].item<double>()));
+      meter.EndStep();
+      const std::vector<AxisTraffic> axes = meter.LastStep();
+      ASSERT_EQ(axes.size(), 1u);
+      EXPECT_EQ(axes[0].axis, "replicate");
+      if (step == 0) continue;  // libraries were loaded in it
+      fmt::print("rank {}: {:.1f} % waited, {:.3f} GB/s\n", comm.rank(),
+                 100 * axes[0].exposed_share, axes[0].gigabytes_per_second);
+      EXPECT_GT(axes[0].gigabytes_per_second, 0);
+      EXPECT_LE(axes[0].exposed_share, 1);
+      comm.rank() == 1 ? EXPECT_LT(axes[0].exposed_share, 0.3)
+                       : EXPECT_GT(axes[0].exposed_share, 0.5);
+    }
+    EXPECT_TRUE(io::RemoveAll(dir).ok());
   });
 }
 
