@@ -30,8 +30,9 @@ using Json = nlohmann::json;
 
 constexpr int kTries = 5;  // the best of which counts
 constexpr int64_t kMatrix = 8192;
-constexpr int64_t kProbeBytes = 1 << 20, kMostBytes = 64 << 20;
-// Longest single gather: a slow network gets less than kMostBytes.
+constexpr int64_t kProbeBytes = 256 << 10, kMostBytes = 64 << 20;
+// About how long a gather may take: a slow network gets less than kMostBytes, one that is too slow
+// for the probe nothing more.
 constexpr double kGatherSeconds = 0.03;
 constexpr size_t kPastKept = 16, kPastNeeded = 3;
 
@@ -184,23 +185,26 @@ class Preflight {
   double GatherRate(Communicator& group) const {
     const auto options = at::TensorOptions(device_.torch).dtype(at::kByte);
     const int world = group.world();
-    const auto gather = [&](int64_t bytes) {
+    const auto run_of = [&](int64_t bytes) {
       const at::Tensor part = at::zeros({bytes / world}, options);
-      at::Tensor whole = at::empty({bytes / world * world}, options);
-      const auto run = [&] { group.AllGather(whole, part); };
-      Seconds(run);
-      return std::pair(Best(run), static_cast<double>(bytes / world) * (world - 1));
+      const at::Tensor whole = at::empty({bytes / world * world}, options);
+      return [&group, part, whole] { group.AllGather(whole, part); };
     };
-    const double probe = gather(kProbeBytes).first;
+    const auto sent = [&](int64_t bytes) {
+      return static_cast<double>(bytes / world) * (world - 1) / 1e9;
+    };
+    const auto probe = run_of(kProbeBytes);
+    Seconds(probe);  // connects
     // The slowest decides, as all have to gather the same.
     const std::vector<int64_t> micros =
-        engine::AllGatherInt64(group, static_cast<int64_t>(probe * 1e6) + 1);
+        engine::AllGatherInt64(group, 1 + static_cast<int64_t>(1e6 * Seconds(probe)));
     const double slowest = 1e-6 * static_cast<double>(*std::ranges::max_element(micros));
-    const double scale = std::max(1.0, kGatherSeconds / slowest);
+    if (slowest > kGatherSeconds) return sent(kProbeBytes) / slowest;
     const auto bytes = static_cast<int64_t>(
-        std::min(static_cast<double>(kMostBytes), scale * static_cast<double>(kProbeBytes)));
-    const auto [seconds, sent] = gather(bytes);
-    return sent / seconds / 1e9;
+        std::min(static_cast<double>(kMostBytes), kGatherSeconds / slowest * double{kProbeBytes}));
+    const auto run = run_of(bytes);
+    Seconds(run);
+    return sent(bytes) / Best(run);
   }
 
   double Inside() const {
