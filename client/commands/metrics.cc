@@ -63,6 +63,7 @@ class CurveTable {
  public:
   void Add(const v1::Metric& metric) {
     prefers_ = prefers_ || metric.has_preference();
+    waits_ = waits_ || metric.traffic_size() > 0;
     for (const v1::NamedValue& value : metric.values()) {
       if (std::ranges::find(names_, value.name()) == names_.end()) names_.push_back(value.name());
     }
@@ -74,11 +75,13 @@ class CurveTable {
                                        "GRAD_NORM", "TOKENS", "TOK/S",    "MEMORY"};
     if (prefers_) header.insert(header.end(), {"CHOSEN", "REJECTED", "MARGIN", "ACCURACY"});
     const size_t columns = header.size();
+    if (waits_) header.push_back("COMM");
     for (const std::string& name : names_) header.push_back(absl::AsciiStrToUpper(name));
     Table table(header);
     for (const v1::Metric& metric : metrics_) {
       std::vector<std::string> row = Row(metric);
       row.resize(columns);
+      if (waits_) row.push_back(ShareOf(metric));
       for (const std::string& name : names_) row.push_back(ValueOf(metric, name));
       table.Add(std::move(row));
     }
@@ -86,6 +89,12 @@ class CurveTable {
   }
 
  private:
+  // Part of the step in which ranks waited for each other.
+  static std::string ShareOf(const v1::Metric& metric) {
+    if (metric.traffic().empty()) return "";
+    return fmt::format("{:.1f}%", 100 * ExposedShare(metric.traffic()));
+  }
+
   static std::string ValueOf(const v1::Metric& metric, const std::string& name) {
     for (const v1::NamedValue& value : metric.values()) {
       if (value.name() == name) return fmt::format("{:.2f}", value.value());
@@ -96,6 +105,7 @@ class CurveTable {
   std::vector<v1::Metric> metrics_;
   std::vector<std::string> names_;  // in the order of their first appearance
   bool prefers_ = false;
+  bool waits_ = false;  // some points say how long ranks waited for each other
 };
 
 // The row of a table of metrics, for a job that answers prompts.

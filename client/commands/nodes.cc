@@ -127,6 +127,9 @@ void PrintNode(Connection& connection, const v1::Node& node) {
   line("driver", node.facts().driver_version());
   line("interconnect", node.facts().interconnect());
   for (const std::string& network : node.facts().networks()) line("network", network);
+  line("place", node.facts().place());
+  for (const std::string& setting : node.facts().network_settings())
+    line("ranks' setting", setting);
   out << "\n";
   Table table({"SLOT", "TYPE", "PRODUCT", "MEMORY", "USED", "BUSY", "JOB", "HEALTH"});
   for (const v1::Slot& slot : node.slots()) {

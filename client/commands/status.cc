@@ -98,6 +98,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
     const int width = 100 + static_cast<int>(ValuesText(progress.values()).size());
     line("progress", ProgressLine(progress, job.kind(), width));
     line("memory", RanksText(progress));
+    line("network", TrafficText(progress));
   } else {
     line("progress", progress.phase());
   }

@@ -30,9 +30,25 @@ Json PreferenceJson(const v1::Preference& preference) {
 
 }  // namespace
 
+double ExposedShare(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic) {
+  double share = 0;
+  for (const v1::AxisTraffic& each : traffic) share += each.exposed_share();
+  return share;
+}
+
 // "val.rouge_l": 34.1, beside "val.loss".
 void AddValues(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values, Json& json) {
   for (const v1::NamedValue& value : values) json[value.name()] = Number(value.value());
+}
+
+// "comm.exposed_share", of all axes, and "comm.shard.exposed_share", "comm.shard.GBps" of each.
+void AddTraffic(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic, Json& json) {
+  if (traffic.empty()) return;
+  json["comm.exposed_share"] = Number(ExposedShare(traffic));
+  for (const v1::AxisTraffic& each : traffic) {
+    json[fmt::format("comm.{}.exposed_share", each.axis())] = Number(each.exposed_share());
+    json[fmt::format("comm.{}.GBps", each.axis())] = Number(each.gigabytes_per_second());
+  }
 }
 
 Json RanksJson(const v1::Progress& progress) {
@@ -58,6 +74,7 @@ Json ProgressJson(const v1::Progress& progress) {
   if (progress.of_limit() > 0) json["of_limit"] = progress.of_limit();
   if (progress.has_preference()) json.update(PreferenceJson(progress.preference()));
   AddValues(progress.values(), json);
+  AddTraffic(progress.traffic(), json);
   if (!progress.ranks().empty()) json["ranks"] = RanksJson(progress);
   json["trainable_parameters"] = progress.trainable_parameters();
   json["total_parameters"] = progress.total_parameters();
@@ -205,6 +222,7 @@ Json MetricJson(const v1::Metric& metric) {
   Json json = PlainMetricJson(metric);
   if (metric.has_preference()) json.update(PreferenceJson(metric.preference()));
   AddValues(metric.values(), json);
+  AddTraffic(metric.traffic(), json);
   return json;
 }
 
@@ -307,6 +325,8 @@ Json NodeJson(const v1::Node& node) {
           {"driver_version", node.facts().driver_version()},
           {"interconnect", node.facts().interconnect()},
           {"networks", node.facts().networks()},
+          {"place", node.facts().place()},
+          {"network_settings", node.facts().network_settings()},
           {"first_seen", TimeJson(node.first_seen())},
           {"last_seen", TimeJson(node.last_seen())},
           {"slots", slots}};

@@ -27,6 +27,9 @@ Json VariantJson(const v1::Variant& variant);
 Json ModelJson(const v1::NodeModel& model);
 Json ProblemJson(const v1::Problem& problem);
 
+// Part of a step in which computing waited for other ranks, over all axes.
+double ExposedShare(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic);
+
 // "PENDING", ... without a prefix.
 std::string StateName(v1::Job::State state);
 // "sft", "generate", "serve": as job.kind.

@@ -31,6 +31,26 @@ std::string PreferenceText(const v1::Preference& preference) {
                      100 * preference.rewards_accuracies());
 }
 
+namespace {
+
+// "  comm 12%": the part of the step in which ranks waited for each other; empty where there is
+// one.
+std::string CommText(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic) {
+  return traffic.empty() ? "" : fmt::format("  comm {:.0f}%", 100 * ExposedShare(traffic));
+}
+
+}  // namespace
+
+std::string TrafficText(const v1::Progress& progress) {
+  std::string text;
+  for (const v1::AxisTraffic& each : progress.traffic()) {
+    text +=
+        fmt::format("{}{} {:.1f}% of the step waited for, {:.3g} GB/s", text.empty() ? "" : "; ",
+                    each.axis(), 100 * each.exposed_share(), each.gigabytes_per_second());
+  }
+  return text;
+}
+
 std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width) {
   const bool answers = CountsAnswers(kind);
   std::string tail = fmt::format(" {}/{}", progress.step(), progress.total_steps());
@@ -40,6 +60,7 @@ std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int w
   tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));
   if (progress.mfu() > 0) tail += fmt::format("  MFU {:.1f}%", 100 * progress.mfu());
   if (progress.of_limit() > 0) tail += fmt::format("  {:.0f}% of limit", 100 * progress.of_limit());
+  tail += CommText(progress.traffic());
   if (progress.gpu_memory_bytes() > 0) tail += "  " + Bytes(progress.gpu_memory_bytes());
   tail += "  eta " + Duration(progress.eta_seconds());
   const size_t used = tail.size() + 1, columns = static_cast<size_t>(std::max(width, 0));
@@ -102,6 +123,7 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
                   metric.grad_norm(), metric.lr(), Count(metric.tokens_per_second()));
   if (metric.mfu() > 0) line += fmt::format("  MFU {:.1f}%", 100 * metric.mfu());
   if (metric.of_limit() > 0) line += fmt::format("  {:.0f}% of limit", 100 * metric.of_limit());
+  line += CommText(metric.traffic());
   if (metric.gpu_memory_bytes() > 0) line += "  " + Bytes(metric.gpu_memory_bytes());
   PrintLine(line);
 }

@@ -30,6 +30,8 @@ class ProgressView {
 
 // "60.10 GB (rank 2) to 62.30 GB (rank 5) of each of 8 ranks"; empty for less than two.
 std::string RanksText(const v1::Progress& progress);
+// "shard 12.5% of the step waited for, 41.5 GB/s; ..." of each axis; empty for one rank.
+std::string TrafficText(const v1::Progress& progress);
 // "place 3 in line, start 2026-..., end 2026-..."; empty if nothing is known.
 std::string OutlookText(const v1::Outlook& outlook);
 

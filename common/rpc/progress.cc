@@ -22,6 +22,7 @@ void Advance(const v1::Metric& point, v1::Progress& progress) {
   progress.set_mfu(point.mfu());
   progress.set_of_limit(point.of_limit());
   if (point.has_preference()) *progress.mutable_preference() = point.preference();
+  if (point.traffic_size() > 0) *progress.mutable_traffic() = point.traffic();
   const int64_t left = std::max<int64_t>(0, point.total_steps() - point.step());
   progress.set_eta_seconds(point.step_seconds() * static_cast<double>(left));
 }

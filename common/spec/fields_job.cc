@@ -156,11 +156,20 @@ constexpr Field kJobTable[] = {
      .since = 2},
     {.key = "compute.network_interface",
      .def = "",
-     .doc = "The network interface on every node that NCCL uses (\"eth0\"), or several separated "
-            "by commas, in NCCL's syntax (\"=eth0,=eth1\", \"^docker0\"); empty: the one with the "
+     .doc = "The network interface on every node that NCCL uses (\"eth0\"), by its whole name, or "
+            "several separated by commas, of which a node has to have one; \"^docker0\": any but "
+            "those that begin so; empty: what the node's operator says, else the one with the "
             "worker's address.",
      .aliases = "network_interface",
      .env = "NCCL_SOCKET_IFNAME",
+     .since = 2},
+    {.key = "compute.preflight",
+     .type = Type::kBool,
+     .def = "true",
+     .doc = "Measures GPUs and the network between them when the ranks have met, before the model "
+            "is loaded (less than 2 s): what is slow is said, and what is broken ends the attempt, "
+            "which is placed elsewhere.",
+     .aliases = "preflight",
      .since = 2},
     {.key = "compute.cuda_launch_blocking",
      .type = Type::kBool,

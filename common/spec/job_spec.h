@@ -110,6 +110,7 @@ struct JobSpec {
     int hang_timeout = 600;  // seconds without progress after which the job ends
     std::string nccl_debug = "off";
     std::string network_interface;  // for NCCL's connections; empty: chosen by the worker's address
+    bool preflight = true;          // measure GPUs and network before the model is loaded
     bool cuda_launch_blocking = false;
     // How often the job is placed again after a fault of the machines, or one without explanation.
     int max_restarts = 10;

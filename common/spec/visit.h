@@ -104,6 +104,7 @@ void VisitCompute(Compute& c, Visit&& visit) {
   visit("compute.hang_timeout", c.hang_timeout);
   visit("compute.nccl_debug", c.nccl_debug);
   visit("compute.network_interface", c.network_interface);
+  visit("compute.preflight", c.preflight);
   visit("compute.cuda_launch_blocking", c.cuda_launch_blocking);
   visit("compute.max_restarts", c.max_restarts);
   visit("compute.max_unknown_restarts", c.max_unknown_restarts);

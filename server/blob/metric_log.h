@@ -26,6 +26,7 @@ struct MetricPoint {
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, val_loss = 0;
   double step_seconds = 0, epoch = 0;
   std::optional<PreferenceFigures> preference;
+  std::vector<AxisTraffic> traffic;  // of a step
   // A further value of a validation, which has no other members than those that say when it was.
   std::string name;
   double value = 0;
@@ -38,6 +39,8 @@ struct MetricPoint {
 //   version 1  PlainRecord, the members of MetricPoint; of_limit was zeros once
 //   version 2  PreferenceRecord (metric_log_record.cc): with preferences, some members narrower
 //   version 3  ValueRecord: a value with its name
+//   version 4  TrafficRecord: a step with the traffic of up to four axes, whose names are known
+//   version 5  the same with preferences
 //   128 bytes in all.
 class MetricLog {
  public:

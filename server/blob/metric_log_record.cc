@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <iterator>
+#include <limits>
 
 #include "server/blob/metric_log.h"
 
@@ -15,7 +18,13 @@ static_assert(std::endian::native == std::endian::little, "records are little-en
 
 constexpr char kMetricMagic[4] = {'S', 'F', 'T', 'M'};
 constexpr int64_t kHeaderBytes = 8;
-enum RecordVersion : uint32_t { kPlain = 1, kWithPreference = 2, kValue = 3 };
+enum RecordVersion : uint32_t {
+  kPlain = 1,
+  kWithPreference = 2,
+  kValue = 3,
+  kWithTraffic = 4,
+  kWithBoth = 5,
+};
 
 struct PlainRecord {
   int64_t attempt = 0, step = 0;
@@ -47,6 +56,26 @@ struct ValueRecord {
   char name[MetricLog::kMaxName + 8] = {};  // zeros behind it
 };
 static_assert(sizeof(ValueRecord) == MetricLog::kRecordBytes - kHeaderBytes);
+
+// The axes that a record names by their place here; a step's others are left out.
+constexpr std::string_view kAxes[] = {"",       "world",    "shard",   "replicate",
+                                      "tensor", "pipeline", "context", "expert"};
+constexpr double kWholeShare = 65535;
+
+struct TrafficRecord {
+  int64_t step = 0, tokens = 0, gpu_memory_bytes = 0, time_us = 0;
+  double loss = 0;
+  int32_t attempt = 0, total_steps = 0;
+  float lr = 0, epoch = 0, of_limit = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0;
+  float step_seconds = 0;
+  PreferenceFigures figures;  // of kWithBoth
+  struct Axis {
+    uint16_t share = 0;  // of kWholeShare
+    uint16_t rate = 0;   // GB/s: the upper half of a float
+  } axes[4];
+  uint8_t names[4] = {};  // of kAxes; 0: none
+};
+static_assert(sizeof(TrafficRecord) == MetricLog::kRecordBytes - kHeaderBytes);
 
 template <typename Record>
 std::string BytesOf(RecordVersion version, const Record& record) {
@@ -114,6 +143,72 @@ MetricPoint PointOf(const ValueRecord& record) {
   return point;
 }
 
+uint16_t UpperHalf(double value) {
+  constexpr uint32_t kHalf = 1 << 15;
+  return static_cast<uint16_t>((std::bit_cast<uint32_t>(static_cast<float>(value)) + kHalf) >> 16);
+}
+
+double FromUpperHalf(uint16_t half) {
+  return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
+}
+
+std::string EncodeTraffic(const MetricPoint& point) {
+  TrafficRecord record;
+  record.step = point.step;
+  record.attempt = static_cast<int32_t>(point.attempt);
+  record.total_steps = static_cast<int32_t>(
+      std::min<int64_t>(point.total_steps, std::numeric_limits<int32_t>::max()));
+  record.tokens = point.tokens;
+  record.gpu_memory_bytes = point.gpu_memory_bytes;
+  record.time_us = point.time_us;
+  record.loss = point.loss;
+  record.lr = static_cast<float>(point.lr);
+  record.epoch = static_cast<float>(point.epoch);
+  record.of_limit = point.of_limit;
+  record.grad_norm = static_cast<float>(point.grad_norm);
+  record.tokens_per_second = static_cast<float>(point.tokens_per_second);
+  record.mfu = static_cast<float>(point.mfu);
+  record.step_seconds = static_cast<float>(point.step_seconds);
+  if (point.preference) record.figures = *point.preference;
+  size_t count = 0;
+  for (const AxisTraffic& each : point.traffic) {
+    const auto* const known = std::ranges::find(kAxes, each.axis);
+    if (each.axis.empty() || known == std::end(kAxes) || count == std::size(record.axes)) continue;
+    record.names[count] = static_cast<uint8_t>(known - kAxes);
+    record.axes[count].share =
+        static_cast<uint16_t>(std::lround(std::clamp(each.exposed_share, 0.0, 1.0) * kWholeShare));
+    record.axes[count].rate = UpperHalf(each.gigabytes_per_second);
+    ++count;
+  }
+  return BytesOf(point.preference ? kWithBoth : kWithTraffic, record);
+}
+
+MetricPoint PointOf(const TrafficRecord& record, bool prefers) {
+  MetricPoint point;
+  point.attempt = record.attempt;
+  point.step = record.step;
+  point.total_steps = record.total_steps;
+  point.tokens = record.tokens;
+  point.gpu_memory_bytes = record.gpu_memory_bytes;
+  point.time_us = record.time_us;
+  point.loss = record.loss;
+  point.lr = record.lr;
+  point.epoch = record.epoch;
+  point.of_limit = record.of_limit;
+  point.grad_norm = record.grad_norm;
+  point.tokens_per_second = record.tokens_per_second;
+  point.mfu = record.mfu;
+  point.step_seconds = record.step_seconds;
+  if (prefers) point.preference = record.figures;
+  for (size_t i = 0; i < std::size(record.axes); ++i) {
+    if (record.names[i] == 0 || record.names[i] >= std::size(kAxes)) continue;
+    point.traffic.push_back({.axis = std::string(kAxes[record.names[i]]),
+                             .exposed_share = record.axes[i].share / kWholeShare,
+                             .gigabytes_per_second = FromUpperHalf(record.axes[i].rate)});
+  }
+  return point;
+}
+
 std::string EncodeValue(const MetricPoint& point) {
   ValueRecord record;
   record.step = point.step;
@@ -142,6 +237,7 @@ std::string EncodePlain(const MetricPoint& point) {
 
 std::string EncodeMetric(const MetricPoint& point) {
   if (!point.name.empty()) return EncodeValue(point);
+  if (!point.traffic.empty()) return EncodeTraffic(point);
   if (!point.preference) return EncodePlain(point);
   PreferenceRecord record;
   CopyShared(point, record);
@@ -164,6 +260,9 @@ absl::StatusOr<MetricPoint> DecodeMetric(std::string_view record, const std::str
   if (version == kPlain) return PointOf(RecordOf<PlainRecord>(record));
   if (version == kValue) return PointOf(RecordOf<ValueRecord>(record));
   if (version == kWithPreference) return PointOf(RecordOf<PreferenceRecord>(record));
+  if (version == kWithTraffic || version == kWithBoth) {
+    return PointOf(RecordOf<TrafficRecord>(record), version == kWithBoth);
+  }
   return DataLoss(fmt::format("a stored metric of {} cannot be read", job_id));
 }
 

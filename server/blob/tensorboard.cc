@@ -57,6 +57,13 @@ std::string PointRecord(const MetricPoint& point) {
                {"train/mfu", f(point.mfu)},
                {"train/epoch", f(point.epoch)}};
   }
+  double waited = 0;
+  for (const AxisTraffic& each : point.traffic) {
+    waited += each.exposed_share;
+    scalars.emplace_back("train/comm/" + each.axis + "/exposed_share", f(each.exposed_share));
+    scalars.emplace_back("train/comm/" + each.axis + "/GBps", f(each.gigabytes_per_second));
+  }
+  if (!point.traffic.empty()) scalars.emplace_back("train/comm/exposed_share", f(waited));
   if (point.preference) {
     const PreferenceFigures& figures = *point.preference;
     const bool eval = point.is_eval != 0;

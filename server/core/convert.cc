@@ -62,6 +62,7 @@ v1::Metric MetricOf(const MetricPoint& point) {
   metric.set_mfu(point.mfu);
   metric.set_of_limit(point.of_limit);
   if (point.preference) *metric.mutable_preference() = ToProto(*point.preference);
+  for (const AxisTraffic& each : point.traffic) *metric.add_traffic() = ToProto(each);
   metric.set_val_loss(point.val_loss);
   metric.set_step_seconds(point.step_seconds);
   metric.set_epoch(point.epoch);
@@ -84,6 +85,7 @@ MetricPoint PointOf(const v1::Metric& metric, int attempt) {
   point.mfu = metric.mfu();
   point.of_limit = static_cast<float>(metric.of_limit());
   if (metric.has_preference()) point.preference = FromProto(metric.preference());
+  for (const v1::AxisTraffic& each : metric.traffic()) point.traffic.push_back(FromProto(each));
   point.val_loss = metric.val_loss();
   point.step_seconds = metric.step_seconds();
   point.epoch = metric.epoch();

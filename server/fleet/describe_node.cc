@@ -33,6 +33,9 @@ absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& 
   return context;
 }
 
+namespace {
+
+// The NVLink cluster that all its GPUs are in, if that goes over several nodes.
 std::string FabricOf(const v1::NodeFacts& facts) {
   // Prefix of GPU groups that belong to one node only.
   constexpr std::string_view kOfOneNode = "nvlink-";
@@ -41,6 +44,14 @@ std::string FabricOf(const v1::NodeFacts& facts) {
   const bool same = std::all_of(facts.links().begin(), facts.links().end(),
                                 [&](const v1::SlotLinks& slot) { return slot.domain() == domain; });
   return same && !domain.starts_with(kOfOneNode) ? domain : "";
+}
+
+}  // namespace
+
+std::string PlaceOf(const v1::NodeFacts& facts) {
+  const std::string fabric = FabricOf(facts);
+  const char* const between = facts.place().empty() || fabric.empty() ? "" : "/";
+  return facts.place() + between + fabric;
 }
 
 absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,

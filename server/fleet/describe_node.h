@@ -23,8 +23,9 @@ struct NodeContext {
 };
 absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& registry);
 
-// The NVLink cluster that all GPUs of a node belong to and that spans other nodes; empty: none.
-std::string FabricOf(const v1::NodeFacts& facts);
+// Where a node is (sched/places.h): the place that its operator says and, as its narrowest part,
+// the NVLink cluster of several nodes that all of its GPUs belong to. Empty: not known.
+std::string PlaceOf(const v1::NodeFacts& facts);
 
 absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,
                                       const NodeContext& context, const WorkerRegistry& registry);

@@ -26,6 +26,7 @@ constexpr int64_t kMaxSteps = int64_t{1} << 40, kMaxTokens = int64_t{1} << 58;
 constexpr int64_t kMaxEventBytes = 16 << 20;      // that one request stands for
 constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
 constexpr int kMaxFiles = 4096, kMaxSlots = 4096, kMaxLinks = 1024, kMaxNetworks = 256;
+constexpr int kMaxAxes = 4, kMaxAxisName = 32, kMaxSettings = 512, kMaxSetting = 4096;
 constexpr int kMaxCpus = 1 << 16, kMaxValues = 64, kMaxWatts = 1 << 16, kMaxCelsius = 1000;
 constexpr size_t kMaxWord = 128, kMaxLine = 512, kMaxPath = 4096, kMaxConfig = 1 << 20;
 constexpr size_t kMaxText = 16'000, kMaxEvidence = 64;
@@ -122,6 +123,12 @@ absl::Status Metric(const v1::Metric& metric) {
         {"preference.logps_rejected", preference.logps_rejected()},
         {"preference.kl", preference.kl()}}) {
     SFT_RETURN_IF_ERROR(Real(field, value));
+  }
+  SFT_RETURN_IF_ERROR(Number("traffic", metric.traffic_size(), 0, kMaxAxes));
+  for (const v1::AxisTraffic& each : metric.traffic()) {
+    SFT_RETURN_IF_ERROR(Text("traffic.axis", each.axis(), kMaxAxisName));
+    SFT_RETURN_IF_ERROR(Real("traffic.exposed_share", each.exposed_share()));
+    SFT_RETURN_IF_ERROR(Real("traffic.gigabytes_per_second", each.gigabytes_per_second()));
   }
   SFT_RETURN_IF_ERROR(Number("values", metric.values_size(), 0, kMaxValues));
   for (const v1::NamedValue& value : metric.values()) {
@@ -353,6 +360,12 @@ absl::Status CheckFacts(const v1::NodeFacts& facts) {
     SFT_RETURN_IF_ERROR(Number("facts.links.slot", link.slot(), 0, kMaxSlots - 1));
     SFT_RETURN_IF_ERROR(Number("facts.links.active_links", link.active_links(), 0, kMaxLinks));
     SFT_RETURN_IF_ERROR(Text("facts.links.domain", link.domain(), kMaxLine));
+  }
+  SFT_RETURN_IF_ERROR(Text("facts.place", facts.place(), kMaxLine));
+  SFT_RETURN_IF_ERROR(
+      Number("facts.network_settings", facts.network_settings_size(), 0, kMaxSettings));
+  for (const std::string& setting : facts.network_settings()) {
+    SFT_RETURN_IF_ERROR(Text("facts.network_settings", setting, kMaxSetting));
   }
   for (const std::string& network : facts.networks()) {
     SFT_RETURN_IF_ERROR(Text("facts.networks", network, kMaxLine));

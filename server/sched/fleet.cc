@@ -4,14 +4,6 @@
 #include <numeric>
 
 namespace sft::server::sched {
-namespace {
-
-// Score of nodes without a domain, above any number of nodes. Domains that are too small score just
-// below it, the largest first.
-constexpr int kUnknownDomain = 1 << 24;
-
-}  // namespace
-
 int RunningJob::gpus() const {
   int gpus = 0;
   for (const Part& part : parts) gpus += static_cast<int>(part.slots.size());
@@ -21,14 +13,10 @@ int RunningJob::gpus() const {
 Fleet::Fleet(const Snapshot& snapshot) : snapshot_(snapshot) { MakeBins(snapshot); }
 
 void Fleet::MakeBins(const Snapshot& snapshot) {
-  std::map<std::string_view, int> domains;
   for (size_t h = 0; h < snapshot.nodes.size(); ++h) {
     const NodeView& node = snapshot.nodes[h];
     hosts_.emplace(node.name, static_cast<int>(h));
-    domain_.push_back(
-        node.domain.empty()
-            ? -1
-            : domains.emplace(node.domain, static_cast<int>(domains.size())).first->second);
+    places_.Add(node.place);
     of_host_.emplace_back();
     int healthy = 0;
     for (const SlotView& slot : node.slots) {
@@ -238,19 +226,6 @@ std::vector<int> Fleet::Choose(const Shape& shape, std::vector<int> fitting, int
     chosen.resize(std::min(chosen.size(), nodes));
     return chosen;
   }
-  // Counts the suitable nodes per domain: the smallest domain with enough is used, else the
-  // largest.
-  std::map<int, int> in_domain;
-  if (nodes > 1) {
-    for (const int bin : fitting) ++in_domain[domain_[bins_[bin].host]];
-    in_domain.erase(-1);
-  }
-  const auto domain_score = [&](int bin) {
-    const auto found = in_domain.find(domain_[bins_[bin].host]);
-    if (found == in_domain.end()) return std::pair(in_domain.empty() ? 0 : kUnknownDomain, 0);
-    const bool enough = found->second >= shape.nodes;
-    return std::pair(enough ? found->second : kUnknownDomain - found->second, found->first);
-  };
   // Among nodes reserved for a later start, those that become free last idle the least.
   const auto idles = [&](int bin) {
     return start - ProfileOf(shape, bin).FreeSince(start, CountOf(shape, bin));
@@ -259,19 +234,27 @@ std::vector<int> Fleet::Choose(const Shape& shape, std::vector<int> fitting, int
     const auto& lacking = shape.without_model;
     return std::find(lacking.begin(), lacking.end(), bin) != lacking.end();
   };
-  using Score = std::tuple<bool, std::pair<int, int>, bool, int64_t, int, int, int>;
+  using Score = std::tuple<bool, bool, int64_t, int, int, int>;
   std::vector<Score> scores;
   scores.reserve(fitting.size());
   for (const int bin : fitting) {
     const Bin& b = bins_[bin];
-    scores.emplace_back(!avoid.empty() && b.node->name == avoid, domain_score(bin),
-                        lacks_model(bin), start > snapshot_.now_us ? idles(bin) : 0,
+    scores.emplace_back(!avoid.empty() && b.node->name == avoid, lacks_model(bin),
+                        start > snapshot_.now_us ? idles(bin) : 0,
                         ProfileOf(shape, bin).FreeAt(start), by_name_[b.host], bin);
   }
-  std::partial_sort(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(nodes),
-                    scores.end());
-  std::vector<int> chosen;
-  for (size_t i = 0; i < nodes; ++i) chosen.push_back(std::get<6>(scores[i]));
+  if (nodes == 1) return {std::get<5>(*std::min_element(scores.begin(), scores.end()))};
+  std::sort(scores.begin(), scores.end());
+  // The node to avoid is the last, and left out where the others are enough.
+  if (std::get<0>(scores.back()) && scores.size() > nodes) scores.pop_back();
+  std::vector<int> hosts, bin_of(of_host_.size(), -1);
+  for (const Score& score : scores) {
+    const int bin = std::get<5>(score);
+    hosts.push_back(bins_[bin].host);
+    bin_of[bins_[bin].host] = bin;
+  }
+  std::vector<int> chosen = places_.Choose(hosts, nodes);
+  for (int& each : chosen) each = bin_of[each];
   return chosen;
 }
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "server/sched/places.h"
 #include "server/sched/profile.h"
 #include "server/sched/snapshot.h"
 
@@ -64,7 +65,7 @@ class Fleet {
     std::vector<int> bins;  // in node rank order
   };
   // The earliest time at which `shape` fits for `duration`; among the places at that time, the one
-  // on nodes with the fewest slots left over, within one domain if possible, and with `avoid` last.
+  // on nodes with the fewest slots left over, close together if possible, and with `avoid` last.
   Fit Earliest(const Shape& shape, int64_t duration, std::string_view avoid) const;
   // A place for now, or none (kForever).
   Fit Now(const Shape& shape, int64_t duration, std::string_view avoid) const;
@@ -111,7 +112,7 @@ class Fleet {
   std::vector<Profile> whole_;     // by node: its slots of all types together
   std::vector<int> whole_total_;   // by node: healthy slots of all types
   std::vector<int> by_name_;       // by node: its rank in alphabetical order
-  std::vector<int> domain_;        // by node; -1: none is known
+  PlaceTree places_;
   std::vector<std::vector<int>> by_type_, of_host_;
   std::map<std::string_view, int> types_, hosts_;
   std::map<std::string_view, std::vector<bool>> models_;

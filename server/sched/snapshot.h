@@ -38,8 +38,8 @@ struct NodeView {
   std::vector<SlotView> slots;
   std::vector<std::string> models;  // ids and paths of models that it can use
   bool downloads = false;           // it downloads models of the hub that it has not
-  // NVLink domain, rack or switch that it shares with others; empty: not known.
-  std::string domain;
+  // Its place in the network (places.h): "block-a/rack-3/switch-2"; empty: not known.
+  std::string place;
 };
 
 // Slots of one node.

@@ -90,7 +90,7 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     }
     if (const auto found = facts.find(node.name); found != facts.end()) {
       v1::NodeFacts said;
-      if (said.ParseFromString(found->second.facts)) view.domain = FabricOf(said);
+      if (said.ParseFromString(found->second.facts)) view.place = PlaceOf(said);
       view.downloads = !said.hub().endpoint().empty();
       if (said.has_hub()) by_commit.insert(node.name);
     }

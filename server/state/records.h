@@ -91,6 +91,13 @@ struct PreferenceFigures {
   float logps_chosen = 0, logps_rejected = 0, kl = 0;
 };
 
+// What an axis of the ranks' grid cost in a step (v1::AxisTraffic).
+struct AxisTraffic {
+  std::string axis;  // "shard"
+  double exposed_share = 0;
+  double gigabytes_per_second = 0;
+};
+
 // The last step that a rank has told of.
 struct RankProgress {
   int rank = 0;
@@ -116,6 +123,7 @@ struct Progress {
   std::optional<PreferenceFigures> preference;
   std::vector<std::pair<std::string, double>> values;  // of the last validation that has some
   std::vector<RankProgress> ranks;                     // as each says, by rank
+  std::vector<AxisTraffic> traffic;
 };
 
 // One try of a job.

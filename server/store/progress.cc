@@ -22,6 +22,20 @@ PreferenceFigures FromProto(const v1::Preference& proto) {
           .kl = static_cast<float>(proto.kl())};
 }
 
+v1::AxisTraffic ToProto(const AxisTraffic& traffic) {
+  v1::AxisTraffic proto;
+  proto.set_axis(traffic.axis);
+  proto.set_exposed_share(traffic.exposed_share);
+  proto.set_gigabytes_per_second(traffic.gigabytes_per_second);
+  return proto;
+}
+
+AxisTraffic FromProto(const v1::AxisTraffic& proto) {
+  return {.axis = proto.axis(),
+          .exposed_share = proto.exposed_share(),
+          .gigabytes_per_second = proto.gigabytes_per_second()};
+}
+
 v1::Progress ToProto(const Progress& progress) {
   v1::Progress proto;
   proto.set_step(progress.step);
@@ -49,6 +63,7 @@ v1::Progress ToProto(const Progress& progress) {
     rank.set_step(each.step);
     rank.set_gpu_memory_bytes(each.gpu_memory_bytes);
   }
+  for (const AxisTraffic& each : progress.traffic) *proto.add_traffic() = ToProto(each);
   return proto;
 }
 
@@ -74,6 +89,7 @@ Progress FromProto(const v1::Progress& proto) {
   for (const v1::RankProgress& each : proto.ranks()) {
     progress.ranks.push_back({each.rank(), each.step(), each.gpu_memory_bytes()});
   }
+  for (const v1::AxisTraffic& each : proto.traffic()) progress.traffic.push_back(FromProto(each));
   return progress;
 }
 

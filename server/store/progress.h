@@ -9,6 +9,8 @@ namespace sft::server {
 
 v1::Preference ToProto(const PreferenceFigures& figures);
 PreferenceFigures FromProto(const v1::Preference& proto);
+v1::AxisTraffic ToProto(const AxisTraffic& traffic);
+AxisTraffic FromProto(const v1::AxisTraffic& proto);
 v1::Progress ToProto(const Progress& progress);
 Progress FromProto(const v1::Progress& proto);
 

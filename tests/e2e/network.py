@@ -3,6 +3,7 @@ link, and a forwarder at each end, so that both programs see the loopback addres
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -113,3 +114,74 @@ class Site(Namespace):
     def __init__(self, number):
         link = f"sft{os.getpid() % 100000}v{number}"
         super().__init__(f"sft{os.getpid()}s{number}", link, f"10.214.{number}.1", f"10.214.{number}.2")
+
+
+class Machine(Namespace):
+    """One of a Switch's: it has an address at which the others reach it, and the server's machine too."""
+
+    def __init__(self, switch, number):
+        super().__init__(f"{switch.name}m{number}", f"{switch.name}m{number}", switch.address, switch.prefix + str(number))
+        self.switch = switch
+
+    def open(self):
+        for command in (
+                ["netns", "add", self.name],
+                ["link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.name],
+                ["link", "set", self.link, "master", self.switch.name, "up"],
+                ["-n", self.name, "addr", "add", f"{self.inside}/24", "dev", "eth0"],
+                ["-n", self.name, "link", "set", "eth0", "up"],
+                ["-n", self.name, "link", "set", "lo", "up"]):
+            subprocess.run(["ip", *command], check=True)
+
+    def prefix(self):
+        # ip netns exec would mount /sys anew, and with it the control groups.
+        return ["nsenter", f"--net=/run/netns/{self.name}"]
+
+    def cut(self):
+        """As if the cable were pulled: nobody is told."""
+        subprocess.run(["ip", "link", "set", self.link, "down"], check=True)
+
+    def mend(self):
+        subprocess.run(["ip", "link", "set", self.link, "up"], check=True)
+
+    def slow(self, rate):
+        """Lets no more out than so much ("8mbit")."""
+        subprocess.run(["tc", "-n", self.name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate,
+                        "burst", "64kb", "latency", "200ms"], check=True)
+
+    def lose(self, other):
+        """What this machine sends to the other is lost without a word, as behind a firewall that drops it."""
+        subprocess.run(["ip", "-n", self.name, "neigh", "replace", other.inside, "lladdr", "02:00:00:00:00:99",
+                        "dev", "eth0", "nud", "permanent"], check=True)
+
+    def kill(self):
+        """Ends all that runs inside at once, as a power failure would."""
+        pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        for pid in pids.stdout.split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+class Switch:
+    """Machines on one network, with this one at `address`."""
+
+    def __init__(self, machines):
+        self.name = f"sw{os.getpid() % 1000000}"
+        self.prefix = f"10.{216 + os.getpid() % 32}.{os.getpid() // 32 % 250}."
+        self.address = self.prefix + "254"
+        self.machines = [Machine(self, 1 + number) for number in range(machines)]
+
+    def open(self):
+        for command in (["link", "add", self.name, "type", "bridge"],
+                        ["addr", "add", f"{self.address}/24", "dev", self.name],
+                        ["link", "set", self.name, "up"]):
+            subprocess.run(["ip", *command], check=True)
+        for machine in self.machines:
+            machine.open()
+
+    def close(self):
+        for machine in self.machines:
+            machine.close()
+        subprocess.run(["ip", "link", "del", self.name], check=False)

@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import io
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ import unittest.mock
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "client/python"))
 import sft  # noqa: E402
 from sft import _address, _http, _show, _submit  # noqa: E402
-from sft.export import _tensorboard  # noqa: E402
+from sft.export import _scalars, _tensorboard  # noqa: E402
 
 ID = "job-abcdefghjk"
 
@@ -430,6 +431,18 @@ class PythonClientTest(unittest.TestCase):
     def test_the_package_has_the_version_of_the_tree(self):
         tree = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text()
         self.assertIn(f"VERSION {sft.__version__}", tree)
+
+    def test_what_axes_cost_has_the_names_of_the_command_line(self):
+        traffic = [{"axis": "shard", "exposed_share": 0.125, "gigabytes_per_second": 41.5},
+                   {"axis": "replicate", "exposed_share": 0.25, "gigabytes_per_second": "NaN"}]
+        point = sft.job.point_of(metric(1, traffic=traffic))
+        self.assertEqual(point["comm.exposed_share"], 0.375)
+        self.assertEqual(point["comm.shard.GBps"], 41.5)
+        self.assertEqual(point["comm.replicate.exposed_share"], 0.25)
+        self.assertTrue(math.isnan(point["comm.replicate.GBps"]))
+        told = _scalars.scalars_of(point)
+        self.assertEqual((told["train/comm/exposed_share"], told["train/comm/shard/GBps"]), (0.375, 41.5))
+        self.assertNotIn("comm.exposed_share", sft.job.point_of(metric(1)))
 
     def test_event_files_go_on_behind_a_torn_record(self):
         points = [sft.job.point_of(metric(step)) for step in range(1, 6)]

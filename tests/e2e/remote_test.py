@@ -8,15 +8,16 @@ import shutil
 import stat
 import subprocess
 
-from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, run_tests, wait_until
 from network import CutNetwork, Site
+from remote import RemoteCase
 
 SUCCEEDED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, CANCELLED = 0, 2, 3, 4, 5, 12
 OK, NOT_FOUND_CODE, PERMISSION_DENIED, UNAUTHENTICATED = 0, 5, 7, 16
 HIDDEN = {NOT_FOUND_CODE, PERMISSION_DENIED}
 
 
-class RemoteTest(ServiceCase):
+class RemoteTest(RemoteCase):
 
     def setUp(self):
         super().setUp()
@@ -28,45 +29,6 @@ class RemoteTest(ServiceCase):
         for site in self.sites:
             self.addCleanup(site.close)
             site.open()
-
-    def init(self, *names):
-        """sft-server init; its words by what they are called."""
-        result = subprocess.run([str(BUILD / "bin/sft-server"), "init", "--data-dir", str(self.dir / "server"),
-                                 *[part for name in names for part in ("--name", name)]],
-                                capture_output=True, text=True, check=True)
-        found = {key: re.search(rf"^{key} +(\S+)", result.stdout, re.M).group(1)
-                 for key in ("fingerprint", "admin token", "join token")}
-        for name in ("admin token", "join token"):
-            self.secret(name.split()[0], found[name])
-        return found
-
-    def secret(self, name, text):
-        path = self.dir / f"{name}.token"
-        path.write_text(text.strip() + "\n")
-        path.chmod(0o600)
-        return path
-
-    def serve(self):
-        self.fingerprint = self.init(*[site.outside for site in self.sites])["fingerprint"]
-        self.start_server()
-        wait_until("the admin to be let in",
-                   lambda: self.login(None, "admin", "admin").returncode == 0)
-
-    def start_server(self):
-        self.start("server", BUILD / "bin/sft-server", "--listen", f"0.0.0.0:{self.port}", "--http", "off",
-                   "--data-dir", self.dir / "server", "--restart-delay", "0s")
-
-    def at(self, site, who, *arguments, **environment):
-        """sftctl of somebody at a site; None: on the server's machine."""
-        prefix = site.prefix() if site else []
-        server = f"{site.outside if site else '127.0.0.1'}:{self.port}"
-        return subprocess.run([*prefix, str(BUILD / "bin/sftctl"), "--server", server, *map(str, arguments)],
-                              capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-                              env={**os.environ, "XDG_CONFIG_HOME": str(self.dir / f"home-{who}"), **environment})
-
-    def login(self, site, who, token):
-        return self.at(site, who, "login", "--fingerprint", self.fingerprint,
-                       "--token-file", self.dir / f"{token}.token")
 
     def add_user(self, site, name, *roles):
         """Makes a user with a token, who then logs in from its site."""
@@ -88,10 +50,6 @@ class RemoteTest(ServiceCase):
         if wait:
             wait_until(f"{node} to be UP", lambda: self.node(node).get("state") == "UP")
 
-    def node(self, name):
-        nodes = json.loads(self.at(None, "admin", "nodes", "--json").stdout or "[]")
-        return next((node for node in nodes if node["node"] == name), {})
-
     def submit_at(self, site, who, mode, name, **environment):
         job = self.write_job(mode, ranks=1, name=name)
         result = self.at(site, who, "submit", job, "--json", **environment)
@@ -108,7 +66,7 @@ class RemoteTest(ServiceCase):
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     def test_two_tenants_share_a_fleet_and_see_nothing_of_each_other(self):
-        self.serve()
+        self.serve(*[site.outside for site in self.sites])
         ann_site, bob_site, nodes_site = self.sites
         self.worker(nodes_site, "node-a")
         self.add_user(ann_site, "ann", "alpha=submitter")
@@ -248,7 +206,7 @@ class RemoteTest(ServiceCase):
                                   "--data-dir", str(self.dir / "bare")], capture_output=True, text=True, check=False)
         self.assertEqual(refused.returncode, 1)
         self.assertIn("sft-server init", refused.stderr)
-        self.serve()
+        self.serve(*[site.outside for site in self.sites])
         site = self.sites[0]
         for call in self.every_rpc(site, None):
             self.assertEqual(call["code"], UNAUTHENTICATED, call)
@@ -278,7 +236,7 @@ class RemoteTest(ServiceCase):
         self.assertEqual(json.loads(by_variable.stdout)["user"], "admin")
 
     def test_workers_join_once_and_are_known_by_their_keys(self):
-        self.serve()
+        self.serve(*[site.outside for site in self.sites])
         site, other = self.sites[2], self.sites[1]
         made = self.at(None, "admin", "admin", "token", "create", "--join")
         self.secret("once", made.stdout)
@@ -304,7 +262,7 @@ class RemoteTest(ServiceCase):
         wait_until("the node to be told", lambda: "was revoked" in (self.dir / "new-a.log").read_text())
 
     def test_a_restored_fleet_keeps_its_keys(self):
-        self.serve()
+        self.serve(*[site.outside for site in self.sites])
         self.worker(self.sites[2], "node-a")
         made = self.at(None, "admin", "admin", "backup", "--to", self.dir / "copy")
         self.assertEqual(made.returncode, 0, made.stderr)
@@ -332,7 +290,7 @@ class RemoteTest(ServiceCase):
         self.assertIn(why, (self.dir / f"{name}.log").read_text())
 
     def test_a_token_that_ends_ends_what_it_follows(self):
-        self.serve()
+        self.serve(*[site.outside for site in self.sites])
         site = self.sites[0]
         self.worker(self.sites[2], "node-a")
         self.add_user(site, "ann", "alpha=submitter")

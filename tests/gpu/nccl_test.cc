@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -8,9 +9,11 @@
 #include <vector>
 
 #include "common/base/env.h"
+#include "common/io/file.h"
 #include "tests/gpu/gpu_test.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/mesh.h"
+#include "worker/engine/dist/recorded.h"
 #include "worker/engine/dist/rendezvous.h"
 
 namespace sft::engine {
@@ -162,17 +165,18 @@ TEST_F(NcclTest, SubgroupsSumApartFromTheWorld) {
 TEST_F(NcclTest, AHybridMeshReducesWithinRowsAndThenOverTheirReplicas) {
   OnAllRanks([](Communicator& comm) {
     if (comm.world() % 2 != 0) return;
-    const DataMesh mesh(comm, comm.world() / 2);
-    const std::vector<int64_t> counts = PartSizes(4097, mesh.shard().world());
-    at::Tensor part = On(comm, at::zeros({counts[mesh.shard().rank()]}));
+    const Mesh mesh(comm, {.replicate = 2, .shard = comm.world() / 2});
+    Communicator &shard = mesh.Group(Axis::kShard), &replicas = mesh.Group(Axis::kReplicate);
+    const std::vector<int64_t> counts = PartSizes(4097, shard.world());
+    at::Tensor part = On(comm, at::zeros({counts[shard.rank()]}));
     // Both groups at work at once, and the world beside them.
     for (int step = 0; step < 20; ++step) {
       at::Tensor whole = On(comm, at::full({4097}, static_cast<float>(comm.rank() + step)));
       at::Tensor beside = On(comm, at::ones({1 << 20}));
-      WorkPtr scatter = mesh.shard().ReduceScatterSumAsync(part, whole, counts);
+      WorkPtr scatter = shard.ReduceScatterSumAsync(part, whole, counts);
       WorkPtr world = comm.AllReduceSumAsync(beside);
       scatter->Wait();
-      WorkPtr sum = mesh.replicas()->AllReduceSumAsync(part);
+      WorkPtr sum = replicas.AllReduceSumAsync(part);
       sum->Wait();
       world->Wait();
       const int expected = comm.world() * (comm.world() - 1) / 2 + comm.world() * step;
@@ -190,6 +194,39 @@ TEST_F(NcclTest, BroadcastsAndCountsOverTheRanks) {
     EXPECT_TRUE(tensor.cpu().eq(root).all().item<bool>());
     EXPECT_EQ(AllGatherInt64(comm, 10 * comm.rank())[root], 10 * root);
     EXPECT_EQ(AllReduceSumDouble(comm, 0.5), 0.5 * comm.world());
+  });
+}
+
+// Rank 1 computes for a while before it joins: the others wait for it, and it for nobody.
+TEST_F(NcclTest, WaitsAreMeasuredOnTheStreamThatComputes) {
+  OnAllRanks([](Communicator& comm) {
+    const std::string dir = io::MakeTempDir("sft-nccl-test").value();
+    auto flight = *channel::FlightRecorder::Create(channel::FlightPath(dir, comm.rank()),
+                                                   comm.rank(), comm.world(), Clock::Real());
+    TrafficMeter meter(comm.device(), Clock::Real());
+    std::vector<int> everyone(comm.world());
+    std::iota(everyone.begin(), everyone.end(), 0);
+    const auto recorded = MakeRecordedCommunicator(comm.Connect("all", everyone), flight, &meter);
+    recorded->NameAxis("replicate");
+    const at::Tensor x = On(comm, at::ones({8192, 8192}, at::kBFloat16));
+    at::Tensor y = at::empty_like(x), sum = On(comm, at::ones({1 << 20}));
+    for (int step = 0; step < 3; ++step) {
+      meter.BeginStep();
+      for (int i = 0; i < (comm.rank() == 1 ? 100 : 1); ++i) at::mm_out(y, x, x);
+      recorded->AllReduceSum(sum);
+      EXPECT_TRUE(std::isfinite(sum.cpu()[0].item<double>()));
+      meter.EndStep();
+      const std::vector<AxisTraffic> axes = meter.LastStep();
+      ASSERT_EQ(axes.size(), 1u);
+      EXPECT_EQ(axes[0].axis, "replicate");
+      if (step == 0) continue;  // libraries were loaded in it
+      fmt::print("rank {}: {:.1f} % waited, {:.3f} GB/s\n", comm.rank(),
+                 100 * axes[0].exposed_share, axes[0].gigabytes_per_second);
+      EXPECT_GT(axes[0].gigabytes_per_second, 0);
+      EXPECT_LE(axes[0].exposed_share, 1);
+      EXPECT_EQ(axes[0].exposed_share < 0.4, comm.rank() == 1) << axes[0].exposed_share;
+    }
+    EXPECT_TRUE(io::RemoveAll(dir).ok());
   });
 }
 

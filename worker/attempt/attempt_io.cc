@@ -7,6 +7,7 @@
 
 #include "common/io/file.h"
 #include "common/rpc/progress.h"
+#include "worker/attempt/launch_plan.h"
 #include "worker/attempt/verdict.h"
 #include "worker/shipping/artifact.h"
 #include "worker/transfer/checkpoint_folder.h"
@@ -139,6 +140,8 @@ absl::Status AttemptIo::Stage() {
   }
   // The server has read the job file: a worker that cannot is too old for it.
   if (!context_.job.ok()) return Internal(Message(context_.job.status()));
+  SFT_RETURN_IF_ERROR(
+      CheckNetwork(*context_.job, dispatch.slots_size(), dispatch.world_size(), services.setup));
   const ModelAsk ask{.token =
                          [&] {
                            v1::GetHubTokenRequest request;

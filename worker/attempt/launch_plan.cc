@@ -1,16 +1,14 @@
 #include "worker/attempt/launch_plan.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <ifaddrs.h>
 
 #include <algorithm>
 
 #include "common/hub/model_name.h"
-#include "common/rpc/endpoint.h"
 #include "common/spec/grader.h"
 #include "worker/node/cpus.h"
+#include "worker/node/network.h"
 #include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
@@ -25,6 +23,8 @@ std::string NameOfModel(const std::string& model, const std::string& dir) {
 
 using Environment = std::map<std::string, std::string>;
 
+constexpr char kInterfaces[] = "NCCL_SOCKET_IFNAME";
+
 Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
                             const Inventory& inventory, int threads) {
   Environment env;
@@ -38,6 +38,7 @@ Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
   }
   // Empty hides all of them from a rank that computes on the CPU.
   env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(uuids, ","));
+  for (const auto& [name, value] : setup.network) env[name] = value;
   const bool alone = input.dispatch.slots_size() == input.dispatch.world_size();
   const spec::JobSpec::Compute& compute = input.job.compute;
   if (compute.nccl_debug != "off") env["NCCL_DEBUG"] = compute.nccl_debug;
@@ -45,33 +46,29 @@ Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
   const std::string interface = alone ? "lo" : InterfaceOf(setup.address);
   if (!interface.empty()) {
     env["GLOO_SOCKET_IFNAME"] = interface;
-    env["NCCL_SOCKET_IFNAME"] = interface;
+    // Of a node of several, its operator may know better.
+    if (alone || !setup.network.contains(kInterfaces)) env[kInterfaces] = "=" + interface;
   }
-  if (!compute.network_interface.empty()) env["NCCL_SOCKET_IFNAME"] = compute.network_interface;
+  if (!compute.network_interface.empty()) {
+    env[kInterfaces] = ExactInterfaces(compute.network_interface);
+  }
   return env;
 }
 
 }  // namespace
 
-std::string InterfaceOf(const std::string& address) {
-  if (rpc::IsLoopback(address)) return "lo";
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return "";
-  std::string found;
-  for (const ifaddrs* entry = list; entry != nullptr && found.empty(); entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    char text[INET6_ADDRSTRLEN] = {};
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, text,
-                sizeof(text));
-    } else if (entry->ifa_addr->sa_family == AF_INET6) {
-      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr, text,
-                sizeof(text));
-    }
-    if (address == text) found = entry->ifa_name;
+absl::Status CheckNetwork(const spec::JobSpec& job, int ranks_here, int world,
+                          const NodeSetup& setup) {
+  const std::string& asked = job.compute.network_interface;
+  if (!asked.empty()) {
+    return CheckInterfaces(ExactInterfaces(asked), InterfaceNames(), setup.node,
+                           "compute.network_interface");
   }
-  freeifaddrs(list);
-  return found;
+  const auto own = setup.network.find(kInterfaces);
+  if (ranks_here == world || own == setup.network.end()) return absl::OkStatus();
+  const absl::Status fits = CheckInterfaces(own->second, InterfaceNames(), setup.node,
+                                            "NCCL_SOCKET_IFNAME (sft-worker --network-env)");
+  return fits.ok() ? fits : Internal(Message(fits));
 }
 
 std::string OutputDir(const std::string& attempt_uid, const std::string& job_id, bool full_model,
@@ -158,6 +155,9 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   shim.grace_seconds = setup.grace_seconds;
   shim.log_limit_bytes = setup.log_limit_bytes;
   const Environment env = MakeEnvironment(input, setup, inventory, rank.threads_per_rank);
+  for (const auto& [name, value] : env) {
+    if (IsNetworkSetting(name)) rank.network_settings.push_back(name + "=" + value);
+  }
   const std::string launch = dir + "/launch.json";
   Environment prepare_env = env;
   prepare_env["CUDA_VISIBLE_DEVICES"] = "";

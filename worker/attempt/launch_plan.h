@@ -34,8 +34,10 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
 std::string OutputDir(const std::string& attempt_uid, const std::string& job_id, bool full_model,
                       const NodeSetup& setup);
 
-// Name of the network interface that has the address; "lo" for a loopback address, empty when none
-// has.
-std::string InterfaceOf(const std::string& address);
+// Whether this node has the network interface that the job wants (INVALID_ARGUMENT: the job's
+// fault) or, for a gang of several nodes, that its operator wants (INTERNAL). `world`: ranks of the
+// gang.
+absl::Status CheckNetwork(const spec::JobSpec& job, int ranks_here, int world,
+                          const NodeSetup& setup);
 
 }  // namespace sft::worker

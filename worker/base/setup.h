@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,10 @@ struct NodeSetup {
   std::string shim_binary;
   // Address at which ranks of other nodes reach this node.
   std::string address = "127.0.0.1";
+  // Its place in the network, from the widest part: "block-a/rack-3"; empty: not said.
+  std::string place;
+  // Variables of NCCL and UCX for ranks here, those of the worker's environment among them.
+  std::map<std::string, std::string> network;
   int cpus = 1;             // that may be used here
   bool cpus_given = false;  // --cpus said so: they are this worker's alone
   double grace_seconds = 5;

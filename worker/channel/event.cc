@@ -35,6 +35,13 @@ void Fields(V& v, PreferenceFigures& p) {
   v("kl", p.kl);
 }
 
+template <typename V>
+void Fields(V& v, AxisTraffic& t) {
+  v("axis", t.axis);
+  v("exposed_share", t.exposed_share);
+  v("gigabytes_per_second", t.gigabytes_per_second);
+}
+
 namespace {
 
 // Longest line a reader accepts; a rank writes far less.
@@ -96,6 +103,7 @@ void Fields(V& v, StepEvent& e) {
   v("of_limit", e.of_limit);
   v("epoch", e.epoch);
   v.ListIfAny("preference", e.preference);
+  v.ListIfAny("traffic", e.traffic);
 }
 
 template <typename V>

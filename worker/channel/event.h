@@ -75,6 +75,13 @@ struct PreferenceFigures {
   double kl = 0;
 };
 
+// What an axis of the ranks' grid cost this rank in the step before (worker/engine/dist/traffic.h).
+struct AxisTraffic {
+  std::string axis;                 // "shard", "replicate", "world"
+  double exposed_share = 0;         // part of the step in which it was waited for
+  double gigabytes_per_second = 0;  // sent, over the whole step
+};
+
 // An optimizer step was made.
 struct StepEvent {
   int64_t step = 0, total_steps = 0;
@@ -87,6 +94,7 @@ struct StepEvent {
   double of_limit = 0;           // fraction of what the device's measured rates allow; 0: not known
   double epoch = 0;              // position in the data, 0 .. n_epochs
   std::vector<PreferenceFigures> preference;  // one, or none for a job that has no preferences
+  std::vector<AxisTraffic> traffic;           // none of one rank
 };
 
 // Answers to prompts that there are so far, of all ranks. Sent by rank 0 of a job that answers.

@@ -45,6 +45,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("output_dir", l.output_dir);
   v("job_id", l.job_id);
   v("node", l.node);
+  v("network_settings", l.network_settings);
   v("grader_roots", l.grader_roots);
   v("grader_memory_mb", l.grader_memory_mb);
   v("judge_socket", l.judge_socket);

@@ -61,6 +61,8 @@ struct RankLaunch {
   std::string output_dir;                 // the artifact (adapter or full model) is written here
   std::string job_id;
   std::string node;  // its name, for messages
+  // What the ranks' environment says of the network: "NCCL_SOCKET_IFNAME==eth0".
+  std::vector<std::string> network_settings;
   // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).
   std::string serve_socket;
   // Folders in which programs that grade answers may lie; empty: there may be none.

@@ -37,6 +37,7 @@
 #include "worker/node/cpus.h"
 #include "worker/node/identity.h"
 #include "worker/node/models.h"
+#include "worker/node/network.h"
 #include "worker/node/node_facts.h"
 #include "worker/node/peer_models.h"
 #include "worker/node/rank_check.h"
@@ -138,6 +139,18 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   }
   SFT_ASSIGN_OR_RETURN(setup.rank_user, ChooseRankUser(options.rank_user, options.dev, geteuid()));
   setup.address = options.address;
+  setup.place = options.place;
+  setup.network = NetworkSettingsOfEnvironment();
+  if (!options.network_env.empty()) {
+    constexpr int64_t kMostBytes = 1 << 20;
+    SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(options.network_env, kMostBytes));
+    absl::StatusOr<NetworkSettings> given = ParseNetworkSettings(text);
+    if (!given.ok()) {
+      return InvalidArgument(
+          fmt::format("--network-env {}: {}", options.network_env, Message(given.status())));
+    }
+    for (auto& [name, value] : *given) setup.network.insert_or_assign(name, std::move(value));
+  }
   setup.cpus = options.cpus > 0 ? options.cpus : UsableCpus();
   setup.cpus_given = options.cpus > 0;
   setup.grace_seconds = options.grace_seconds;
@@ -191,6 +204,10 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
+  message.mutable_facts()->set_place(setup.place);
+  for (const auto& [name, value] : setup.network) {
+    message.mutable_facts()->add_network_settings(name + "=" + value);
+  }
   for (const std::string& root : grader_roots) {
     message.mutable_facts()->mutable_graders()->add_roots(root);
   }

@@ -6,6 +6,7 @@
 #include "common/base/version.h"
 #include "common/io/disk_space.h"
 #include "worker/daemon/hub_options.h"
+#include "worker/node/node_facts.h"
 
 namespace sft::worker {
 
@@ -24,6 +25,21 @@ void AddDisk(CLI::App& app, Options& options) {
   app.add_option("--disk-full", options.disk_full, "Accept no new job when less is free")
       ->capture_default_str()
       ->check(disk_mark);
+}
+
+void AddNetwork(CLI::App& app, Options& options) {
+  app.add_option("--address", options.address,
+                 "Address at which ranks of other nodes reach this one")
+      ->capture_default_str();
+  const CLI::Validator place(
+      [](std::string& text) { return std::string(Message(CheckPlace(text))); }, "");
+  app.add_option("--place", options.place,
+                 "Place of this node in the network, from its widest part to its narrowest, for "
+                 "example block-a/rack-3/switch-2: gangs are placed close together")
+      ->check(place);
+  app.add_option("--network-env", options.network_env,
+                 "File with variables of NCCL and UCX for ranks on this node, NAME=VALUE on each "
+                 "line, for example NCCL_IB_HCA==mlx5_0,mlx5_1");
 }
 
 void AddHub(CLI::App& app, Options& options) {
@@ -76,9 +92,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--join-token-file", options.join_token_file,
                  "File with a join token (sftctl admin token create --join): needed once, for a "
                  "server on another machine; afterwards the node has a certificate");
-  app.add_option("--address", options.address,
-                 "Address at which ranks of other nodes reach this one")
-      ->capture_default_str();
+  AddNetwork(app, options);
   app.add_option("--models", options.models, "Folder with models; may be given several times");
   app.add_option("--data-root", options.data_roots,
                  "Jobs may name files below this folder; may be given several times");

@@ -14,6 +14,8 @@ struct Options {
   std::string node;
   std::string join_token_file;
   std::string address = "127.0.0.1";
+  std::string place;
+  std::string network_env;  // file
   std::vector<std::string> models;
   std::vector<std::string> data_roots;
   std::vector<std::string> grader_roots;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <numeric>
 
@@ -73,6 +74,29 @@ v1::NodeFacts MakeFacts(const std::vector<GpuReading>& gpus, std::vector<std::st
   facts.set_interconnect(InterconnectOf(gpus, domains));
   for (std::string& network : networks) facts.add_networks(std::move(network));
   return facts;
+}
+
+absl::Status CheckPlace(std::string_view place) {
+  constexpr int kMostParts = 8;
+  constexpr size_t kLongestPart = 63;
+  int parts = 0;
+  for (std::string_view rest = place; !place.empty(); ++parts) {
+    const size_t slash = std::min(rest.find('/'), rest.size());
+    const std::string_view part = rest.substr(0, slash);
+    const bool fits = !part.empty() && part.size() <= kLongestPart &&
+                      std::all_of(part.begin(), part.end(), [](unsigned char c) {
+                        return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+                      });
+    if (!fits || parts == kMostParts) {
+      return InvalidArgument(
+          fmt::format("\"{}\" is no place: write up to {} names with '/' between them, the widest "
+                      "part of the network first (block-a/rack-3/switch-2)",
+                      place.substr(0, 80), kMostParts));
+    }
+    if (slash == rest.size()) break;
+    rest.remove_prefix(slash + 1);
+  }
+  return absl::OkStatus();
 }
 
 v1::DataDirPlace PlaceOf(const std::string& dir, const std::string& machine_id) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include "worker/rank/arguments.h"
 #include "worker/rank/build.h"
 #include "worker/rank/checkpoint_model.h"
+#include "worker/rank/dial.h"
 #include "worker/rank/export_job.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
@@ -38,6 +40,9 @@
 
 namespace sft::rank {
 namespace {
+
+// How long a node may be out of rank 0's reach before its attempt ends.
+constexpr std::chrono::seconds kReachPatience{20};
 
 // fmt::print throws where nothing can be written, which ends a program that is about to end.
 void Say(const std::string& text) { std::fputs(text.c_str(), stderr); }
@@ -94,6 +99,7 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     const std::string process = prepare ? "prepare" : fmt::format("rank-{}", rank);
     events.emplace(EventLog::Open(EventPath(*launch, process), clock));
     if (prepare) {
+      ReachRankZero(file, clock, kReachPatience);
       RunPrepare(*launch, *events, clock);
       return channel::kExitOk;
     }

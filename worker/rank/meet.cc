@@ -3,42 +3,26 @@
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "common/io/file.h"
 #include "worker/channel/launch.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/rendezvous.h"
 #include "worker/rank/build.h"
+#include "worker/rank/dial.h"
 
 namespace sft::rank {
 
 namespace {
 
 using std::chrono::milliseconds;
-
-// Tries once whether something listens there, for at most `patience`.
-bool Listens(const addrinfo& address, milliseconds patience) {
-  const io::UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return false;
-  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
-  pollfd entry{fd.get(), POLLOUT, 0};
-  if (poll(&entry, 1, static_cast<int>(patience.count())) != 1) return false;
-  int error = 0;
-  socklen_t size = sizeof error;
-  return getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
-}
 
 // Waits until rank 0 listens. The library's own tries go on for up to twice the time given.
 void AwaitRankZero(const Arguments& arguments, Clock& clock, MonoTime deadline) {
@@ -49,7 +33,7 @@ void AwaitRankZero(const Arguments& arguments, Clock& clock, MonoTime deadline) 
       getaddrinfo(arguments.host.c_str(), std::to_string(arguments.port).c_str(), &hints, &found);
   if (error != 0) return;  // the rendezvous says it
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  while (!Listens(*found, kLongestTry)) {
+  while (!Dial(*found, kLongestTry).listens) {
     if (clock.Mono() >= deadline) {
       throw engine::InfrastructureError(
           fmt::format("rank {} of {}: nothing listened at {}:{} within {} s", arguments.rank,

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -34,6 +35,7 @@
 #include "worker/rank/model_card.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
+#include "worker/rank/preflight.h"
 #include "worker/rank/step_profile.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/validation_answers.h"
@@ -67,16 +69,28 @@ std::string PreferenceText(const std::optional<engine::PreferenceReport>& report
                      100 * report->rewards_accuracies);
 }
 
+// " comm shard 12.0 % at 3.1 GB/s": behind a step, of the step before.
+std::string TrafficText(const std::vector<channel::AxisTraffic>& traffic) {
+  std::string text;
+  for (const channel::AxisTraffic& each : traffic) {
+    text += fmt::format("{} {} {:.1f} % at {:.3g} GB/s", text.empty() ? " comm" : ",", each.axis,
+                        100 * each.exposed_share, each.gigabytes_per_second);
+  }
+  return text;
+}
+
 // Turns the engine's reports into events for the worker and lines of the log.
 class EventObserver : public engine::TrainObserver {
  public:
-  // `flight` may be null.
-  EventObserver(const TrainContext& context, const Device& device, channel::FlightRecorder* flight)
+  // `flight` and `traffic` may be null.
+  EventObserver(const TrainContext& context, const Device& device, channel::FlightRecorder* flight,
+                engine::TrafficMeter* traffic)
       : context_(context),
         gpu_(device),
         device_(device.Name()),
         profile_(context.profile),
-        flight_(flight) {}
+        flight_(flight),
+        traffic_(traffic) {}
 
   // What the card of the result says, as far as it is known beforehand.
   void SetFacts(TrainingFacts facts) { facts_ = std::move(facts); }
@@ -85,6 +99,8 @@ class EventObserver : public engine::TrainObserver {
   void SetPlan(RankPlan plan) { plan_ = std::move(plan); }
 
   void OnPhase(engine::TrainPhase phase, int64_t step) override {
+    if (traffic_ != nullptr && phase == engine::TrainPhase::kStep) traffic_->BeginStep();
+    if (traffic_ != nullptr && phase == engine::TrainPhase::kStepDone) traffic_->EndStep();
     if (flight_ != nullptr) Note(phase, step, *flight_);
   }
 
@@ -122,6 +138,8 @@ class EventObserver : public engine::TrainObserver {
                     report.grad_norm, report.lr, report.tokens, report.tokens_per_second);
     if (report.mfu > 0) line += fmt::format(" MFU {:.1f} %", 100 * report.mfu);
     if (report.of_limit > 0) line += fmt::format(" {:.0f} % of the limit", 100 * report.of_limit);
+    const std::vector<channel::AxisTraffic> traffic = LastTraffic();
+    line += TrafficText(traffic);
     fmt::print("{}\n", line);
     context_.events.Write(channel::StepEvent{.step = report.step,
                                              .total_steps = report.total_steps,
@@ -135,7 +153,8 @@ class EventObserver : public engine::TrainObserver {
                                              .mfu = report.mfu,
                                              .of_limit = report.of_limit,
                                              .epoch = report.epoch,
-                                             .preference = FiguresOf(report.preference)});
+                                             .preference = FiguresOf(report.preference),
+                                             .traffic = traffic});
     facts_.losses.emplace_back(report.step, report.loss);
     const int64_t made = report.step - resumed_step_;
     if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);
@@ -272,6 +291,16 @@ class EventObserver : public engine::TrainObserver {
     }
   }
 
+  // Of the step before.
+  std::vector<channel::AxisTraffic> LastTraffic() {
+    std::vector<channel::AxisTraffic> result;
+    if (traffic_ == nullptr) return result;
+    for (const engine::AxisTraffic& each : traffic_->LastStep()) {
+      result.push_back({each.axis, each.exposed_share, each.gigabytes_per_second});
+    }
+    return result;
+  }
+
   void ReportPlan(double tokens_per_second) {
     const int index = gpu_.torch.index();
     const engine::CudaMemory memory = gpu_.cuda->devices->Memory(index);
@@ -295,6 +324,7 @@ class EventObserver : public engine::TrainObserver {
   std::optional<RankPlan> plan_;  // until it has been reported
   TrainingFacts facts_;
   channel::FlightRecorder* flight_;
+  engine::TrafficMeter* traffic_;
   int64_t resumed_step_ = 0;  // steps that an earlier process made
   std::optional<MonoTime> last_progress_;
 };
@@ -405,11 +435,20 @@ channel::ExitCode TrainRun::RunToEnd() {
   rendezvous_ = std::make_unique<engine::Rendezvous>(
       MeetingPlace(context_.launch.file, context_.rank, context_.launch.spec));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
+  if (comm_->world() > 1 && context_.launch.spec.compute.preflight) {
+    RunPreflight(context_.launch, context_.rank, device, *comm_, context_.events, context_.clock);
+  }
   if (flight_) {
-    comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_);
+    if (comm_->world() > 1) traffic_.emplace(device.torch, context_.clock);
+    comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_,
+                                             traffic_ ? &*traffic_ : nullptr);
     flight_->SetPhase(channel::FlightPhase::kLoading);
   }
-  auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr);
+  if (context_.rank == file.first_rank && !file.network_settings.empty()) {
+    fmt::print("network of node {}: {}\n", file.node, fmt::join(file.network_settings, " "));
+  }
+  auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr,
+                                                  traffic_ ? &*traffic_ : nullptr);
   engine::TrainerOptions options = MakeOptions(device.PeakFlops());
   if (context_.rank == 0) {
     observer->SetFacts(FactsOf(context_.launch, device, *options.train, options.tokenizer));

@@ -9,6 +9,7 @@
 #include "worker/channel/launch.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/rendezvous.h"
+#include "worker/engine/dist/traffic.h"
 #include "worker/engine/train/trainer.h"
 #include "worker/rank/command_input.h"
 #include "worker/rank/device.h"
@@ -50,6 +51,7 @@ class TrainRun {
   TrainContext context_;
   std::optional<Device> device_;
   std::optional<channel::FlightRecorder> flight_;
+  std::optional<engine::TrafficMeter> traffic_;  // of more than one rank
   std::unique_ptr<engine::Rendezvous> rendezvous_;
   std::unique_ptr<engine::Communicator> comm_;
   std::unique_ptr<engine::TrainObserver> observer_;

@@ -134,6 +134,12 @@ v1::Metric MetricOf(const channel::StepEvent& step) {
   metric.set_of_limit(step.of_limit);
   metric.set_step_seconds(step.seconds);
   metric.set_epoch(step.epoch);
+  for (const channel::AxisTraffic& each : step.traffic) {
+    v1::AxisTraffic& traffic = *metric.add_traffic();
+    traffic.set_axis(each.axis);
+    traffic.set_exposed_share(each.exposed_share);
+    traffic.set_gigabytes_per_second(each.gigabytes_per_second);
+  }
   return metric;
 }
 

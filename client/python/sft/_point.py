@@ -11,6 +11,16 @@ _PREFERENCE = (("rewards/chosen", "rewards_chosen"), ("rewards/rejected", "rewar
                ("logps/rejected", "logps_rejected"), ("kl", "kl"))
 
 
+def _traffic(message: typing.Mapping[str, typing.Any]) -> typing.Dict[str, float]:
+    """What the axes of the ranks' grid cost in the step; empty where there is one rank."""
+    axes = message.get("traffic", ())
+    result = {"comm.exposed_share": sum(number(each["exposed_share"]) for each in axes)} if axes else {}
+    for each in axes:
+        result[f"comm.{each['axis']}.exposed_share"] = number(each["exposed_share"])
+        result[f"comm.{each['axis']}.GBps"] = number(each["gigabytes_per_second"])
+    return result
+
+
 def number(value: typing.Any) -> float:
     """A double; protobuf writes "NaN" and "Infinity" for those that are no numbers."""
     return float(value)
@@ -36,6 +46,7 @@ def point_of(metric: typing.Mapping[str, typing.Any]) -> Point:
         figures["rewards/margins"] = figures["rewards/chosen"] - figures["rewards/rejected"]
         point.update(figures)
     point.update({each["name"]: number(each["value"]) for each in metric.get("values", ())})
+    point.update(_traffic(metric))
     return point
 
 
@@ -49,5 +60,6 @@ def progress_of(progress: typing.Optional[typing.Mapping[str, typing.Any]]) -> t
     if progress["has_val_loss"]:
         result["val_loss"] = number(progress["val_loss"])
     result.update({each["name"]: number(each["value"]) for each in progress.get("values", ())})
+    result.update(_traffic(progress))
     result["phase"] = progress["phase"]
     return result

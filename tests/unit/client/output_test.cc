@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "client/output/format.h"
+#include "client/output/json.h"
 #include "client/output/progress.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
@@ -79,6 +80,32 @@ TEST(ProgressLineTest, ABarThatFitsItsWidth) {
 TEST(ProgressLineTest, AJobThatAnswersCountsAnswersAndHasNoLoss) {
   const std::string line = ProgressLine(HalfWay(), v1::Job::GENERATE, 80);
   EXPECT_THAT(line, HasSubstr("20/40 answers  850 tok/s  eta 1m20s"));
+}
+
+TEST(ProgressLineTest, RanksThatWaitForEachOtherAreSaid) {
+  v1::Progress progress = HalfWay();
+  EXPECT_EQ(TrafficText(progress), "");
+  const auto add = [&](const char* axis, double share, double rate) {
+    v1::AxisTraffic& traffic = *progress.add_traffic();
+    traffic.set_axis(axis);
+    traffic.set_exposed_share(share);
+    traffic.set_gigabytes_per_second(rate);
+  };
+  add("shard", 0.125, 41.5);
+  add("replicate", 0.25, 0.0125);
+  EXPECT_THAT(ProgressLine(progress, v1::Job::SFT, 120), HasSubstr("850 tok/s  comm 38%  eta"));
+  EXPECT_EQ(
+      TrafficText(progress),
+      "shard 12.5% of the step waited for, 41.5 GB/s; replicate 25.0% of the step waited for, "
+      "0.0125 GB/s");
+  v1::Metric metric;
+  *metric.mutable_traffic() = progress.traffic();
+  const Json json = MetricJson(metric);
+  EXPECT_EQ(json["comm.exposed_share"], 0.375);
+  EXPECT_EQ(json["comm.shard.exposed_share"], 0.125);
+  EXPECT_EQ(json["comm.replicate.GBps"], 0.0125);
+  metric.clear_traffic();
+  EXPECT_FALSE(MetricJson(metric).contains("comm.exposed_share")) << "of one rank";
 }
 
 TEST(ProgressLineTest, ANarrowTerminalGetsNoBar) {

@@ -79,6 +79,9 @@ class Communicator {
   [[nodiscard]] virtual WorkPtr SendAsync(at::Tensor tensor, int to) = 0;
   [[nodiscard]] virtual WorkPtr ReceiveAsync(at::Tensor tensor, int from) = 0;
 
+  // What the group is in the grid of ranks ("shard"), for those who count what it costs.
+  virtual void NameAxis(std::string_view /*axis*/) {}
+
   // Returns when every rank has called it; the calling thread blocks, on a GPU too.
   virtual void Barrier() = 0;
 

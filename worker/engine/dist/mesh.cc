@@ -37,6 +37,20 @@ std::vector<int> Members(const MeshShape& shape, int rank, AxisSet axes) {
   return members;
 }
 
+constexpr AxisSet kEverything = {Axis::kPipeline, Axis::kReplicate, Axis::kShard, Axis::kContext,
+                                 Axis::kTensor};
+
+// Those of the axes that have several ranks: "shard", "shard+context"; "world" where none has.
+std::string NameOf(const MeshShape& shape, AxisSet axes) {
+  std::string name;
+  for (const Axis axis : kAll) {
+    if (!axes.Has(axis) || shape.Size(axis) == 1) continue;
+    if (!name.empty()) name += "+";
+    name += NameOf(axis);
+  }
+  return name.empty() ? "world" : name;
+}
+
 }  // namespace
 
 std::string_view NameOf(Axis axis) {
@@ -88,6 +102,9 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape) : world_(world), shape_(
     throw InternalError(
         fmt::format("{} ranks cannot be laid out as a mesh of {}", world.world(), shape.ToText()));
   }
+  if (const std::string name = NameOf(shape, kEverything); name.find('+') == name.npos) {
+    world.NameAxis(name);
+  }
   for (const AxisSet axes : kConnected) {
     const std::vector<int> members = Members(shape, world.rank(), axes);
     if (static_cast<int>(members.size()) == world.world()) {
@@ -97,6 +114,7 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape) : world_(world), shape_(
     std::unique_ptr<Communicator>& group = groups_[members];
     if (group == nullptr) group = MakeSubgroup(world, members);
     of_axes_[axes] = group.get();
+    group->NameAxis(NameOf(shape, axes));
   }
 }
 

@@ -208,6 +208,8 @@ Pipeline::Pipeline(const ModelLayout& layout, const Mesh& mesh, Decoder& decoder
     Communicator& all = mesh.Group(Axis::kPipeline);
     links.forward = MakeSubgroup(all, {first, second});
     links.backward = MakeSubgroup(all, {second, first});
+    links.forward->NameAxis(NameOf(Axis::kPipeline));
+    links.backward->NameAxis(NameOf(Axis::kPipeline));
   }
 }
 

@@ -21,6 +21,8 @@ def scalars_of(point: Point) -> typing.Dict[str, float]:
     for name, value in point.items():
         if name.startswith(("rewards/", "logps/")) or name == "kl":
             scalars[side + name] = value
+        elif name.startswith("comm."):
+            scalars[side + name.replace(".", "/")] = value
         elif name.startswith("val."):
             scalars["eval/" + name[4:]] = value
     return scalars

@@ -134,6 +134,9 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"SftPlayGemma27BOnTwoA100", "a100_pair.yaml", Gemma27B, 84.5},
         ConfigFile{"SftPlayLlama70BOnFourH200", "h200_quad.yaml", LlamaOf70B, 149.5},
         ConfigFile{"UnslothLlama1BOnTwoH100", "run_unsloth.yaml", LlamaOf1B, 84.5},
+        ConfigFile{"Gemma27BOnTwoNodesOfTwoH100", "nodes_gemma3_27b_2x2xh100.yaml", Gemma27B, 84.5},
+        ConfigFile{"UnslothLlama1BOnTwoNodesOfFourH100", "nodes_unsloth_2x4xh100.yaml", LlamaOf1B,
+                   84.5},
         ConfigFile{"Qwen32BFullOnEightH100", "multi_gpu_fft_8xh100.toml", Qwen3Of32B, 84.5}),
     [](const auto& info) { return std::string(info.param.name); });
 

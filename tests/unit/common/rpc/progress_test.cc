@@ -41,6 +41,21 @@ TEST(ProgressTest, AnEvaluationKeepsTheFiguresOfItsStep) {
   EXPECT_EQ(progress.eta_seconds(), 12);
 }
 
+TEST(ProgressTest, TrafficIsThatOfTheLastStepThatHasSome) {
+  v1::Progress progress;
+  v1::Metric step = Step(4);
+  step.add_traffic()->set_axis("shard");
+  Advance(step, progress);
+  ASSERT_EQ(progress.traffic_size(), 1);
+  Advance(Step(5), progress);
+  EXPECT_EQ(progress.traffic_size(), 1);
+  step.set_step(6);
+  step.mutable_traffic(0)->set_axis("replicate");
+  Advance(step, progress);
+  ASSERT_EQ(progress.traffic_size(), 1);
+  EXPECT_EQ(progress.traffic(0).axis(), "replicate");
+}
+
 TEST(ProgressTest, ValuesOfAnEvaluationStayUntilOneHasOthers) {
   v1::Progress progress;
   v1::Metric eval;

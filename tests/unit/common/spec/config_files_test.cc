@@ -89,6 +89,24 @@ TEST(ConfigFilesTest, TheDocumentsYamlAndJsonSayWhatTheirWordsBecome) {
   EXPECT_EQ(json.spec.checkpoint.save_strategy, SaveStrategy::kEpoch);
 }
 
+TEST(ConfigFilesTest, JobsOfTwoMachinesNameTheirNodesAndNoAddress) {
+  const Resolution play = Resolve(ReadConfig("nodes_gemma3_27b_2x2xh100.yaml"), "n.yaml", {});
+  ASSERT_TRUE(play.ok()) << Describe(play.problems);
+  EXPECT_EQ(play.spec.compute.nodes, 2);
+  EXPECT_EQ(play.spec.compute.gpus_per_node, 2);
+  EXPECT_EQ(play.spec.compute.gpu_count, 4);
+  EXPECT_EQ(play.spec.compute.hang_timeout, 1800);
+  EXPECT_EQ(play.spec.compute.nccl_debug, "WARN");
+  EXPECT_TRUE(play.spec.compute.preflight);
+  const Resolution torchrun = Resolve(ReadConfig("nodes_unsloth_2x4xh100.yaml"), "n.yaml", {});
+  ASSERT_TRUE(torchrun.ok()) << Describe(torchrun.problems);
+  EXPECT_EQ(torchrun.spec.compute.nodes, 2);
+  EXPECT_EQ(torchrun.spec.compute.gpus_per_node, 4);
+  EXPECT_EQ(torchrun.spec.compute.gpu_count, 8);
+  EXPECT_EQ(torchrun.spec.compute.variant, "H100-4x");
+  EXPECT_EQ(torchrun.spec.hyperparameters.global_batch, 64);
+}
+
 TEST(ConfigFilesTest, FullFineTuningOnEightH100KeepsItsGlobalBatch) {
   const Resolution r = Resolve(ReadConfig("multi_gpu_fft_8xh100.toml"), "f.toml", {});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);

@@ -469,6 +469,12 @@ TEST(ResolveTest, ANetworkInterfaceIsAName) {
   }
 }
 
+TEST(ResolveTest, APreflightIsMadeUnlessTheJobSaysNo) {
+  EXPECT_TRUE(ResolveText(Minimal()).spec.compute.preflight);
+  EXPECT_FALSE(ResolveText(Minimal("preflight = false\n")).spec.compute.preflight);
+  EXPECT_FALSE(ResolveText(Minimal(), {Set("compute.preflight", "false")}).spec.compute.preflight);
+}
+
 TEST(ResolveTest, AListHasALimit) {
   std::string jobs = "job-aaaaaaaaaa";
   for (int i = 0; i < 100; ++i) jobs += ",job-aaaaaaaaaa";

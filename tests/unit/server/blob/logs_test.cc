@@ -341,6 +341,73 @@ TEST_F(LogsTest, PreferencesComeBackFromRecordsOfTheSameSize) {
   EXPECT_EQ((*points)[2].val_loss, 0.6875);
 }
 
+TEST_F(LogsTest, WhatAxesCostComesBackFromRecordsOfTheSameSize) {
+  MetricPoint step = Point(2, 7);
+  step.total_steps = 40;
+  step.tokens = 1'000'000;
+  step.gpu_memory_bytes = 80'000'000'000;
+  step.time_us = 1'700'000'000'123'456;
+  step.lr = 0.5;
+  step.grad_norm = 0.25;
+  step.tokens_per_second = 640;
+  step.mfu = 0.5;
+  step.of_limit = 0.75f;
+  step.step_seconds = 1.5;
+  step.epoch = 1.25;
+  step.traffic = {{"shard", 0.125, 41.5}, {"replicate", 1, 0.00125}, {"world", 0, 0}};
+  MetricPoint preferring = step;
+  preferring.step = 8;
+  preferring.preference = {.rewards_chosen = 0.5f, .kl = 0.125f};
+  MetricLog log(dir_ + "/metrics");
+  ASSERT_TRUE(log.Append("job-a", {Point(1, 1), step, preferring, Point(2, 9)}).ok());
+  EXPECT_EQ(EncodeMetric(preferring).size(), static_cast<size_t>(MetricLog::kRecordBytes));
+  const auto points = log.Read("job-a", 0, 10);
+  ASSERT_TRUE(points.ok());
+  ASSERT_EQ(points->size(), 4u);
+  EXPECT_TRUE((*points)[0].traffic.empty());
+  EXPECT_TRUE((*points)[3].traffic.empty());
+  EXPECT_FALSE((*points)[1].preference);
+  ASSERT_TRUE((*points)[2].preference);
+  EXPECT_EQ((*points)[2].preference->kl, 0.125f);
+  for (const MetricPoint& point : {(*points)[1], (*points)[2]}) {
+    EXPECT_EQ(point.attempt, 2);
+    EXPECT_EQ(point.loss, step.loss) << "to the last bit";
+    EXPECT_EQ(point.total_steps, 40);
+    EXPECT_EQ(point.tokens, 1'000'000);
+    EXPECT_EQ(point.gpu_memory_bytes, 80'000'000'000);
+    EXPECT_EQ(point.time_us, step.time_us);
+    EXPECT_EQ(point.lr, 0.5);
+    EXPECT_EQ(point.grad_norm, 0.25);
+    EXPECT_EQ(point.tokens_per_second, 640);
+    EXPECT_EQ(point.mfu, 0.5);
+    EXPECT_EQ(point.of_limit, 0.75f);
+    EXPECT_EQ(point.step_seconds, 1.5);
+    EXPECT_EQ(point.epoch, 1.25);
+    ASSERT_EQ(point.traffic.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(point.traffic[i].axis, step.traffic[i].axis);
+      EXPECT_NEAR(point.traffic[i].exposed_share, step.traffic[i].exposed_share, 1e-5);
+      EXPECT_NEAR(point.traffic[i].gigabytes_per_second, step.traffic[i].gigabytes_per_second,
+                  0.004 * step.traffic[i].gigabytes_per_second);
+    }
+  }
+}
+
+TEST_F(LogsTest, OfAxesThatARecordCannotNameTheOthersStay) {
+  MetricPoint step = Point(1, 1);
+  step.traffic = {{"of a later version", 0.5, 1}, {"tensor", 7, 1e300}};
+  for (const char* axis : {"pipeline", "context", "expert", "world"}) {
+    step.traffic.push_back({axis, -1, std::numeric_limits<double>::quiet_NaN()});
+  }
+  const auto point = DecodeMetric(EncodeMetric(step), "job-a");
+  ASSERT_TRUE(point.ok());
+  ASSERT_EQ(point->traffic.size(), 4u);
+  EXPECT_EQ(point->traffic[0].axis, "tensor");
+  EXPECT_EQ(point->traffic[0].exposed_share, 1);
+  EXPECT_EQ(point->traffic[3].axis, "expert");
+  EXPECT_EQ(point->traffic[3].exposed_share, 0);
+}
+
 TEST_F(LogsTest, PointsSentTwiceAreStoredOnce) {
   MetricLog metrics(dir_);
   ASSERT_TRUE(metrics.Append("job", {Point(1, 1), Point(1, 2)}).ok());

@@ -107,6 +107,18 @@ TEST_F(TensorBoardTest, FilesOfAThinnedCurveAreMadeAgain) {
   EXPECT_EQ(io::ReadFile(path).value(), "as it was") << "what is thin is not written again";
 }
 
+TEST_F(TensorBoardTest, WhatAxesCostHasTagsOfItsOwn) {
+  MetricPoint point;
+  point.attempt = 1;
+  point.step = 1;
+  point.traffic = {{"shard", 0.25, 12.5}};
+  ASSERT_TRUE(metrics_.Append("job", {point}).ok());
+  const std::string bytes = io::ReadFile(Update().at(0)).value();
+  EXPECT_NE(bytes.find("train/comm/shard/exposed_share"), bytes.npos);
+  EXPECT_NE(bytes.find("train/comm/shard/GBps"), bytes.npos);
+  EXPECT_NE(bytes.find("train/comm/exposed_share"), bytes.npos);
+}
+
 TEST_F(TensorBoardTest, AJobWithoutMetricsHasNoFiles) { EXPECT_TRUE(Update().empty()); }
 
 }  // namespace

@@ -105,6 +105,18 @@ TEST(NodeChecksTest, AnEventHasNumbersThatAStepCanHave) {
                  {set([](M& m) { m.mutable_time()->set_nanos(-1); }), "time.nanos"},
                  {set([](M& m) { m.set_of_limit(1e300); }), "of_limit"},
                  {set([](M& m) { m.set_epoch(-1e200); }), "epoch"},
+                 {set([](M& m) { m.add_traffic()->set_axis("shard"); }), ""},
+                 {set([](M& m) { m.add_traffic()->set_axis("a\n"); }), "traffic.axis"},
+                 {set([](M& m) { m.add_traffic()->set_axis(std::string(33, 'x')); }),
+                  "traffic.axis"},
+                 {set([](M& m) { m.add_traffic()->set_exposed_share(1e300); }),
+                  "traffic.exposed_share"},
+                 {set([](M& m) { m.add_traffic()->set_gigabytes_per_second(-1e300); }),
+                  "traffic.gigabytes_per_second"},
+                 {set([](M& m) {
+                    for (int i = 0; i < 5; ++i) m.add_traffic();
+                  }),
+                  "traffic"},
                  {set([](M& m) { m.add_values()->set_name("loss"); }), "values.name"},
                  {set([](M& m) { m.add_values()->set_name("val.loss"); }), "values.name"},
                  {set([](M& m) { m.add_values()->set_name("val.a b"); }), "values.name"},
@@ -320,6 +332,14 @@ TEST(NodeChecksTest, ModelsDisksAndFactsAreBounded) {
   Expect<Facts>(
       Facts(),
       {{[](Facts& m) { m.set_driver_version("5\n"); }, "facts.driver_version"},
+       {[](Facts& m) { m.set_place("block-a/rack-3"); }, ""},
+       {[](Facts& m) { m.set_place("a\tb"); }, "facts.place"},
+       {[](Facts& m) { m.set_place(std::string(513, 'x')); }, "facts.place"},
+       {[](Facts& m) { m.add_network_settings("NCCL_X=\x1b"); }, "facts.network_settings"},
+       {[](Facts& m) {
+          for (int i = 0; i < 513; ++i) m.add_network_settings("NCCL_X=1");
+        },
+        "facts.network_settings"},
        {[](Facts& m) { m.add_links()->set_active_links(-1); }, "facts.links.active_links"},
        {[](Facts& m) {
           for (int i = 0; i < 300; ++i) m.add_networks("mlx5");

@@ -86,16 +86,36 @@ TEST(DecideTest, APromiseStandsAgainstJobsOfItsLevelAndGivesWayToAHigherOne) {
   EXPECT_EQ(world.Of("promised").promised.start_us, kNow + 3 * kHour);
 }
 
-TEST(DecideTest, AGangPrefersNodesOfOneDomain) {
+TEST(DecideTest, AGangPrefersNodesOfOnePlace) {
   World world;
   for (const char* name : {"a", "b", "c", "d", "e"}) world.Add(name, 8);
-  const char* domains[] = {"x", "y", "x", "y", "y"};
-  for (size_t i = 0; i < 5; ++i) world.snapshot.nodes[i].domain = domains[i];
+  const char* places[] = {"x", "y", "x", "y", "y"};
+  for (size_t i = 0; i < 5; ++i) world.snapshot.nodes[i].place = places[i];
   world.Wait(Timed("gang", 8, 1, 2));
   const Decision decision = Decide(world.snapshot);
   ASSERT_EQ(decision.placements.size(), 1u);
   EXPECT_EQ(decision.placements[0].parts[0].node, "a");
-  EXPECT_EQ(decision.placements[0].parts[1].node, "c") << "the smaller domain that is enough";
+  EXPECT_EQ(decision.placements[0].parts[1].node, "c") << "the smaller place that is enough";
+}
+
+TEST(DecideTest, RanksFollowTheNetworkAndTheNodeToAvoidIsTakenLast) {
+  World world;
+  for (const char* name : {"a", "b", "c", "d", "e"}) world.Add(name, 8);
+  const char* places[] = {"hall/row-1/s1", "hall/row-2/s3", "hall/row-1/s2", "hall/row-2/s3",
+                          "hall/row-1/s1"};
+  for (size_t i = 0; i < 5; ++i) world.snapshot.nodes[i].place = places[i];
+  const auto nodes = [&](int count, const std::string& avoid) {
+    world.snapshot.pending.clear();
+    world.Wait(Timed("gang", 8, 1, count)).avoid_node = avoid;
+    std::string text;
+    for (const Part& part : Decide(world.snapshot).placements.at(0).parts) text += part.node;
+    return text;
+  };
+  EXPECT_EQ(nodes(2, ""), "ae");
+  EXPECT_EQ(nodes(2, "e"), "bd") << "the other switch with two nodes";
+  EXPECT_EQ(nodes(3, ""), "aec") << "one row, and its switch with most nodes first";
+  EXPECT_EQ(nodes(3, "c"), "aeb") << "no row has three others";
+  EXPECT_EQ(nodes(5, "a"), "eacbd") << "all are needed; of its switch it is the last";
 }
 
 TEST(DecideTest, AnExclusiveJobSharesItsNodesWithNobody) {

@@ -182,9 +182,15 @@ TEST_F(RowsTest, ProgressIsAValueWhoseColumnIsAsItWas) {
   progress.trainable_parameters = 10;
   progress.total_parameters = 20;
   progress.of_limit = 0.9;
+  progress.traffic = {{"shard", 0.25, 12.5}};
   ASSERT_TRUE(SetProgress(*db_, "attempt-1", progress).ok());
   EXPECT_EQ(column(), ProgressColumn(progress));
   EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress.loss, 0.5);
+  const std::vector<AxisTraffic> traffic = GetAttempt(*db_, "attempt-1")->progress.traffic;
+  ASSERT_EQ(traffic.size(), 1u);
+  EXPECT_EQ(traffic[0].axis, "shard");
+  EXPECT_EQ(traffic[0].exposed_share, 0.25);
+  EXPECT_EQ(traffic[0].gigabytes_per_second, 12.5);
   // As earlier servers wrote it and read it.
   v1::Progress stored;
   stored.set_step(5);

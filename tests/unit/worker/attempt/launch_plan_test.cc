@@ -114,12 +114,14 @@ TEST_F(LaunchPlanTest, WhatTheJobSaysOfNcclAndCudaReachesTheRanks) {
   job_.compute.cuda_launch_blocking = true;
   const auto env = Plan(Gpus()).shim.ranks[0].env;
   EXPECT_EQ(env.at("NCCL_DEBUG"), "INFO");
-  EXPECT_EQ(env.at("NCCL_SOCKET_IFNAME"), "eth7");
+  EXPECT_EQ(env.at("NCCL_SOCKET_IFNAME"), "=eth7") << "not eth70";
   EXPECT_EQ(env.at("CUDA_LAUNCH_BLOCKING"), "1");
 }
 
 TEST_F(LaunchPlanTest, AGangOfOneNodeStaysOnTheLoopbackInterface) {
+  setup_.network = {{"NCCL_SOCKET_IFNAME", "ib"}};
   EXPECT_EQ(Plan(Gpus()).shim.ranks[0].env.at("GLOO_SOCKET_IFNAME"), "lo");
+  EXPECT_EQ(Plan(Gpus()).shim.ranks[0].env.at("NCCL_SOCKET_IFNAME"), "=lo");
   dispatch_.set_world_size(4);
   setup_.address = "192.0.2.1";  // an address for documentation: no interface has it
   EXPECT_FALSE(Plan(Gpus()).shim.ranks[0].env.contains("GLOO_SOCKET_IFNAME"));
@@ -137,7 +139,38 @@ TEST_F(LaunchPlanTest, TheLibraryPathIsSetOnlyWhereItIsNeeded) {
   EXPECT_EQ(Plan(Gpus()).shim.prepare.env.at("LD_LIBRARY_PATH"), "/t/lib");
 }
 
-TEST(InterfaceTest, LoopbackIsLo) { EXPECT_EQ(InterfaceOf("127.0.0.1"), "lo"); }
+TEST_F(LaunchPlanTest, WhatTheOperatorSaysOfTheNetworkComesBetweenTheAddressAndTheJob) {
+  dispatch_.set_world_size(4);
+  const auto env = [&] { return Plan(Gpus()).shim.ranks[1].env; };
+  EXPECT_EQ(env().at("NCCL_SOCKET_IFNAME"), "=lo") << "the interface of 127.0.0.1, exactly";
+  setup_.network = {{"NCCL_SOCKET_IFNAME", "=ib0"}, {"NCCL_IB_TC", "106"}, {"NCCL_DEBUG", "WARN"}};
+  EXPECT_EQ(env().at("NCCL_SOCKET_IFNAME"), "=ib0");
+  EXPECT_EQ(env().at("GLOO_SOCKET_IFNAME"), "lo");
+  EXPECT_EQ(env().at("NCCL_IB_TC"), "106");
+  EXPECT_EQ(env().at("NCCL_DEBUG"), "WARN");
+  EXPECT_EQ(Plan(Gpus()).rank.network_settings,
+            (std::vector<std::string>{"NCCL_DEBUG=WARN", "NCCL_IB_TC=106",
+                                      "NCCL_SOCKET_IFNAME==ib0"}));
+  job_.compute.network_interface = "eth7";
+  job_.compute.nccl_debug = "INFO";
+  EXPECT_EQ(env().at("NCCL_SOCKET_IFNAME"), "=eth7");
+  EXPECT_EQ(env().at("NCCL_DEBUG"), "INFO");
+}
+
+TEST_F(LaunchPlanTest, AnInterfaceThatIsNotThereIsTheJobsFaultOrTheNodes) {
+  EXPECT_TRUE(CheckNetwork(job_, 2, 4, setup_).ok());
+  setup_.network = {{"NCCL_SOCKET_IFNAME", "=no-such-one"}};
+  const absl::Status of_node = CheckNetwork(job_, 2, 4, setup_);
+  EXPECT_TRUE(absl::IsInternal(of_node)) << of_node;
+  EXPECT_NE(Message(of_node).find("NCCL_SOCKET_IFNAME (sft-worker --network-env)"),
+            std::string_view::npos);
+  EXPECT_TRUE(CheckNetwork(job_, 4, 4, setup_).ok()) << "one node stays on its loopback interface";
+  job_.compute.network_interface = "no-such-one";
+  const absl::Status of_job = CheckNetwork(job_, 4, 4, setup_);
+  EXPECT_TRUE(absl::IsInvalidArgument(of_job)) << of_job;
+  job_.compute.network_interface = "lo";
+  EXPECT_TRUE(CheckNetwork(job_, 2, 4, setup_).ok()) << "the job's word counts";
+}
 
 TEST_F(LaunchPlanTest, AJobThatAnswersRunsGenerateWithItsAdapter) {
   job_.job.kind = spec::kGenerateKind;

@@ -34,6 +34,8 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   step.of_limit = 0.87;
   step.epoch = 1.5;
   EXPECT_TRUE(RoundTrip(step).preference.empty());
+  EXPECT_TRUE(RoundTrip(step).traffic.empty());
+  step.traffic = {{"shard", 0.125, 41.5}, {"replicate", 0.01, 3}};
   step.preference = {{.rewards_chosen = 0.1,
                       .rewards_rejected = -0.2,
                       .rewards_accuracies = 0.75,
@@ -53,6 +55,11 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   EXPECT_EQ(back.mfu, 0.41);
   EXPECT_EQ(back.of_limit, 0.87);
   EXPECT_EQ(back.epoch, 1.5);
+  ASSERT_EQ(back.traffic.size(), 2u);
+  EXPECT_EQ(back.traffic[0].axis, "shard");
+  EXPECT_EQ(back.traffic[0].exposed_share, 0.125);
+  EXPECT_EQ(back.traffic[0].gigabytes_per_second, 41.5);
+  EXPECT_EQ(back.traffic[1].axis, "replicate");
   ASSERT_EQ(back.preference.size(), 1u);
   EXPECT_EQ(back.preference[0].rewards_chosen, 0.1);
   EXPECT_EQ(back.preference[0].rewards_rejected, -0.2);

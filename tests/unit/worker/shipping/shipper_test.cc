@@ -242,6 +242,7 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   step.mfu = 0.5;
   step.of_limit = 0.25;
   step.epoch = 0.25;
+  step.traffic = {{"replicate", 0.125, 2.5}};
   const v1::RankEvent event = ToRankEvent(0, {1700000000.5, step}, "line");
   const v1::Metric& metric = event.metric();
   EXPECT_EQ(metric.step(), 3);
@@ -260,6 +261,10 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   EXPECT_EQ(metric.time().nanos(), 500'000'000);
   EXPECT_FALSE(metric.is_eval());
   EXPECT_FALSE(metric.has_preference());
+  ASSERT_EQ(metric.traffic_size(), 1);
+  EXPECT_EQ(metric.traffic(0).axis(), "replicate");
+  EXPECT_EQ(metric.traffic(0).exposed_share(), 0.125);
+  EXPECT_EQ(metric.traffic(0).gigabytes_per_second(), 2.5);
 }
 
 TEST(RankEventTest, AValidationPointIsMarked) {
