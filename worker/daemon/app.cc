@@ -38,6 +38,7 @@
 #include "worker/node/identity.h"
 #include "worker/node/models.h"
 #include "worker/node/node_facts.h"
+#include "worker/node/obeyed_generation.h"
 #include "worker/node/peer_models.h"
 #include "worker/node/rank_check.h"
 #include "worker/node/torch_locator.h"
@@ -296,7 +297,7 @@ void SaySlots(const NodeSetup& setup, const Inventory& inventory, const std::str
 
 absl::Status RunWorker(const Options& options) {
   EndSignals signals;
-  SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(options.server).status());
+  SFT_RETURN_IF_ERROR(rpc::ParseEndpoints(options.server).status());
   SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
   umask(kPrivateUmask);
   PassOnToo(options.rank_env);
@@ -363,17 +364,22 @@ absl::Status RunWorker(const Options& options) {
   ModelRequests requests(*models, agent);
   Asker asker(setup, *server);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ObeyedGeneration> generation,
+                       ObeyedGeneration::Open(setup.data_dir));
   Session session(
       channels, agent,
       [&] {
         v1::Register message =
             MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation, data_dir_id);
         message.set_time_us(UnixMicros(clock.Wall()));
+        generation->Tell(message);
         return message;
       },
       [&](const v1::FetchFile& request) { files.Send(request); },
       [&](const v1::ModelRequest& request) { requests.Take(request); },
-      [&](const v1::Ask& ask) { asker.Ask(ask); });
+      [&](const v1::Ask& ask) { asker.Ask(ask); },
+      [&](const v1::Welcome& welcome) { return generation->Obey(welcome); },
+      [&] { identity->Next(); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {
     ending = true;
