@@ -1,5 +1,6 @@
 #include "client/base/server_choice.h"
 
+#include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -26,8 +27,12 @@ struct Question {
   grpc::Status status;
 };
 
-std::chrono::system_clock::time_point From(milliseconds patience) {
-  return std::chrono::system_clock::now() + patience;
+// The next answer of the queue; a time span is counted from now.
+bool NextAnswer(grpc::CompletionQueue& queue, bool answered, void** tag) {
+  bool ok = false;
+  if (!answered) return queue.Next(tag, &ok);
+  const auto patience = gpr_time_from_millis(kPatienceForOthers.count(), GPR_TIMESPAN);
+  return queue.AsyncNext(tag, &ok, patience) == grpc::CompletionQueue::GOT_EVENT;
 }
 
 }  // namespace
@@ -59,6 +64,7 @@ size_t ChooseServer(const std::vector<ServerCandidate>& candidates) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].security.ok()) continue;
     auto& asked = questions[i] = std::make_unique<Question>();
+    rpc::SetDeadline(asked->context, kPatience);
     asked->stub = v1::ClusterService::NewStub(
         rpc::MakeChannel(candidates[i].address, *candidates[i].security));
     asked->reader = asked->stub->AsyncGetServerInfo(&asked->context, request, &queue);
@@ -66,25 +72,21 @@ size_t ChooseServer(const std::vector<ServerCandidate>& candidates) {
     ++open;
   }
   size_t best = candidates.size();
-  auto deadline = From(kPatience);
   void* tag = nullptr;
-  bool ok = false;
-  while (open > 0 && queue.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) {
+  while (open > 0 && NextAnswer(queue, best < candidates.size(), &tag)) {
     --open;
     const auto found = std::find_if(questions.begin(), questions.end(),
                                     [&](const auto& asked) { return asked.get() == tag; });
-    const size_t index = static_cast<size_t>(found - questions.begin());
     if (!(*found)->status.ok()) continue;
-    deadline = std::min(deadline, From(kPatienceForOthers));
     const int64_t generation = (*found)->answer.generation();
     if (best == candidates.size() || generation > questions[best]->answer.generation()) {
-      best = index;
+      best = static_cast<size_t>(found - questions.begin());
     }
   }
   for (const auto& asked : questions) {
     if (asked != nullptr) asked->context.TryCancel();
   }
-  for (; open > 0 && queue.Next(&tag, &ok); --open) {
+  for (bool ok = false; open > 0 && queue.Next(&tag, &ok); --open) {
   }
   return best == candidates.size() ? 0 : best;
 }

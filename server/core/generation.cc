@@ -35,13 +35,12 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Load(
   if (record.replaced_by > 0) {
     return Replaced(record.number, record.replaced_by, record.replaced_at);
   }
-  std::unique_ptr<Generation> generation(
-      new Generation(store, record.number, std::move(authority)));
-  if (generation->authority_.has_value()) {
-    SFT_ASSIGN_OR_RETURN(generation->proof_, tls::SignText(generation->authority_->key_pem,
-                                                           Signed(generation->number_)));
+  std::unique_ptr<Generation> made(new Generation(store, record.number, std::move(authority)));
+  if (made->authority_.has_value()) {
+    SFT_ASSIGN_OR_RETURN(made->proof_,
+                         tls::SignText(made->authority_->key_pem, Signed(made->number_)));
   }
-  return generation;
+  return made;
 }
 
 absl::Status Generation::Meet(const std::string& node, int64_t number, const std::string& proof) {

@@ -12,6 +12,7 @@ namespace sft::server::store {
 // Of a database that was never restored or taken over.
 inline constexpr int64_t kFirstGeneration = 1;
 
+// The one row of it.
 struct GenerationRecord {
   int64_t number = kFirstGeneration;
   // The higher generation of the server that has taken this one's place, and its address; 0: none.

@@ -172,8 +172,11 @@ int Cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurr
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
                           const ModelStore& models, const std::vector<std::string>& grader_roots,
-                          const std::string& incarnation, const std::string& data_dir_id) {
+                          const std::string& incarnation, const std::string& data_dir_id,
+                          const ObeyedGeneration& generation, const Clock& clock) {
   v1::Register message;
+  message.set_time_us(UnixMicros(clock.Wall()));
+  generation.Tell(message);
   message.set_node(setup.node);
   message.set_incarnation(incarnation);
   message.set_data_dir_id(data_dir_id);
@@ -364,16 +367,12 @@ absl::Status RunWorker(const Options& options) {
   ModelRequests requests(*models, agent);
   Asker asker(setup, *server);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<ObeyedGeneration> generation,
-                       ObeyedGeneration::Open(setup.data_dir));
+  SFT_ASSIGN_OR_RETURN(const auto generation, ObeyedGeneration::Open(setup.data_dir));
   Session session(
       channels, agent,
       [&] {
-        v1::Register message =
-            MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation, data_dir_id);
-        message.set_time_us(UnixMicros(clock.Wall()));
-        generation->Tell(message);
-        return message;
+        return MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation,
+                            data_dir_id, *generation, clock);
       },
       [&](const v1::FetchFile& request) { files.Send(request); },
       [&](const v1::ModelRequest& request) { requests.Take(request); },
