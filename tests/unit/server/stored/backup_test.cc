@@ -4,6 +4,7 @@
 
 #include "common/io/sha256.h"
 #include "server/blob/blob_store.h"
+#include "server/core/generation.h"
 #include "server/store/checkpoints.h"
 #include "server/stored/restore.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
@@ -90,6 +91,8 @@ TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
   jobs_ = std::make_unique<JobManager>(*store_, clock_, hub_, [] {});
   EXPECT_EQ(jobs_->List({}).value().jobs.size(), 1u);
   EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_GT(Generation::Load(*store_, std::nullopt).value()->number(), 1)
+      << "workers do not obey the server that it replaces";
 }
 
 TEST_F(BackupTest, CheckpointsAreInTheCopyAndOutliveThoseOfTheServer) {
