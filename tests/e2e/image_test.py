@@ -187,10 +187,10 @@ class ImageTest(ServiceCase):
         os.chown(disk, 0, 10001)
         disk.chmod(0o2775)
         at = {"/var/lib/sft": disk}
-        init = self.run_container("init", self.container_of("init.yaml", "Job"), {}, at)
+        init = self.run_container("init", self.container_of("init/job.yaml", "Job"), {}, at)
         self.assertEqual(init.wait(timeout=DEADLINE_S), 0, self.log("init"))
         tokens = {name: re.search(rf"^{name} token +(\S+)", self.log("init"), re.M).group(1) for name in ("admin", "join")}
-        server = self.container_of("server.yaml", "StatefulSet")
+        server = self.container_of("fleet/server.yaml", "StatefulSet")
         self.run_container("server", server, {}, at)
         wait_until("the server's startup probe", lambda: self.probe(server["startupProbe"]) == "200")
         self.assertEqual([self.probe(server[each]) for each in ("readinessProbe", "livenessProbe")], ["200", "200"])
@@ -202,7 +202,7 @@ class ImageTest(ServiceCase):
         (join / "token").write_text(tokens["join"] + "\n")
         (join / "token").chmod(0o400)
         node = self.dir / "node"
-        self.run_container("worker", self.container_of("worker.yaml", "DaemonSet"),
+        self.run_container("worker", self.container_of("fleet/worker.yaml", "DaemonSet"),
                            {"NODE_NAME": "node-a", "NODE_IP": "127.0.0.1"},
                            {"/var/lib/sft-worker": node, "/etc/sft/join": join, "/srv/models": self.dir / "models"},
                            ("--simulate-gpus", "H100:8", "--grace", "1"))
