@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatience{5000}, kPatienceForOthers{500};
+constexpr milliseconds kAnswerIn{5000}, kPatienceForOthers{500};
 
 // One question to one server.
 struct Question {
@@ -64,7 +64,7 @@ size_t ChooseServer(const std::vector<ServerCandidate>& candidates) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].security.ok()) continue;
     auto& asked = questions[i] = std::make_unique<Question>();
-    rpc::SetDeadline(asked->context, kPatience);
+    rpc::SetDeadline(asked->context, kAnswerIn);
     asked->stub = v1::ClusterService::NewStub(
         rpc::MakeChannel(candidates[i].address, *candidates[i].security));
     asked->reader = asked->stub->AsyncGetServerInfo(&asked->context, request, &queue);

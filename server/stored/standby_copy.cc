@@ -304,7 +304,11 @@ absl::StatusOr<std::string> TakeOverCopy(const std::string& data_dir, Clock& clo
                        RaiseGenerationOf(made, data_dir + kDatabase, clock, above));
   SFT_RETURN_IF_ERROR(io::RenameDurably(made, data_dir + kDatabase));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(data_dir + kTookOver, note.of, io::kPrivateMode));
-  SFT_RETURN_IF_ERROR(io::RemoveAll(data_dir + kStandby));
+  // Gone at once: a half of it would be a standby without a copy.
+  const std::string done = data_dir + kStandby + ".done";
+  SFT_RETURN_IF_ERROR(io::RemoveAll(done));
+  SFT_RETURN_IF_ERROR(io::RenameDurably(data_dir + kStandby, done));
+  SFT_RETURN_IF_ERROR(io::RemoveAll(done));
   std::string text = fmt::format(
       "{} is the server's from now on, of generation {}: what {} had acknowledged before {} is in "
       "it, and what it acknowledged later is lost\n",
