@@ -33,6 +33,13 @@ constexpr int64_t kPageBytes = 4096;
 // Where backups lie in a data folder, and how the folders begin from which a standby is sent.
 constexpr char kFolder[] = "/backups", kForStandby[] = "standby-";
 
+// Secrets of others, which are in no copy, and what a restored server needs in their place.
+constexpr std::pair<const char*, const char*> kSecretFolders[] = {
+    {"/webhooks",
+     "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new ones)"},
+    {"/secrets", "secrets of projects in secrets/ (`sftctl admin project set P --secret`)"},
+    {"/hub-tokens", "projects' tokens of the hub (`sftctl admin project set P --hub-token-file`)"}};
+
 // "2026-01-31T12-34-56Z"
 std::string FolderName(WallTime now) {
   std::string name = FormatUtc(now).substr(0, 19) + "Z";
@@ -222,10 +229,9 @@ absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::str
     SFT_RETURN_IF_ERROR(SyncTree(folder + name, /*files=*/true));
     result.set_log_bytes(result.log_bytes() + io::TreeBytes(folder + name));
   }
-  if (!io::ListDir(data_dir_ + kHookSecrets).value_or(std::vector<std::string>()).empty()) {
-    result.add_left_out(
-        "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new "
-        "ones)");
+  for (const auto& [folder, what] : kSecretFolders) {
+    if (io::ListDir(data_dir_ + folder).value_or(std::vector<std::string>()).empty()) continue;
+    result.add_left_out(what);
   }
   if (!io::IsDirectory(data_dir_ + kKeys)) return absl::OkStatus();
   if (request.with_keys()) {

@@ -11,8 +11,7 @@ namespace sft::server {
 
 // Folders of a data folder, and files of a backup's (Backups).
 inline constexpr char kDatabase[] = "/server.db", kManifest[] = "/manifest.json",
-                      kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls",
-                      kHookSecrets[] = "/webhooks";
+                      kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls";
 inline constexpr const char* kGrowing[] = {"/logs", "/metrics"};
 
 // Of a blob in a store (kBlobs, kCheckpoints) of a data folder.
