@@ -5,7 +5,7 @@ JOBS := $(shell nproc)
 TEST_JOBS := $(shell expr 2 \* $(JOBS))
 MINUTES := 5
 
-.PHONY: demo build test test-sim fuzz lint parity bundle bench clean
+.PHONY: demo build test test-sim fuzz lint parity bundle image bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make parity   make the reference series anew and compare the engine with them"
 	@echo "make bench    training on the CPU against a threshold; GPUs: docs/benchmarks"
 	@echo "make bundle   a relocatable tarball of all binaries: how operators install a node"
+	@echo "make image    a container image of it, as an OCI layout in dist/image (docs/kubernetes.md)"
 
 demo:
 	@echo "make demo: installs what is missing, builds (some minutes), then trains for about five"
@@ -60,6 +61,10 @@ bench: build
 
 bundle: build
 	deploy/bundle/make_bundle.sh $(BUILD)
+
+image: bundle
+	rm -rf dist/image
+	deploy/image/make_image.py dist/sft-*-linux-x86_64.tar.xz dist/image
 
 clean:
 	rm -rf build/release build/dev build/lint build/alone build/fuzz build/engine dist

@@ -62,7 +62,8 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   app.RequireCommand();
   app.AddOption(
       "--server", session.server,
-      "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, then "
+      "Server as HOST:PORT; several with commas, where a standby may take its place: the one that "
+      "serves is used (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, then "
       "the server of the last `login`, then 127.0.0.1:7070)");
   AddSubmit(app, session);
   AddSweep(app, session);

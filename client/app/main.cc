@@ -5,7 +5,6 @@
 
 #include "client/app/app.h"
 #include "client/base/interrupt.h"
-#include "client/base/login.h"
 
 int main(int argc, char** argv) {
   using namespace sft::client;
@@ -19,8 +18,10 @@ int main(int argc, char** argv) {
       console.err << "sftctl: " << server.status().message() << "\n";
       return nullptr;
     }
-    auto connection = std::make_unique<Connection>(server->address, SecurityOf(server->address),
-                                                   console, sft::Clock::Real());
+    std::vector<ServerCandidate> candidates = CandidatesOf(server->address);
+    auto connection = std::make_unique<Connection>(
+        candidates.front().address, candidates.front().security, console, sft::Clock::Real());
+    connection->SetCandidates(std::move(candidates));
     connection->NameOrigin(server->origin);
     return connection;
   };

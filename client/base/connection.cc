@@ -65,7 +65,7 @@ absl::StatusOr<ServerAddress> ResolveServer(const std::string& flag) {
     SFT_ASSIGN_OR_RETURN(server.address, LastServer());
   }
   if (server.address.empty()) server = {kDefaultServer, "the default"};
-  SFT_RETURN_IF_ERROR(Annotate(rpc::ParseEndpoint(server.address).status(), server.origin));
+  SFT_RETURN_IF_ERROR(Annotate(rpc::ParseEndpoints(server.address).status(), server.origin));
   return server;
 }
 
@@ -81,7 +81,19 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string serve
                        Clock& clock)
     : server_(std::move(server)), console_(console), clock_(clock), channel_(std::move(channel)) {}
 
+void Connection::Choose() {
+  if (candidates_.size() < 2) return;
+  const ServerCandidate& chosen = candidates_[ChooseServer(candidates_)];
+  if (chosen.address == server_) return;
+  server_ = chosen.address;
+  usable_ = chosen.security.status();
+  if (!usable_.ok()) return;
+  authority_pem_ = chosen.security->authority_pem;
+  channel_ = rpc::MakeChannel(server_, *chosen.security);
+}
+
 absl::Status Connection::Check() {
+  Choose();
   SFT_RETURN_IF_ERROR(usable_);
   v1::GetServerInfoRequest request;
   request.set_client_version(kVersion);
@@ -94,7 +106,10 @@ absl::Status Connection::Check() {
 grpc::Status Connection::Retry(const std::function<grpc::Status(grpc::ClientContext&)>& call) {
   grpc::Status status;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    if (attempt > 0) clock_.Sleep(std::chrono::milliseconds(250) * (1 << attempt));
+    if (attempt > 0) {
+      clock_.Sleep(std::chrono::milliseconds(250) * (1 << attempt));
+      Choose();
+    }
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     const Interrupt interrupt(context);

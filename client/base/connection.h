@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/base/exit_codes.h"
+#include "client/base/server_choice.h"
 #include "client/output/console.h"
 #include "common/base/clock.h"
 #include "common/rpc/channel.h"
@@ -20,7 +21,7 @@ inline constexpr char kDefaultServer[] = "127.0.0.1:7070";
 
 // Address of the server, and where it came from.
 struct ServerAddress {
-  std::string address;  // "host:port"
+  std::string address;  // "host:port", or several, with commas
   std::string origin;   // "--server", "SFT_SERVER", a file, or "the default"
 };
 
@@ -38,6 +39,14 @@ class Connection {
   // For tests: uses an in-process channel.
   Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
              Clock& clock);
+
+  // Where the fleet's server may be, this connection's among them: the one that serves is looked
+  // for by Check, and whenever it is lost.
+  void SetCandidates(std::vector<ServerCandidate> candidates) {
+    candidates_ = std::move(candidates);
+  }
+  // Looks for it; without effect where there is one address. For who reopens a stream.
+  void Choose();
 
   // Asks the server for its version and refuses one that is not compatible; every command's first
   // call.
@@ -63,10 +72,11 @@ class Connection {
                                                              Response*),
                                 const Request& request,
                                 std::vector<rpc::FieldViolation>* violations = nullptr) {
-    Stub stub(channel_);
     Response response;
-    const grpc::Status status = Retry(
-        [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, &response); });
+    const grpc::Status status = Retry([&](grpc::ClientContext& context) {
+      Stub stub(channel_);
+      return (stub.*method)(&context, request, &response);
+    });
     if (!status.ok()) return Describe(status, violations);
     return response;
   }
@@ -95,6 +105,7 @@ class Connection {
   std::shared_ptr<grpc::Channel> channel_;
   absl::Status usable_;
   std::string authority_pem_;
+  std::vector<ServerCandidate> candidates_;  // none: only this server
 };
 
 }  // namespace sft::client

@@ -57,6 +57,7 @@ class Follower {
       }
       connection_.clock().Sleep(pause);
       pause = std::min<Nanos>(pause * 2, std::chrono::seconds(5));
+      connection_.Choose();
     }
   }
 
@@ -143,6 +144,7 @@ absl::Status ReadThroughOutages(Connection& connection, bool follow, const ReadO
       told = true;
     }
     connection.clock().Sleep(std::chrono::seconds(1));
+    connection.Choose();
   }
 }
 

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace sft::rpc {
@@ -37,6 +38,16 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text, bool allow_port_ze
     return bad("the port is not between 1 and 65535");
   }
   return endpoint;
+}
+
+absl::StatusOr<std::vector<Endpoint>> ParseEndpoints(std::string_view text) {
+  std::vector<Endpoint> endpoints;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    SFT_ASSIGN_OR_RETURN(endpoints.emplace_back(), ParseEndpoint(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return endpoints;
 }
 
 bool IsLoopback(const std::string& host) {

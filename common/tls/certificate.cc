@@ -236,6 +236,40 @@ bool IsForHost(std::string_view pem, const std::string& host) {
   return X509_check_host(certificate->get(), host.data(), host.size(), 0, nullptr) == 1;
 }
 
+absl::StatusOr<std::string> SignText(std::string_view key_pem, std::string_view text) {
+  SFT_ASSIGN_OR_RETURN(const Key key, ParseKey(key_pem));
+  const Digest digest(EVP_MD_CTX_new());
+  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+  size_t size = 0;
+  std::string signature;
+  bool ok = digest != nullptr &&
+            EVP_DigestSignInit(digest.get(), nullptr, EVP_sha256(), nullptr, key.get()) == 1 &&
+            EVP_DigestSign(digest.get(), nullptr, &size, bytes, text.size()) == 1;
+  if (ok) {
+    signature.resize(size);
+    ok = EVP_DigestSign(digest.get(), reinterpret_cast<unsigned char*>(signature.data()), &size,
+                        bytes, text.size()) == 1;
+  }
+  if (!ok) return LibraryError("cannot sign");
+  signature.resize(size);
+  return signature;
+}
+
+bool IsSignedBy(std::string_view pem, std::string_view text, std::string_view signature) {
+  const absl::StatusOr<X509Ptr> certificate = ParseCertificate(pem);
+  if (!certificate.ok()) return false;
+  const Digest digest(EVP_MD_CTX_new());
+  const bool ok =
+      digest != nullptr &&
+      EVP_DigestVerifyInit(digest.get(), nullptr, EVP_sha256(), nullptr,
+                           X509_get0_pubkey(certificate->get())) == 1 &&
+      EVP_DigestVerify(digest.get(), reinterpret_cast<const unsigned char*>(signature.data()),
+                       signature.size(), reinterpret_cast<const unsigned char*>(text.data()),
+                       text.size()) == 1;
+  ERR_clear_error();
+  return ok;
+}
+
 absl::Status Verify(std::string_view pem, std::string_view authority_pem, Purpose purpose,
                     WallTime now) {
   SFT_ASSIGN_OR_RETURN(const X509Ptr certificate, ParseCertificate(pem));

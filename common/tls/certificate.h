@@ -56,6 +56,11 @@ absl::StatusOr<std::string> KeyOfPrivate(std::string_view key_pem);
 // True when a server's certificate covers this host name or address.
 bool IsForHost(std::string_view pem, const std::string& host);
 
+// The key's signature (ECDSA, SHA-256) over a text.
+absl::StatusOr<std::string> SignText(std::string_view key_pem, std::string_view text);
+// True when the key of this certificate has signed the text.
+bool IsSignedBy(std::string_view pem, std::string_view text, std::string_view signature);
+
 enum class Purpose { kServer, kNode };
 // OK when the authority signed it for the purpose and it is valid at `now`. UNAUTHENTICATED
 // otherwise; the message for an expired or future certificate names its period and `now`.

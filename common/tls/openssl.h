@@ -31,6 +31,7 @@ using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
 using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
 using X509Ptr = std::unique_ptr<X509, Free<X509_free>>;
 using Request = std::unique_ptr<X509_REQ, Free<X509_REQ_free>>;
+using Digest = std::unique_ptr<EVP_MD_CTX, Free<EVP_MD_CTX_free>>;
 using StorePtr = std::unique_ptr<X509_STORE, Free<X509_STORE_free>>;
 using StoreContext = std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX_free>>;
 using Extension = std::unique_ptr<X509_EXTENSION, Free<X509_EXTENSION_free>>;

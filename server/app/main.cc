@@ -23,8 +23,9 @@
 #include "server/app/dev_worker.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
+#include "server/app/standby.h"
 #include "server/state/names.h"
-#include "server/stored/backup.h"
+#include "server/stored/restore.h"
 
 namespace sft::server {
 namespace {
@@ -49,6 +50,7 @@ void BlockSignals() {
   sigemptyset(&set);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGUSR1);  // tells a standby to take over
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 }
@@ -154,6 +156,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.reconcile.unreachable_margin = ParseDuration(options.unreachable_margin).value();
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(settings, clock));
   DevWorker worker(options, data_dir, server->address(), clock);
+  const Successor successor(options, server->generation(), server->address());
   bool ending = false;
   if (options.dev) {
     SFT_RETURN_IF_ERROR(worker.Start());
@@ -169,6 +172,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   absl::Status watched;
   while (!ending && watched.ok() && WaitForSignal(std::chrono::seconds(1)) == 0) {
     if (options.dev) watched = worker.Watch();
+    if (watched.ok()) watched = server->replaced();
   }
   obs::TellServiceManager("STOPPING=1");
   fmt::print(stderr, "sft-server stops\n");
@@ -185,6 +189,8 @@ absl::StatusOr<std::string> RunCommand(const Options& options) {
       return Initialise(options.data_dir, options.names, clock, options.new_authority);
     case Options::Command::kRenew:
       return RenewServer(options.data_dir, options.names, clock);
+    case Options::Command::kTakeOver:
+      return TakeOver(options, clock);
     default:
       return NewAdminToken(options.data_dir, clock);
   }
@@ -201,7 +207,8 @@ int Main(int argc, char** argv) {
   const Options& options = parsed.options;
   umask(077);  // stored data is for this user only
   if (options.check) return RunCheck(options);
-  if (options.command != Options::Command::kServe) {
+  const bool standby = options.command == Options::Command::kStandby;
+  if (options.command != Options::Command::kServe && !standby) {
     const absl::StatusOr<std::string> told = RunCommand(options);
     if (!told.ok()) return Fail(told.status());
     fmt::print("{}", *told);
@@ -218,11 +225,13 @@ int Main(int argc, char** argv) {
     if (made.ok()) data_dir = *made;
   }
   if (status.ok() && !options.restore.empty()) {
-    const auto told = RestoreBackup(options.restore, data_dir, options.files_from);
+    const auto told = RestoreBackup(options.restore, data_dir, options.files_from, Clock::Real());
     if (told.ok()) fmt::print("{}", *told);
     status = told.status();
   } else if (status.ok()) {
-    status = Run(options, data_dir, temporary);
+    const absl::StatusOr<bool> serves = standby ? RunStandby(options, Clock::Real()) : true;
+    status = serves.status();
+    if (serves.ok() && *serves) status = Run(options, data_dir, temporary);
   }
   if (temporary && !data_dir.empty()) {
     const absl::Status removed = io::RemoveAll(data_dir);

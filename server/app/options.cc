@@ -45,6 +45,15 @@ void AddLimits(CLI::App& app, Options& options) {
       ->capture_default_str();
 }
 
+const CLI::Validator& Duration() {
+  static const CLI::Validator validator(
+      [](std::string& text) {
+        return ParseDuration(text).has_value() ? "" : "must be a duration as in 90s, 15m, 2h";
+      },
+      "");
+  return validator;
+}
+
 // Options for what is removed by age, and how much disk stays free.
 void AddRetention(CLI::App& app, Options& options) {
   const char* kRetention = "Retention (docs/operations.md)";
@@ -81,11 +90,7 @@ void AddRetention(CLI::App& app, Options& options) {
 
 void AddTiming(CLI::App& app, Options& options) {
   const char* kTiming = "Timing";
-  const CLI::Validator duration(
-      [](std::string& text) {
-        return ParseDuration(text).has_value() ? "" : "must be a duration as in 90s, 15m, 2h";
-      },
-      "");
+  const CLI::Validator& duration = Duration();
   app.add_option("--suspect-after", options.suspect_after, "Silence that makes a node SUSPECT")
       ->capture_default_str()
       ->check(duration)
@@ -225,8 +230,45 @@ void AddCommands(CLI::App& app, Options& options) {
       Options::Command::kToken, "sft-server token --data-dir /var/lib/sft > admin.token");
 }
 
+// The two commands by which another server takes the place of one that is lost.
+void AddStandby(CLI::App& app, Options& options) {
+  CLI::App* const standby = app.add_subcommand(
+      "standby",
+      "Copy a server every so often, with the options of the server that this one becomes when it "
+      "is told to take over (docs/operations.md)");
+  standby->fallthrough();
+  standby->add_option("--of", options.standby_of, "Address of the server to copy, HOST:PORT")
+      ->required();
+  standby->add_option("--every", options.every, "Time from the begin of one copy to the next")
+      ->capture_default_str()
+      ->check(Duration());
+  standby->add_option("--token-file", options.token_file,
+                      "File with the token of an admin, where the server has tokens");
+  standby->footer(
+      "Example:\n  sft-server standby --of sft-a.example.org:7070 --every 30s --token-file "
+      "standby.token \\\n    --data-dir /var/lib/sft-server --listen 0.0.0.0:7070");
+  standby->callback([&options] { options.command = Options::Command::kStandby; });
+  CLI::App* const take = app.add_subcommand(
+      "takeover",
+      "Make a standby the server of the fleet, or a data folder one of a new generation, so that "
+      "workers obey it and no other server with the same history");
+  take->add_option("--data-dir", options.data_dir, "The standby's data folder")->required();
+  take->add_option("--above", options.above,
+                   "The new generation is higher than this one, which a worker's log names")
+      ->check(CLI::NonNegativeNumber);
+  take->footer("Example:\n  sft-server takeover --data-dir /var/lib/sft-server");
+  take->callback([&options] { options.command = Options::Command::kTakeOver; });
+}
+
 // Checks which options go together; throws for the command line's parser.
 void Check(const Options& options) {
+  if (options.command == Options::Command::kStandby) {
+    if (options.dev || !options.restore.empty() || options.data_dir.empty()) {
+      throw CLI::ValidationError("standby", "needs --data-dir, and neither --dev nor --restore");
+    }
+    const auto of = rpc::ParseEndpoint(options.standby_of);
+    if (!of.ok()) throw CLI::ValidationError("--of", std::string(Message(of.status())));
+  }
   if (options.command != Options::Command::kServe) return;
   if (options.dev && options.require_token) {
     throw CLI::ValidationError("--require-token", "goes with a server without --dev");
@@ -301,6 +343,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   check->add_flag("--json", options.json, "Print JSON, for programs (docs/operations.md)");
   check->callback([&] { options.check = true; });
   AddCommands(app, options);
+  AddStandby(app, options);
   app.callback([&] { Check(options); });
   try {
     app.parse(argc, argv);

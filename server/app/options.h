@@ -10,7 +10,7 @@ namespace sft::server {
 
 // Command line of sft-server; `sft-server --help` describes each option.
 struct Options {
-  enum class Command { kServe, kInit, kRenew, kToken };
+  enum class Command { kServe, kInit, kRenew, kToken, kStandby, kTakeOver };
   Command command = Command::kServe;
   std::vector<std::string> names;  // names in the server's certificate
   bool new_authority = false;      // init even if there are users or nodes of an earlier authority
@@ -28,6 +28,10 @@ struct Options {
   int max_delivery_gb = 1000;   // for an attempt whose size cannot be computed
   std::string restore;          // folder of a backup: restore it into --data-dir and exit
   std::string files_from;       // data folder from which a restore takes blobs, logs and metrics
+  // Of `standby`: the server to copy, how often, and the file with an admin's token for it; after
+  // its takeover the process serves with all other options.
+  std::string standby_of, every = "60s", token_file;
+  int64_t above = 0;            // of `takeover`: the new generation is higher
   bool accept_copy = false;     // start on a copy of a data folder that was in use
   int thin_metrics_after = 30;  // days after a job's end; 0: never
   // Days after a job's end, or the last use, until data is removed; 0: kept for ever.

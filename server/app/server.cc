@@ -12,6 +12,7 @@
 #include "common/io/tree.h"
 #include "server/app/credentials.h"
 #include "server/core/access.h"
+#include "server/core/generation.h"
 #include "server/http/metrics_page.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
@@ -33,6 +34,7 @@
 #include "server/stored/backup.h"
 #include "server/stored/checkpoints.h"
 #include "server/stored/housekeeping.h"
+#include "server/stored/standby_copy.h"
 #include "server/stored/uploads.h"
 #include "server/webhooks/webhook_sender.h"
 #include "server/webhooks/webhooks.h"
@@ -69,11 +71,12 @@ absl::StatusOr<WebhookGuards> MakeGuards(const std::vector<std::string>& allowed
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
-        std::unique_ptr<Access> loaded_access, WebhookGuards guards, bool open,
-        const Settings& settings, Clock& clock)
+        std::unique_ptr<Access> loaded_access, std::unique_ptr<Generation> loaded_generation,
+        WebhookGuards guards, bool open, const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         access(std::move(loaded_access)),
+        generation(std::move(loaded_generation)),
         gate(*access, *store, clock, open),
         blobs(std::move(opened_blobs)),
         checkpoint_blobs(std::move(opened_checkpoint_blobs)),
@@ -91,7 +94,7 @@ struct Server::Parts {
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
                      &disk, &gate.failed(), &gpus),
         registry(
-            settings.workers, *store, clock, hub, [this] { loop.Wake(); }, &gpus),
+            settings.workers, *store, clock, hub, [this] { loop.Wake(); }, &gpus, generation.get()),
         relay(registry),
         jobs(
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
@@ -119,9 +122,9 @@ struct Server::Parts {
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, copies, gpus,
-                        clock, &disk),
+                        clock, *generation, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
-        admin_service(backups),
+        admin_service(backups, *generation),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk,
                          [this] {
@@ -162,6 +165,7 @@ struct Server::Parts {
   DataDirLock lock;
   std::unique_ptr<Store> store;
   std::unique_ptr<Access> access;
+  std::unique_ptr<Generation> generation;
   Gate gate;
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<BlobStore> checkpoint_blobs;
@@ -238,8 +242,9 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
-  std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
-                                    "metrics", "tensorboard", "backups", "gpu-use",     "webhooks"};
+  std::vector<std::string> names = {"tls",     "server.lock", "blobs",       "checkpoints",
+                                    "logs",    "metrics",     "tensorboard", "backups",
+                                    "gpu-use", "webhooks",    "standby",     "took_over"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -252,6 +257,12 @@ Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
+  if (IsStandby(settings.data_dir)) {
+    return FailedPrecondition(fmt::format(
+        "{0} is the folder of a standby: `sft-server standby` keeps it up to date, and `sft-server "
+        "takeover --data-dir {0}` makes it the server's",
+        settings.data_dir));
+  }
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> left,
                        io::CloseDataDir(settings.data_dir, OwnNames(settings.data_dir)));
   if (!left.empty()) spdlog::warn("{}", io::OpenToOthers(left));
@@ -267,13 +278,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   if (!open && !credentials.has_value()) return NoKeys(settings, *store);
   std::optional<tls::Identity> authority;
   if (credentials.has_value()) authority = credentials->authority;
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,
-                       Access::Load(*store, clock, std::move(authority)));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access, Access::Load(*store, clock, authority));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Generation> generation,
+                       Generation::Load(*store, std::move(authority)));
   SFT_ASSIGN_OR_RETURN(WebhookGuards guards, MakeGuards(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
-  server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
-                                           std::move(checkpoint_blobs), std::move(access),
-                                           std::move(guards), open, settings, clock);
+  server->parts_ = std::make_unique<Parts>(
+      std::move(lock), std::move(store), std::move(blobs), std::move(checkpoint_blobs),
+      std::move(access), std::move(generation), std::move(guards), open, settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,
@@ -345,6 +357,10 @@ std::string Server::web_url() const { return parts_->web_sessions.url(); }
 const Methods& Server::methods() const { return parts_->methods; }
 
 bool Server::open() const { return parts_->gate.open(); }
+
+int64_t Server::generation() const { return parts_->generation->number(); }
+
+absl::Status Server::replaced() const { return parts_->generation->status(); }
 
 int Server::connected_workers() const { return parts_->registry.connected(); }
 

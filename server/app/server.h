@@ -63,6 +63,10 @@ class Server {
   const Methods& methods() const;
   // True without TLS and tokens; the server is then reachable from this machine only.
   bool open() const;
+  // Which of the servers that have had the fleet's data it is, and FAILED_PRECONDITION once another
+  // has its place: the process is to end then (Generation).
+  int64_t generation() const;
+  absl::Status replaced() const;
   int connected_workers() const;
   struct LiveJob {
     std::string id;

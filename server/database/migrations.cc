@@ -611,6 +611,17 @@ CREATE TABLE webhook_deliveries (
 ) STRICT;
 CREATE INDEX webhook_deliveries_of_hook ON webhook_deliveries (hook, state, sequence);
 CREATE INDEX webhook_deliveries_due ON webhook_deliveries (hook, next_us) WHERE state = 1;
+)sql"},
+                                     {18, R"sql(
+-- One row: which of the servers that have had the fleet's data this database is of, and which has
+-- taken its place (0: none).
+CREATE TABLE server_generation (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  number INTEGER NOT NULL,
+  replaced_by INTEGER NOT NULL,
+  replaced_at TEXT NOT NULL
+) STRICT;
+INSERT INTO server_generation (id, number, replaced_by, replaced_at) VALUES (1, 1, 0, '');
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -55,13 +55,14 @@ Models BelievableModels(const Models& models, const Doubt& doubt) {
 }  // namespace
 
 WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
-                               std::function<void()> wake, GpuHistory* gpus)
+                               std::function<void()> wake, GpuHistory* gpus, Generation* generation)
     : options_(options),
       store_(store),
       clock_(clock),
       hub_(hub),
       wake_(std::move(wake)),
       gpus_(gpus),
+      generation_(generation),
       refusals_(clock),
       started_(clock.Mono()),
       last_beat_(started_) {}
@@ -179,6 +180,9 @@ absl::Status WorkerRegistry::Connect(const v1::Register& said, std::shared_ptr<W
   if (const absl::Status checked = CheckRegister(said); !checked.ok()) {
     if (IsValidLabel(said.node())) refusals_.Count(said.node(), checked);
     return checked;
+  }
+  if (generation_ != nullptr) {
+    SFT_RETURN_IF_ERROR(generation_->Meet(said.node(), said.generation(), said.generation_proof()));
   }
   const v1::Register message = WithoutImplausible(said);
   absl::Status accepted = CheckSole(message);
@@ -513,6 +517,10 @@ v1::Welcome WorkerRegistry::MakeWelcome(const absl::Status& accepted) const {
   welcome.set_time_us(now_us());
   if (!accepted.ok()) welcome.set_refused(std::string(Message(accepted)));
   welcome.set_replaced(WasReplaced(accepted));
+  if (generation_ != nullptr) {
+    welcome.set_generation(generation_->number());
+    welcome.set_generation_proof(generation_->proof());
+  }
   return welcome;
 }
 

@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "server/blob/gpu_history.h"
 #include "server/core/change_hub.h"
+#include "server/core/generation.h"
 #include "server/fleet/node_claim.h"
 #include "server/gangs/node_refusals.h"
 #include "server/sched/node_score.h"
@@ -43,16 +44,19 @@ class WorkerRegistry {
     sched::ScoreRules score;
   };
   // `wake` requests a reconcile tick; called from any thread. `gpus`, if given, takes what nodes
-  // say of the use of their GPUs.
+  // say of the use of their GPUs; `generation`, if given, is told to workers and held against
+  // theirs.
   WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
-                 std::function<void()> wake, GpuHistory* gpus = nullptr);
+                 std::function<void()> wake, GpuHistory* gpus = nullptr,
+                 Generation* generation = nullptr);
 
   // Handles a Register: stores the node, its slots, models and variants. A second stream of the
   // same node replaces the first if it comes from the same worker (possibly restarted) or the first
   // is silent; otherwise ALREADY_EXISTS, because two workers of one name would end each other's
   // jobs. An incarnation that was replaced is refused permanently (node_claim.h). The remaining
   // worker, its jobs and operators are told about a refused one. FAILED_PRECONDITION for a protocol
-  // that is not served. The caller then sends the Welcome.
+  // that is not served, and from a worker that a newer generation of this server has. The caller
+  // then sends the Welcome.
   absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
   // Ignored when the node has another link by now.
   void Disconnect(const std::string& node, const WorkerLink* link);
@@ -170,6 +174,7 @@ class WorkerRegistry {
   ChangeHub& hub_;
   const std::function<void()> wake_;
   GpuHistory* const gpus_;
+  Generation* const generation_;
   NodeRefusals refusals_;
   const MonoTime started_;
 

@@ -41,6 +41,11 @@ void AdminService::AddTo(Methods& methods) {
   methods.ServerStream(
       {"AdminService.Backup", Caller::kUser, Role::kAdmin, Place::kServer, Audit::kChange}, this,
       &AdminService::Backup);
+  methods.ServerStream({"AdminService.ReadFile", Caller::kUser, Role::kAdmin, Place::kServer}, this,
+                       &AdminService::ReadFile);
+  methods.Unary(
+      {"AdminService.Retire", Caller::kUser, Role::kAdmin, Place::kServer, Audit::kChange}, this,
+      &AdminService::Retire);
 }
 
 absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& request,
@@ -73,6 +78,20 @@ absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& re
   }
   const absl::Status removed = io::RemoveAll(folder);
   return sent.ok() ? removed : sent;
+}
+
+absl::Status AdminService::ReadFile(CallContext&, const v1::ReadFileRequest& request,
+                                    Sink<v1::ReadFileResponse>& sink) {
+  return backups_.ReadFile(request,
+                           [&](const v1::ReadFileResponse& piece) { return sink.Write(piece); });
+}
+
+absl::StatusOr<v1::RetireResponse> AdminService::Retire(CallContext&,
+                                                        const v1::RetireRequest& request) {
+  SFT_RETURN_IF_ERROR(generation_.Retire(request.generation(), request.address()));
+  v1::RetireResponse response;
+  response.set_generation(generation_.number());
+  return response;
 }
 
 }  // namespace sft::server

@@ -89,6 +89,7 @@ absl::StatusOr<v1::ServerInfo> ClusterService::GetServerInfo(CallContext&,
   response.set_min_protocol(rpc::MinProtocol());
   response.set_dev(dev_);
   response.set_time_us(registry_.now_us());
+  response.set_generation(generation_.number());
   return response;
 }
 

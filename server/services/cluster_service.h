@@ -23,7 +23,7 @@ class ClusterService final {
   // `disk` may be null: nothing is told of the server's own.
   ClusterService(Store& store, WorkerRegistry& registry, bool dev, FleetCatalog& fleet,
                  HubModels& hub, ModelCopies& copies, GpuHistory& gpus, Clock& clock,
-                 DiskWatch* disk = nullptr)
+                 const Generation& generation, DiskWatch* disk = nullptr)
       : store_(store),
         registry_(registry),
         dev_(dev),
@@ -32,6 +32,7 @@ class ClusterService final {
 
         gpus_(gpus),
         clock_(clock),
+        generation_(generation),
         disk_(disk),
         models_(fleet) {}
 
@@ -73,6 +74,7 @@ class ClusterService final {
   ModelCopies& copies_;
   GpuHistory& gpus_;
   Clock& clock_;
+  const Generation& generation_;
   DiskWatch* const disk_;
   ModelFacts models_;
 };

@@ -1,7 +1,7 @@
 #include "server/stored/backup.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -9,17 +9,19 @@
 
 #include "common/base/bytes.h"
 #include "common/base/duration.h"
+#include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/io/disk_space.h"
 #include "common/io/file.h"
+#include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "common/rpc/channel.h"
 #include "server/blob/blob_store.h"
-#include "server/database/data_dir_lock.h"
-#include "server/database/migrations.h"
 #include "server/database/online_copy.h"
 #include "server/state/records.h"
 #include "server/store/tallies.h"
+#include "server/stored/backup_folder.h"
 #include "server/stored/file_copies.h"
 
 namespace sft::server {
@@ -27,24 +29,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kDatabase[] = "/server.db";
 constexpr int64_t kPageBytes = 4096;
-constexpr char kManifest[] = "/manifest.json";
-// Folders of a data folder.
-constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls",
-               kHookSecrets[] = "/webhooks";
-constexpr const char* kGrowing[] = {"/logs", "/metrics"};
+// Where backups lie in a data folder, and how the folders begin from which a standby is sent.
+constexpr char kFolder[] = "/backups", kForStandby[] = "standby-";
+
+// Secrets of others, which are in no copy, and what a restored server needs in their place.
+constexpr std::pair<const char*, const char*> kSecretFolders[] = {
+    {"/webhooks",
+     "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new ones)"},
+    {"/secrets", "secrets of projects in secrets/ (`sftctl admin project set P --secret`)"},
+    {"/hub-tokens", "projects' tokens of the hub (`sftctl admin project set P --hub-token-file`)"}};
 
 // "2026-01-31T12-34-56Z"
 std::string FolderName(WallTime now) {
   std::string name = FormatUtc(now).substr(0, 19) + "Z";
   std::replace(name.begin(), name.end(), ':', '-');
   return name;
-}
-
-std::string BlobPath(const std::string& data_dir, const std::string& store,
-                     const std::string& sha256) {
-  return BlobStore::PathIn(data_dir + store, sha256);
 }
 
 // Hashes and sizes of all complete blobs.
@@ -65,21 +65,6 @@ absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
   return blobs;
 }
 
-// Copies each entry of a folder of logs or metrics whole from the first source that has it: parts
-// of one log copied at two moments do not fit together.
-absl::Status CopyEntries(const std::string& name, const std::vector<std::string>& sources,
-                         const std::string& data_dir) {
-  for (const std::string& source : sources) {
-    if (source.empty() || !io::IsDirectory(source + name)) continue;
-    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> entries, io::ListDir(source + name));
-    for (const std::string& entry : entries) {
-      SFT_RETURN_IF_ERROR(CopyTree(fmt::format("{}{}/{}", source, name, entry),
-                                   fmt::format("{}{}/{}", data_dir, name, entry)));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // The number of parts of checkpoints that lie on nodes and in shared folders.
 absl::StatusOr<int64_t> PartsElsewhere(Database& db) {
   SFT_ASSIGN_OR_RETURN(Statement count,
@@ -95,80 +80,59 @@ int64_t BytesOf(const nlohmann::json& blobs) {
   return bytes;
 }
 
-// Where the blobs of a restored folder came from.
-struct Taken {
-  int64_t there = 0, taken = 0, missing = 0;
-};
-
-// Puts the listed blobs into a store of a data folder, each from the first folder that has it.
-absl::StatusOr<Taken> TakeBlobs(const nlohmann::json& blobs, const std::string& store,
-                                const std::string& data_dir,
-                                const std::vector<std::string>& sources) {
-  Taken count;
-  for (const auto& blob : blobs) {
-    const std::string sha256 = blob["sha256"].get<std::string>();
-    if (!io::IsSha256Hex(sha256)) return DataLoss("a blob's name in the manifest is no SHA-256");
-    const std::string to = BlobPath(data_dir, store, sha256);
-    if (io::Exists(to)) {
-      ++count.there;
-      continue;
+// Logs and curves of a data folder, for a standby: path, size, and when it was last written.
+absl::StatusOr<nlohmann::json> ListGrowing(const std::string& data_dir) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const char* name : kGrowing) {
+    std::error_code error;
+    for (fs::recursive_directory_iterator it(data_dir + name, error), end; !error && it != end;
+         it.increment(error)) {
+      struct stat info {};
+      const std::string path = it->path().string();
+      // What a limit has removed meanwhile is not listed.
+      if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+      files.push_back({{"path", path.substr(data_dir.size() + 1)},
+                       {"bytes", int64_t{info.st_size}},
+                       {"changed_ns", info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec}});
     }
-    const auto source = std::find_if(sources.begin(), sources.end(), [&](const auto& folder) {
-      return !folder.empty() && io::Exists(BlobPath(folder, store, sha256));
-    });
-    if (source == sources.end()) {
-      ++count.missing;
-      continue;
+    if (error && io::Exists(data_dir + name)) {
+      return ErrnoStatus("cannot list " + data_dir + name, error.value());
     }
-    SFT_RETURN_IF_ERROR(LinkOrCopy(BlobPath(*source, store, sha256), to));
-    ++count.taken;
   }
-  return count;
+  return files;
 }
 
-bool IsBlobList(const nlohmann::json& blobs) {
-  return blobs.is_array() && std::all_of(blobs.begin(), blobs.end(), [](const auto& blob) {
-           return blob.is_object() && blob.contains("sha256") && blob["sha256"].is_string();
-         });
-}
-
-bool IsTextList(const nlohmann::json& texts) {
-  return texts.is_array() &&
-         std::all_of(texts.begin(), texts.end(), [](const auto& text) { return text.is_string(); });
-}
-
-absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
-  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(backup + kManifest));
-  nlohmann::json manifest = ParseJson(text);
-  const bool whole = manifest.is_object() && manifest.contains("schema") &&
-                     manifest["schema"].is_number_integer() && manifest.contains("sha256") &&
-                     manifest["sha256"].is_string() && manifest.contains("version") &&
-                     manifest["version"].is_string() && manifest.contains("blobs") &&
-                     IsBlobList(manifest["blobs"]) &&
-                     IsBlobList(manifest.value("checkpoints", nlohmann::json::array())) &&
-                     IsTextList(manifest.value("left_out", nlohmann::json::array()));
-  if (!whole) return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
-  return manifest;
-}
-
-absl::Status CheckBackup(const std::string& backup, const nlohmann::json& manifest) {
-  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(backup + kDatabase));
-  if (hash.sha256 != manifest["sha256"].get<std::string>()) {
-    return DataLoss(
-        fmt::format("{}{} is not what was written: use another backup", backup, kDatabase));
+bool IsListed(std::string_view path) {
+  for (const char* name : {kBlobs, kCheckpoints, kGrowing[0], kGrowing[1]}) {
+    if (path.starts_with(std::string(name + 1) + "/")) return true;
   }
-  const int schema = manifest["schema"].get<int>();
-  if (schema > Migrations().back().version) {
-    return FailedPrecondition(
-        fmt::format("the backup has schema {}, this server knows up to {}: it was made by "
-                    "sft-server {}; restore "
-                    "it with that one or a newer one",
-                    schema, Migrations().back().version, manifest["version"].get<std::string>()));
+  return false;
+}
+
+// True when the first `bytes` of the file have that hash.
+bool BeginsWith(const io::UniqueFd& fd, const std::string& path, int64_t bytes,
+                const std::string& sha256) {
+  io::Sha256 hash;
+  std::string chunk(rpc::kChunkBytes, '\0');
+  for (int64_t offset = 0; offset < bytes;) {
+    const auto want = static_cast<size_t>(std::min<int64_t>(bytes - offset, rpc::kChunkBytes));
+    const absl::StatusOr<size_t> got = io::ReadAt(fd.get(), offset, chunk.data(), want, path);
+    if (!got.ok() || *got == 0) return false;
+    hash.Update({chunk.data(), *got});
+    offset += static_cast<int64_t>(*got);
   }
-  return absl::OkStatus();
+  return hash.FinishHex() == sha256;
 }
 
 }  // namespace
+
+Backups::Backups(Store& store, Clock& clock, std::string data_dir)
+    : store_(store), clock_(clock), data_dir_(std::move(data_dir)) {
+  const std::string folder = data_dir_ + kFolder;
+  for (const std::string& name : io::ListDir(folder).value_or(std::vector<std::string>())) {
+    if (name.starts_with(kForStandby)) (void)io::RemoveAll(folder + "/" + name);
+  }
+}
 
 absl::Status Backups::CopyDatabase(const std::string& path, const Progress& progress,
                                    v1::BackupResult& result) {
@@ -203,7 +167,7 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
   return status;
 }
 
-absl::StatusOr<nlohmann::json> Backups::TakeCheckpoints(const std::string& folder,
+absl::StatusOr<nlohmann::json> Backups::TakeCheckpoints(const std::string& folder, bool listed,
                                                         const Wanted& wanted,
                                                         v1::BackupResult& result) {
   nlohmann::json taken = nlohmann::json::array();
@@ -217,8 +181,9 @@ absl::StatusOr<nlohmann::json> Backups::TakeCheckpoints(const std::string& folde
     if (!wanted()) return absl::CancelledError("nobody wants it");
     const std::string sha256 = list.Text(0);
     const std::string from = BlobPath(data_dir_, kCheckpoints, sha256);
-    const absl::Status linked = LinkOrCopy(from, BlobPath(folder, kCheckpoints, sha256));
-    if (!linked.ok() && !io::Exists(from)) {
+    const absl::Status linked =
+        listed ? absl::OkStatus() : LinkOrCopy(from, BlobPath(folder, kCheckpoints, sha256));
+    if ((listed || !linked.ok()) && !io::Exists(from)) {
       ++missing;
       continue;
     }
@@ -248,14 +213,14 @@ absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::str
       const absl::Status linked = LinkOrCopy(from, BlobPath(folder, kBlobs, sha256));
       if (!linked.ok() && io::Exists(from)) return linked;  // else it was deleted meanwhile
     }
-  } else if (!blobs.empty()) {
+  } else if (!blobs.empty() && !request.listed()) {
     result.add_left_out(
         fmt::format("{} files of data sets and adapters, {}, in blobs/ (--with-blobs takes them)",
                     blobs.size(), BytesText(BytesOf(blobs))));
   }
   result.set_has_blobs(request.with_blobs());
   for (const char* name : kGrowing) {
-    if (!io::IsDirectory(data_dir_ + name)) continue;
+    if (!io::IsDirectory(data_dir_ + name) || request.listed()) continue;
     if (request.without_logs()) {
       result.add_left_out(fmt::format("{}/ (--without-logs)", name + 1));
       continue;
@@ -264,10 +229,9 @@ absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::str
     SFT_RETURN_IF_ERROR(SyncTree(folder + name, /*files=*/true));
     result.set_log_bytes(result.log_bytes() + io::TreeBytes(folder + name));
   }
-  if (!io::ListDir(data_dir_ + kHookSecrets).value_or(std::vector<std::string>()).empty()) {
-    result.add_left_out(
-        "secrets of webhooks in webhooks/ (after a restore `sftctl webhook rotate` makes new "
-        "ones)");
+  for (const auto& [folder, what] : kSecretFolders) {
+    if (io::ListDir(data_dir_ + folder).value_or(std::vector<std::string>()).empty()) continue;
+    result.add_left_out(what);
   }
   if (!io::IsDirectory(data_dir_ + kKeys)) return absl::OkStatus();
   if (request.with_keys()) {
@@ -287,7 +251,8 @@ absl::Status Backups::Fill(const v1::BackupRequest& request, const std::string& 
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
   const int64_t pages = size / kPageBytes;
   const Wanted wanted = [&] { return progress(pages, pages); };
-  SFT_ASSIGN_OR_RETURN(const nlohmann::json checkpoints, TakeCheckpoints(folder, wanted, result));
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json checkpoints,
+                       TakeCheckpoints(folder, request.listed(), wanted, result));
   SFT_ASSIGN_OR_RETURN(const nlohmann::json blobs, ListBlobs(data_dir_));
   SFT_RETURN_IF_ERROR(TakeFiles(request, folder, blobs, wanted, result));
   result.set_database_bytes(size);
@@ -296,7 +261,7 @@ absl::Status Backups::Fill(const v1::BackupRequest& request, const std::string& 
   result.set_blob_bytes(BytesOf(blobs));
   result.set_checkpoint_blobs(static_cast<int64_t>(checkpoints.size()));
   result.set_checkpoint_bytes(BytesOf(checkpoints));
-  const nlohmann::json manifest = {
+  nlohmann::json manifest = {
       {"version", kVersion},
       {"time", FormatUtc(clock_.Wall())},
       {"schema", schema},
@@ -306,6 +271,9 @@ absl::Status Backups::Fill(const v1::BackupRequest& request, const std::string& 
       {"checkpoints", checkpoints},
       {"has_keys", result.has_keys()},
       {"left_out", std::vector<std::string>(result.left_out().begin(), result.left_out().end())}};
+  if (request.listed()) {
+    SFT_ASSIGN_OR_RETURN(manifest["files"], ListGrowing(data_dir_));
+  }
   SFT_RETURN_IF_ERROR(SyncTree(folder, /*files=*/false));
   return io::WriteFileAtomic(folder + kManifest, DumpJson(manifest, 1) + "\n", io::kPrivateMode);
 }
@@ -330,9 +298,13 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const v1::BackupRequest& request,
   if (!to.empty() && to.front() != '/') {
     return InvalidArgument(fmt::format("\"{}\": a folder on the server's machine, from /", to));
   }
-  std::string folder = to.empty()
-                           ? fmt::format("{}/backups/{}", data_dir_, FolderName(clock_.Wall()))
-                           : fs::path(to).lexically_normal().string();
+  if (request.listed() && !request.download()) {
+    return InvalidArgument("a listed backup is sent to a standby (download), and not kept");
+  }
+  const std::string name =
+      request.listed() ? kForStandby + RandomUuid() : FolderName(clock_.Wall());
+  std::string folder = to.empty() ? fmt::format("{}{}/{}", data_dir_, kFolder, name)
+                                  : fs::path(to).lexically_normal().string();
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   {
     const MutexLock lock(mutex_);
@@ -349,73 +321,39 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const v1::BackupRequest& request,
     making_.erase(folder);
   }
   SFT_RETURN_IF_ERROR(made);
-  const double now = static_cast<double>(UnixMicros(clock_.Wall())) / 1e6;
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) {
-    return store::SetTally(db, {store::Tally::kBackup, "", "", now});
-  }));
+  if (!request.listed()) {
+    const double now = static_cast<double>(UnixMicros(clock_.Wall())) / 1e6;
+    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) {
+      return store::SetTally(db, {store::Tally::kBackup, "", "", now});
+    }));
+  }
   result.set_path(folder);
   result.set_seconds(SecondsOf(clock_.Mono() - begin));
   return result;
 }
 
-absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
-                                          const std::string& files_from) {
-  SFT_ASSIGN_OR_RETURN(const nlohmann::json manifest, ReadManifest(backup));
-  SFT_RETURN_IF_ERROR(CheckBackup(backup, manifest));
-  const bool is_new = !io::Exists(data_dir);
-  SFT_ASSIGN_OR_RETURN(const DataDirLock lock, DataDirLock::Acquire(data_dir));
-  if (is_new) SFT_RETURN_IF_ERROR(CloseToOthers(data_dir));
-  for (const char* name : {"/server.db", "/server.db-wal"}) {
-    if (!io::Exists(data_dir + name)) continue;
-    return AlreadyExists(
-        fmt::format("{}{} exists: move it away, or restore into another folder", data_dir, name));
+absl::Status Backups::ReadFile(const v1::ReadFileRequest& request, const Piece& sink) {
+  if (!io::IsSafeRelative(request.path()) || !IsListed(request.path())) {
+    return InvalidArgument("path: only files below blobs/, checkpoints/, logs/ and metrics/");
   }
-  SFT_ASSIGN_OR_RETURN(const Taken files,
-                       TakeBlobs(manifest["blobs"], kBlobs, data_dir, {backup, files_from}));
-  SFT_ASSIGN_OR_RETURN(const Taken checkpoints,
-                       TakeBlobs(manifest.value("checkpoints", nlohmann::json::array()),
-                                 kCheckpoints, data_dir, {backup, files_from}));
-  for (const char* name : kGrowing) {
-    SFT_RETURN_IF_ERROR(CopyEntries(name, {files_from, backup}, data_dir));
+  const std::string path = data_dir_ + "/" + request.path();
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  int64_t offset = request.offset();
+  if (offset < 0) return InvalidArgument("offset: must not be negative");
+  if (!request.sha256_before().empty() && !BeginsWith(fd, path, offset, request.sha256_before())) {
+    offset = 0;
   }
-  for (const std::string& source : {files_from, backup}) {
-    if (!source.empty()) SFT_RETURN_IF_ERROR(CopyTree(source + kKeys, data_dir + kKeys));
+  v1::ReadFileResponse piece;
+  std::string chunk(rpc::kChunkBytes, '\0');
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const size_t got,
+                         io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
+    piece.set_offset(offset);
+    piece.set_data(chunk.substr(0, got));
+    if (!sink(piece)) return absl::CancelledError("the reader is gone");
+    offset += static_cast<int64_t>(got);
+    if (got < chunk.size()) return absl::OkStatus();
   }
-  for (const char* store : {kBlobs, kCheckpoints}) {
-    SFT_RETURN_IF_ERROR(SyncTree(data_dir + store, /*files=*/false));
-  }
-  const std::string copy = data_dir + "/server.db.restored";
-  SFT_RETURN_IF_ERROR(io::RemoveAll(copy));
-  std::error_code error;
-  fs::copy_file(backup + kDatabase, copy, error);
-  if (error) return ErrnoStatus("cannot copy " + backup + kDatabase, error.value());
-  SFT_RETURN_IF_ERROR(FinishCopy(copy).status());
-  SFT_RETURN_IF_ERROR(io::RenameDurably(copy, data_dir + kDatabase));
-  std::string text = fmt::format(
-      "restored {} into {}: files there {}, taken {}, missing {}; of checkpoints there {}, taken "
-      "{}, missing {}\n",
-      backup, data_dir, files.there, files.taken, files.missing, checkpoints.there,
-      checkpoints.taken, checkpoints.missing);
-  if (checkpoints.missing > 0) {
-    text +=
-        "a job that goes on from a checkpoint with a missing file fails once and goes on from an "
-        "earlier one\n";
-  }
-  const auto left_out = manifest.value("left_out", std::vector<std::string>());
-  if (!left_out.empty()) {
-    text += fmt::format("the backup was made without: {}\n", fmt::join(left_out, "; "));
-  }
-  if (!io::Exists(data_dir + "/metrics")) {
-    text +=
-        "curves and logs of before are not there: --files-from takes them from the folder that has "
-        "metrics/ and logs/\n";
-  }
-  if (files.missing > 0) {
-    text +=
-        "jobs that need a missing file fail until it is in blobs/ of the data folder "
-        "(manifest.json lists them)\n";
-  }
-  return text;
 }
 
 }  // namespace sft::server

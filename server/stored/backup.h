@@ -23,6 +23,9 @@ namespace sft::server {
 //   <folder>/blobs/          data sets and adapters, by request
 //   <folder>/tls/            the fleet's keys, by request
 //
+// For a standby (BackupRequest::listed) there are the first two alone, and the manifest names all
+// logs and curves too, with sizes and times.
+//
 // Blobs never change and are listed after the database was copied, so every blob that the copy
 // names is listed. They can be copied by any tool, before or after. Those that are put into the
 // folder are hard-linked where possible, else copied.
@@ -31,8 +34,8 @@ class Backups {
   // Pages copied at once, 4 KiB each: other work waits for the database meanwhile.
   static constexpr int kPagesAtOnce = 64;
 
-  Backups(Store& store, Clock& clock, std::string data_dir)
-      : store_(store), clock_(clock), data_dir_(std::move(data_dir)) {}
+  // Removes what calls for a standby left behind that a server's end broke off.
+  Backups(Store& store, Clock& clock, std::string data_dir);
 
   // Returns false when the caller no longer wants the backup.
   using Progress = std::function<bool(int64_t done, int64_t total)>;
@@ -42,12 +45,17 @@ class Backups {
   // stays.
   absl::StatusOr<v1::BackupResult> Make(const v1::BackupRequest& request, const Progress& progress);
 
+  // Returns false when the reader is gone.
+  using Piece = std::function<bool(const v1::ReadFileResponse& piece)>;
+  // Passes on the bytes of a file that a listed backup names. As AdminService.ReadFile.
+  absl::Status ReadFile(const v1::ReadFileRequest& request, const Piece& sink);
+
  private:
   using Wanted = std::function<bool()>;
-  // Puts the checkpoints that the copied database names into `folder` and returns the list of them.
-  // A checkpoint superseded since the copy is left out.
-  absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder, const Wanted& wanted,
-                                                 v1::BackupResult& result);
+  // Puts the checkpoints that the copied database names into `folder`, unless `listed`, and returns
+  // the list of them. A checkpoint superseded since the copy is left out.
+  absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder, bool listed,
+                                                 const Wanted& wanted, v1::BackupResult& result);
   // Puts the files that the request asks for into `folder`, and notes those it does not.
   absl::Status TakeFiles(const v1::BackupRequest& request, const std::string& folder,
                          const nlohmann::json& blobs, const Wanted& wanted,
@@ -65,13 +73,5 @@ class Backups {
   Mutex mutex_;
   std::set<std::string> making_ SFT_GUARDED_BY(mutex_);  // folders being made
 };
-
-// Restores a backup into a new data folder: checks the copy against its manifest, page by page, and
-// its schema against this server's, and takes the files that it names from the backup or from the
-// data folder `files_from` (empty: none), hard-linked where possible. Logs, curves and keys in
-// `files_from`, which are newer, go before those of the backup. Returns the text for the operator's
-// terminal. ALREADY_EXISTS when `data_dir` has a database.
-absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
-                                          const std::string& files_from);
 
 }  // namespace sft::server

@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -299,6 +300,13 @@ class PythonClientTest(unittest.TestCase):
         found = _address.find(None, None, None, None)
         self.assertEqual((found.server, found.web, found.token), ("127.0.0.1:5", "https://page.example.org", "sft_c"))
         self.assertEqual(_address.find("localhost:6", "sft_d", None, "http://127.0.0.1:8").token, "sft_d")
+        # Of several, with commas, the one that serves.
+        with socket.create_server(("127.0.0.1", 0)) as second:
+            serving = f"127.0.0.1:{second.getsockname()[1]}"
+            self.assertEqual(_address.find(f"127.0.0.1:1,{serving}", None, None, None).server, serving)
+        self.assertEqual(_address.find(f"127.0.0.1:1,{serving}", None, None, None).server, "127.0.0.1:1")
+        with self.assertRaises(sft.InvalidArgument):
+            _address.find(f"127.0.0.1:1,,{serving}", None, None, None)
         with self.assertRaisesRegex(sft.FailedPrecondition, "without TLS"):
             _address.find(None, None, None, "http://page.example.org")
         with self.assertRaisesRegex(sft.InvalidArgument, "no HOST:PORT"):

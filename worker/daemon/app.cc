@@ -39,6 +39,7 @@
 #include "worker/node/models.h"
 #include "worker/node/network.h"
 #include "worker/node/node_facts.h"
+#include "worker/node/obeyed_generation.h"
 #include "worker/node/peer_models.h"
 #include "worker/node/rank_check.h"
 #include "worker/node/torch_locator.h"
@@ -184,8 +185,11 @@ int Cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurr
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
                           const ModelStore& models, const std::vector<std::string>& grader_roots,
-                          const std::string& incarnation, const std::string& data_dir_id) {
+                          const std::string& incarnation, const std::string& data_dir_id,
+                          const ObeyedGeneration& generation, const Clock& clock) {
   v1::Register message;
+  message.set_time_us(UnixMicros(clock.Wall()));
+  generation.Tell(message);
   message.set_node(setup.node);
   message.set_incarnation(incarnation);
   message.set_data_dir_id(data_dir_id);
@@ -313,7 +317,7 @@ void SaySlots(const NodeSetup& setup, const Inventory& inventory, const std::str
 
 absl::Status RunWorker(const Options& options) {
   EndSignals signals;
-  SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(options.server).status());
+  SFT_RETURN_IF_ERROR(rpc::ParseEndpoints(options.server).status());
   SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
   umask(kPrivateUmask);
   PassOnToo(options.rank_env);
@@ -380,17 +384,18 @@ absl::Status RunWorker(const Options& options) {
   ModelRequests requests(*models, agent);
   Asker asker(setup, *server);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
+  SFT_ASSIGN_OR_RETURN(const auto generation, ObeyedGeneration::Open(setup.data_dir));
   Session session(
       channels, agent,
       [&] {
-        v1::Register message =
-            MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation, data_dir_id);
-        message.set_time_us(UnixMicros(clock.Wall()));
-        return message;
+        return MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation,
+                            data_dir_id, *generation, clock);
       },
       [&](const v1::FetchFile& request) { files.Send(request); },
       [&](const v1::ModelRequest& request) { requests.Take(request); },
-      [&](const v1::Ask& ask) { asker.Ask(ask); });
+      [&](const v1::Ask& ask) { asker.Ask(ask); },
+      [&](const v1::Welcome& welcome) { return generation->Obey(welcome); },
+      [&] { identity->Next(); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {
     ending = true;

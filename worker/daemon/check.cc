@@ -304,12 +304,18 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
 // Checks what a server tells a node that has not joined: with TLS only that it is reachable, and
 // whether it is the one that the join token is for. False when the full check can follow.
 bool CheckStranger(const Options& options, CheckReport& report) {
-  const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(options.server);
-  if (!endpoint.ok()) {
-    report.Fail("server", std::string(Message(endpoint.status())), "give --server HOST:PORT");
+  const absl::StatusOr<std::vector<rpc::Endpoint>> endpoints = rpc::ParseEndpoints(options.server);
+  if (!endpoints.ok()) {
+    report.Fail("server", std::string(Message(endpoints.status())), "give --server HOST:PORT");
     return true;
   }
-  const absl::Status shown = tls::FetchChain(endpoint->host, endpoint->port).status();
+  // Of several the first that answers.
+  auto endpoint = endpoints->begin();
+  absl::Status shown = tls::FetchChain(endpoint->host, endpoint->port).status();
+  while (absl::IsUnavailable(shown) && endpoint + 1 != endpoints->end()) {
+    ++endpoint;
+    shown = tls::FetchChain(endpoint->host, endpoint->port).status();
+  }
   // A server without TLS is usable only on its own machine, where it answers the full check.
   if (absl::IsFailedPrecondition(shown) && rpc::IsLoopback(endpoint->host)) return false;
   if (!shown.ok()) {
@@ -317,7 +323,7 @@ bool CheckStranger(const Options& options, CheckReport& report) {
                 "see that sft-server runs there and that no firewall is between (--server)");
     return true;
   }
-  const std::string text = fmt::format("{}: answers with TLS", options.server);
+  const std::string text = fmt::format("{}: answers with TLS", endpoint->ToString());
   const char* advice =
       "get a join token (`sftctl admin token create --join`) and give it with --join-token-file "
       "FILE, once";
@@ -390,16 +396,23 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
                 "the certificate of this node is in its data folder (--data-dir), below tls");
     return;
   }
-  const auto stub = v1::ClusterService::NewStub((*identity)->Channel());
-  grpc::ClientContext context;
-  rpc::SetDeadline(context, kReachDeadline);
   v1::GetServerInfoRequest request;
   request.set_client_version(kVersion);
   request.set_client_protocol(kProtocol);
   v1::ServerInfo info;
-  const int64_t before = UnixMicros(clock.Wall());
-  const grpc::Status status = stub->GetServerInfo(&context, request, &info);
-  const int64_t after = UnixMicros(clock.Wall());
+  grpc::Status status;
+  int64_t before = 0, after = 0;
+  // Of several addresses the first that answers.
+  for (size_t i = 0; i < (*identity)->addresses(); ++i) {
+    if (i > 0) (*identity)->Next();
+    const auto stub = v1::ClusterService::NewStub((*identity)->Channel());
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, kReachDeadline);
+    before = UnixMicros(clock.Wall());
+    status = stub->GetServerInfo(&context, request, &info);
+    after = UnixMicros(clock.Wall());
+    if (status.ok()) break;
+  }
   if (!status.ok()) {
     report.Fail("server", fmt::format("{}: {}", options.server, status.error_message()),
                 "see that sft-server runs there and that no firewall is between (--server)");
@@ -408,7 +421,7 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
   const absl::Status speaks =
       rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
   report.Take("server", speaks,
-              fmt::format("{}: sft-server {}, answered in {:.1f} ms", options.server,
+              fmt::format("{}: sft-server {}, answered in {:.1f} ms", (*identity)->Address(),
                           info.version(), static_cast<double>(after - before) / 1e3),
               "upgrade the older side: the server first");
   if (info.time_us() == 0) return;

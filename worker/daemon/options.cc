@@ -84,7 +84,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   Options& options = parsed.options;
   CLI::App app("The daemon of a node: runs the ranks that the server places on it.", "sft-worker");
   app.set_version_flag("--version", std::string("sft-worker ") + kVersion);
-  app.add_option("--server", options.server, "Address of sft-server, HOST:PORT")
+  app.add_option(
+         "--server", options.server,
+         "Address of sft-server, HOST:PORT; several with commas, where a standby may take its "
+         "place: the one that serves is used")
       ->capture_default_str();
   app.add_option("--data-dir", options.data_dir, "Folder for attempts, data sets and caches")
       ->required();

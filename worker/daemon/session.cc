@@ -23,13 +23,16 @@ constexpr seconds kMaxHeartbeat{60};
 }  // namespace
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
-                 OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask)
+                 OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask,
+                 OnWelcome on_welcome, OnLost on_lost)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
       on_fetch_file_(std::move(on_fetch_file)),
       on_model_request_(std::move(on_model_request)),
-      on_ask_(std::move(on_ask)) {}
+      on_ask_(std::move(on_ask)),
+      on_welcome_(std::move(on_welcome)),
+      on_lost_(std::move(on_lost)) {}
 
 Session::~Session() { Stop(); }
 
@@ -60,6 +63,7 @@ void Session::Loop() {
   while (true) {
     if (RunOnce()) backoff.Reset();
     if (replaced_) return;
+    if (on_lost_) on_lost_();
     const MutexLock lock(mutex_);
     if (!stopping_) stopped_.WaitFor(mutex_, backoff.Next());
     if (stopping_) return;
@@ -148,7 +152,14 @@ seconds Session::ReadWelcome(Stream& stream) {
     spdlog::error("{}", Message(speaks));
     return seconds(0);
   }
+  if (const absl::Status obeyed = on_welcome_ ? on_welcome_(welcome) : absl::OkStatus();
+      !obeyed.ok()) {
+    if (Message(obeyed) != disobeyed_) spdlog::error("{}", Message(obeyed));
+    disobeyed_ = Message(obeyed);
+    return seconds(0);
+  }
   refused_.clear();
+  disobeyed_.clear();
   answers_ = welcome.answers_observed();
   spdlog::info("registered with sft-server {}", welcome.server_version());
   return std::clamp(seconds(welcome.heartbeat_seconds()), seconds(1), kMaxHeartbeat);

@@ -28,11 +28,17 @@ class Session {
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
   using OnModelRequest = std::function<void(const v1::ModelRequest&)>;
   using OnAsk = std::function<void(const v1::Ask&)>;
+  // Whether the server that has sent it may be obeyed; an error says why not.
+  using OnWelcome = std::function<absl::Status(const v1::Welcome&)>;
+  using OnLost = std::function<void()>;
 
   // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request` and
-  // `on_ask` are called on the reading thread and must not block.
+  // `on_ask` are called on the reading thread and must not block. `on_welcome` is called before
+  // anything that the server wants is done, and `on_lost` when a stream has ended, before the next
+  // dial, both on the session's thread.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
-          OnModelRequest on_model_request = {}, OnAsk on_ask = {});
+          OnModelRequest on_model_request = {}, OnAsk on_ask = {}, OnWelcome on_welcome = {},
+          OnLost on_lost = {});
   ~Session();
 
   void Start();
@@ -62,10 +68,13 @@ class Session {
   const OnFetchFile on_fetch_file_;
   const OnModelRequest on_model_request_;
   const OnAsk on_ask_;
+  const OnWelcome on_welcome_;
+  const OnLost on_lost_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,
-  std::string refused_;    // and why it was refused
+  std::string refused_;    // and why it was refused,
+  std::string disobeyed_;  // or the server was
   bool replaced_ = false;  // session thread only: refused for good
 
   Mutex mutex_;

@@ -4,6 +4,8 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "common/io/file.h"
 #include "common/rpc/status.h"
 #include "common/tls/certificate.h"
@@ -54,8 +56,9 @@ absl::StatusOr<std::string> AuthorityOfToken(const std::string& file) {
 }
 
 absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options, Clock& clock) {
-  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(options.server));
-  std::unique_ptr<Identity> identity(new Identity(options, endpoint, clock));
+  SFT_ASSIGN_OR_RETURN(const std::vector<rpc::Endpoint> endpoints,
+                       rpc::ParseEndpoints(options.server));
+  std::unique_ptr<Identity> identity(new Identity(options, endpoints, clock));
   std::string token;
   const bool has_joined = io::Exists(identity->PathOf("node.crt"));
   if (has_joined && !options.join_token_file.empty() && !io::Exists(options.join_token_file)) {
@@ -73,7 +76,10 @@ absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options,
   if (!token.empty()) SFT_RETURN_IF_ERROR(identity->Join(token));
   const bool joined = io::Exists(identity->PathOf("node.crt"));
   if (joined) SFT_RETURN_IF_ERROR(identity->Load());
-  if (!joined && !rpc::IsLoopback(endpoint.host)) {
+  const bool here = std::all_of(endpoints.begin(), endpoints.end(), [](const auto& endpoint) {
+    return rpc::IsLoopback(endpoint.host);
+  });
+  if (!joined && !here) {
     return FailedPrecondition(fmt::format(
         "--server {}: a server that is not on this machine is called with a certificate; get a "
         "join "
@@ -81,8 +87,22 @@ absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options,
         options.server));
   }
   const MutexLock lock(identity->mutex_);
-  identity->channel_ = rpc::MakeChannel(options.server, identity->security_);
+  identity->Dial();
   return identity;
+}
+
+void Identity::Dial() { channel_ = rpc::MakeChannel(endpoints_[current_].ToString(), security_); }
+
+void Identity::Next() {
+  if (endpoints_.size() == 1) return;  // its channel is to keep what it knows of it
+  const MutexLock lock(mutex_);
+  current_ = (current_ + 1) % endpoints_.size();
+  Dial();
+}
+
+std::string Identity::Address() const {
+  const MutexLock lock(mutex_);
+  return endpoints_[current_].ToString();
 }
 
 std::shared_ptr<grpc::Channel> Identity::Channel() const {
@@ -117,14 +137,15 @@ absl::Status Identity::Load() {
 
 // Requests the node's certificate. Its key is on disk before anybody sees it, so a second try, of
 // this process or the next, uses the same key.
-absl::StatusOr<std::string> Identity::AskToJoin(const std::string& token) {
+absl::StatusOr<std::string> Identity::AskToJoin(const rpc::Endpoint& server,
+                                                const std::string& token) {
   SFT_ASSIGN_OR_RETURN(const std::string authority,
-                       tls::FetchAuthority(endpoint_.host, endpoint_.port, FingerprintOf(token)));
-  SFT_RETURN_IF_ERROR(tls::Explain(endpoint_.host, endpoint_.port, authority, clock_.Wall()));
+                       tls::FetchAuthority(server.host, server.port, FingerprintOf(token)));
+  SFT_RETURN_IF_ERROR(tls::Explain(server.host, server.port, authority, clock_.Wall()));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(PathOf("ca.crt"), authority));
   SFT_ASSIGN_OR_RETURN(const std::string key, io::ReadFile(PathOf("node.key"), 1 << 16));
   const auto stub = v1::AuthService::NewStub(
-      rpc::MakeChannel(options_.server, {.authority_pem = authority, .token = token}));
+      rpc::MakeChannel(server.ToString(), {.authority_pem = authority, .token = token}));
   v1::JoinRequest request;
   request.set_node(options_.node);
   SFT_ASSIGN_OR_RETURN(*request.mutable_certificate_request_pem(),
@@ -154,11 +175,12 @@ absl::Status Identity::Join(const std::string& token) {
     SFT_ASSIGN_OR_RETURN(const std::string key, tls::MakeKey());
     SFT_RETURN_IF_ERROR(io::WriteFileAtomic(PathOf("node.key"), key, io::kPrivateMode));
   }
-  absl::StatusOr<std::string> certificate = AskToJoin(token);
-  for (int i = 1; absl::IsUnavailable(certificate.status()) && i < kJoinTries; ++i) {
+  const int count = static_cast<int>(endpoints_.size());
+  absl::StatusOr<std::string> certificate = AskToJoin(endpoints_.front(), token);
+  for (int i = 1; absl::IsUnavailable(certificate.status()) && i < kJoinTries * count; ++i) {
     if (i == 1) spdlog::warn("waiting for the server: {}", Message(certificate.status()));
-    clock_.Sleep(kJoinPause);
-    certificate = AskToJoin(token);
+    if (i % count == 0) clock_.Sleep(kJoinPause);
+    certificate = AskToJoin(endpoints_[static_cast<size_t>(i % count)], token);
   }
   if (!certificate.ok()) {
     return Annotate(certificate.status(),
@@ -199,7 +221,7 @@ absl::StatusOr<bool> Identity::RenewIfDue() {
   spdlog::info("this node's certificate was renewed");
   const MutexLock lock(mutex_);
   security_ = security;
-  channel_ = rpc::MakeChannel(options_.server, security_);
+  Dial();
   return true;
 }
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import ssl
 import stat
 import typing
@@ -94,12 +95,28 @@ def _web_beside(server: str, has_authority: bool) -> str:
     return f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port + 1}"
 
 
+def _serving(servers: str) -> str:
+    """Of several addresses, with commas, the first that accepts a connection: a standby does once it serves. The first
+    where none does."""
+    addresses = servers.split(",")
+    for address in addresses:
+        split_host(address)
+    if len(addresses) > 1:
+        for address in addresses:
+            try:
+                socket.create_connection(split_host(address), timeout=2).close()
+                return address
+            except OSError:
+                continue
+    return addresses[0]
+
+
 def find(server: typing.Optional[str], token: typing.Optional[str], ca: typing.Optional[str],
          web: typing.Optional[str]) -> Address:
     """What is given wins over the environment, and that over what `sftctl login` kept."""
     logins = _logins()
     server = (server or os.environ.get("SFT_SERVER") or _of_config_file() or logins.get("server") or DEFAULT_SERVER)
-    split_host(server)
+    server = _serving(server)
     login = (logins.get("servers") or {}).get(server) or {}
     ca = ca or os.environ.get("SFT_CA") or ""
     try:

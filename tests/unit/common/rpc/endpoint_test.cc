@@ -38,5 +38,16 @@ TEST(EndpointTest, KnowsLoopback) {
     EXPECT_FALSE(IsLoopback(host));
 }
 
+TEST(EndpointTest, SeveralGoWithCommas) {
+  const auto two = ParseEndpoints("a:1,[::1]:2").value();
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_EQ(two[0].ToString(), "a:1");
+  EXPECT_EQ(two[1].ToString(), "[::1]:2");
+  EXPECT_EQ(ParseEndpoints("a:1").value().size(), 1u);
+  for (const char* bad : {"", "a:1,", ",a:1", "a:1,,b:2", "a:1, b", "a:1;b:2"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseEndpoints(bad).status())) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace sft::rpc

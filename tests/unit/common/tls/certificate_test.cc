@@ -78,5 +78,17 @@ TEST_F(CertificateTest, ARequestThatItsKeyDidNotSignIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(ReadCertificate("nonsense").status()));
 }
 
+TEST_F(CertificateTest, ATextIsSignedByOneKeyAndChecksWithItsCertificate) {
+  const std::string signature = SignText(authority_.key_pem, "generation 7").value();
+  EXPECT_TRUE(IsSignedBy(authority_.certificate_pem, "generation 7", signature));
+  EXPECT_FALSE(IsSignedBy(authority_.certificate_pem, "generation 8", signature));
+  EXPECT_FALSE(
+      IsSignedBy(MakeAuthority("other", kYear)->certificate_pem, "generation 7", signature));
+  EXPECT_FALSE(IsSignedBy(authority_.certificate_pem, "generation 7", ""));
+  EXPECT_FALSE(IsSignedBy(authority_.certificate_pem, "generation 7", signature + "x"));
+  EXPECT_FALSE(IsSignedBy("nonsense", "generation 7", signature));
+  EXPECT_FALSE(SignText("nonsense", "generation 7").ok());
+}
+
 }  // namespace
 }  // namespace sft::tls

@@ -4,7 +4,9 @@
 
 #include "common/io/sha256.h"
 #include "server/blob/blob_store.h"
+#include "server/core/generation.h"
 #include "server/store/checkpoints.h"
+#include "server/stored/restore.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
@@ -78,7 +80,7 @@ TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
   Submit("CPU", 1);  // later
   ASSERT_TRUE(io::MakeDirs(dir_ + "/tls").ok());
   ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/tls/ca.key", "secret", io::kPrivateMode).ok());
-  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_);
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_, clock_);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("taken 1, missing 0"), std::string::npos) << *told;
   struct stat key {};
@@ -89,6 +91,8 @@ TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
   jobs_ = std::make_unique<JobManager>(*store_, clock_, hub_, [] {});
   EXPECT_EQ(jobs_->List({}).value().jobs.size(), 1u);
   EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_GT(Generation::Load(*store_, std::nullopt).value()->number(), 1)
+      << "workers do not obey the server that it replaces";
 }
 
 TEST_F(BackupTest, CheckpointsAreInTheCopyAndOutliveThoseOfTheServer) {
@@ -98,7 +102,7 @@ TEST_F(BackupTest, CheckpointsAreInTheCopyAndOutliveThoseOfTheServer) {
   EXPECT_EQ(made->checkpoint_blobs(), 1);
   EXPECT_EQ(made->checkpoint_bytes(), 14);
   ASSERT_TRUE(io::RemoveAll(dir_ + "/checkpoints").ok());
-  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_);
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_, clock_);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("of checkpoints there 0, taken 1, missing 0"), std::string::npos) << *told;
   EXPECT_EQ(io::ReadFile(BlobStore::PathIn(target_ + "/new/checkpoints", hash)).value(),
@@ -116,7 +120,7 @@ TEST_F(BackupTest, ACheckpointDeletedMeanwhileIsLeftOut) {
 TEST_F(BackupTest, OnlyItsOwnerMayReadIt) {
   AddCheckpoint("training state");
   ASSERT_TRUE(Make(target_ + "/b").ok());
-  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).ok());
   EXPECT_EQ(ModeOf(target_ + "/b"), 0700u);
   EXPECT_EQ(ModeOf(target_ + "/b/server.db"), 0600u);
   EXPECT_EQ(ModeOf(target_ + "/b/manifest.json"), 0600u);
@@ -142,7 +146,7 @@ TEST_F(BackupTest, ItHoldsAllThatARestoreNeeds) {
   EXPECT_EQ(ModeOf(target_ + "/b/tls/ca.key"), 0600u);
 
   const std::string restored = target_ + "/new";
-  const auto told = RestoreBackup(target_ + "/b", restored, "");
+  const auto told = RestoreBackup(target_ + "/b", restored, "", clock_);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("files there 0, taken 1, missing 0"), std::string::npos) << *told;
   EXPECT_EQ(told->find("without"), std::string::npos) << *told;
@@ -174,7 +178,7 @@ TEST_F(BackupTest, WhatIsLeftOutIsTold) {
                 "1 files of data sets and adapters, 9 B, in blobs/ (--with-blobs takes them)",
                 "logs/ (--without-logs)", "the fleet's keys in tls/ (--with-keys takes them)"}));
   EXPECT_FALSE(io::Exists(target_ + "/b/tls"));
-  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "", clock_);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("the backup was made without: 1 files of checkpoints"), std::string::npos)
       << *told;
@@ -187,7 +191,7 @@ TEST_F(BackupTest, ARestoreTakesALogWholeFromTheFolderThatIsNamed) {
   ASSERT_TRUE(Make(target_ + "/b").ok());
   AddFile("logs/attempt-1/rank-0/00000000000000000000.seg", "a line and more");
   ASSERT_TRUE(io::RemoveAll(dir_ + "/logs/attempt-2").ok());
-  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", dir_).ok());
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", dir_, clock_).ok());
   EXPECT_EQ(io::ReadFile(target_ + "/new/logs/attempt-1/rank-0/00000000000000000000.seg").value(),
             "a line and more");
   EXPECT_EQ(io::ReadFile(target_ + "/new/logs/attempt-2/rank-0/00000000000000000000.seg").value(),
@@ -204,14 +208,14 @@ TEST_F(BackupTest, ASecondOneToTheSamePlaceIsRefusedAndDoesNotDisturbTheFirst) {
   });
   EXPECT_TRUE(absl::IsAborted(second)) << second;
   ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
+  EXPECT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).ok());
   EXPECT_TRUE(backups.Make(To(target_ + "/c"), wanted).ok());
 }
 
 TEST_F(BackupTest, MissingFilesAreReported) {
   AddBlob("some data");
   ASSERT_TRUE(Make(target_ + "/b").ok());
-  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "", clock_);
   EXPECT_NE(told->find("curves and logs of before are not there"), std::string::npos);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("missing 1"), std::string::npos) << *told;
@@ -222,8 +226,8 @@ TEST_F(BackupTest, AnExistingFolderOrOneInUseIsRefused) {
   ASSERT_TRUE(Make(target_ + "/b").ok());
   EXPECT_TRUE(absl::IsAlreadyExists(Make(target_ + "/b").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Make("relative").status()));
-  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
-  const absl::Status again = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).ok());
+  const absl::Status again = RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).status();
   EXPECT_TRUE(absl::IsAlreadyExists(again)) << again;
 }
 
@@ -233,14 +237,15 @@ TEST_F(BackupTest, ADamagedOrNewerBackupIsRefused) {
   std::string newer = manifest;
   newer.replace(newer.find("\"schema\": "), 10, "\"schema\": 99");
   ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", newer).ok());
-  const absl::Status refused = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  const absl::Status refused = RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", "{}").ok());
-  EXPECT_TRUE(absl::IsDataLoss(RestoreBackup(target_ + "/b", target_ + "/new", "").status()));
+  EXPECT_TRUE(
+      absl::IsDataLoss(RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).status()));
   ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", manifest).ok());
   io::AppendFile database = io::AppendFile::Open(target_ + "/b/server.db").value();
   ASSERT_TRUE(database.Append("x").ok());
-  const absl::Status damaged = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  const absl::Status damaged = RestoreBackup(target_ + "/b", target_ + "/new", "", clock_).status();
   EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
   EXPECT_FALSE(io::Exists(target_ + "/new/server.db"));
 }

@@ -122,7 +122,12 @@ class SessionTest : public TestNode {
           message.set_node("node-a");
           return message;
         },
-        [](const v1::FetchFile&) {});
+        [](const v1::FetchFile&) {}, Session::OnModelRequest(), Session::OnAsk(),
+        [this](const v1::Welcome& welcome) {
+          return welcome.generation() < obeyed_ ? FailedPrecondition("that server was replaced")
+                                                : absl::OkStatus();
+        },
+        [this] { ++lost_; });
   }
   void TearDown() override {
     session_->Stop();
@@ -130,6 +135,8 @@ class SessionTest : public TestNode {
     TestNode::TearDown();
   }
 
+  std::atomic<int64_t> obeyed_ = 0;
+  std::atomic<int> lost_ = 0;  // streams that ended
   TickingClock clock_;
   FakeServer calls_;
   Stager stager_{setup_, calls_};
@@ -200,6 +207,21 @@ TEST_F(SessionTest, ARefusedWorkerTriesAgainLaterAndReportsNothing) {
   session_->Start();
   EXPECT_TRUE(service_.Next().has_register_());
   EXPECT_TRUE(service_.Next().has_register_()) << "the second try, not an observation";
+}
+
+TEST_F(SessionTest, AServerThatWasReplacedGetsNoReportsAndItsWishesAreNotHeard) {
+  obeyed_ = 1;
+  v1::Desired desired;
+  desired.add_attempts()->set_attempt_uid("a-7");
+  service_.Desire(desired);
+  session_->Start();
+  EXPECT_TRUE(service_.Next().has_register_());
+  EXPECT_TRUE(service_.Next().has_register_()) << "the second try, not an observation";
+  EXPECT_GE(lost_, 1) << "the next dial may go elsewhere";
+  agent_.Step();
+  uint64_t models_since = 0;
+  EXPECT_EQ(agent_.Observe(models_since).attempts_size(), 0);
+  EXPECT_EQ(agent_.Heard(), MonoTime{});
 }
 
 TEST_F(SessionTest, StopEndsAQuietStream) {
