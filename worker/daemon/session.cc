@@ -23,13 +23,15 @@ constexpr seconds kMaxHeartbeat{60};
 }  // namespace
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
-                 OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask)
+                 OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask,
+                 OnDismissed on_dismissed)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
       on_fetch_file_(std::move(on_fetch_file)),
       on_model_request_(std::move(on_model_request)),
-      on_ask_(std::move(on_ask)) {}
+      on_ask_(std::move(on_ask)),
+      on_dismissed_(std::move(on_dismissed)) {}
 
 Session::~Session() { Stop(); }
 
@@ -118,6 +120,7 @@ void Session::ReadLoop(Stream& stream) {
       on_model_request_(message.model_request());
     }
     if (message.has_ask() && on_ask_) on_ask_(message.ask());
+    if (message.has_dismissed() && on_dismissed_) on_dismissed_();
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
 }

@@ -28,11 +28,12 @@ class Session {
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
   using OnModelRequest = std::function<void(const v1::ModelRequest&)>;
   using OnAsk = std::function<void(const v1::Ask&)>;
+  using OnDismissed = std::function<void()>;
 
-  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request` and
-  // `on_ask` are called on the reading thread and must not block.
+  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request`,
+  // `on_ask` and `on_dismissed` are called on the reading thread and must not block.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
-          OnModelRequest on_model_request = {}, OnAsk on_ask = {});
+          OnModelRequest on_model_request = {}, OnAsk on_ask = {}, OnDismissed on_dismissed = {});
   ~Session();
 
   void Start();
@@ -62,6 +63,7 @@ class Session {
   const OnFetchFile on_fetch_file_;
   const OnModelRequest on_model_request_;
   const OnAsk on_ask_;
+  const OnDismissed on_dismissed_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,
