@@ -112,12 +112,6 @@ class SlurmTest(ServiceCase):
         self.assertIn(f"node {node} has left the fleet", server)
         self.assertNotIn(f"node {node} is SUSPECT", server)
 
-    def steps_repeated(self, job):
-        """How far attempts went back: the step that each began at, below the last one before it."""
-        attempts = self.status(job)["attempts"]
-        return [max(0, before["last_step"] - after["first_step"] + 1) if "last_step" in before else None
-                for before, after in zip(attempts, attempts[1:])]
-
     def test_a_job_outlives_its_allocation_and_its_next_nodes_loss(self):
         done = self.dir / "done"
         job = self.submit(f"train steps=100000 pace=10 save=50 until={done}", ranks=1,
