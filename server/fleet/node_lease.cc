@@ -89,7 +89,8 @@ absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRe
       SFT_ASSIGN_OR_RETURN(const auto attempts, store::AttemptsOnNode(db, node.name));
       if (!attempts.empty()) continue;
     }
-    SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node.name));
+    const int64_t heard_us = live.last_seen == WallTime() ? 0 : UnixMicros(live.last_seen);
+    SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node.name, heard_us));
     SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node.name, "left", why, now_us));
   }
   return left;

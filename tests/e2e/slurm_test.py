@@ -114,7 +114,7 @@ class SlurmTest(ServiceCase):
 
     def test_a_job_outlives_its_allocation_and_its_next_nodes_loss(self):
         done = self.dir / "done"
-        job = self.submit(f"train steps=100000 pace=10 save=50 until={done}", ranks=1,
+        job = self.submit(f"train steps=30000 pace=10 save=200 fast={done}", ranks=1,
                           compute='unreachable_after = "10s"')
         begun = time.monotonic()
         first = self.sbatch("--nodelist=n1", "--export=ALL,SFT_LEAVE_LEAD=40s", time_limit="2")
@@ -152,8 +152,10 @@ class SlurmTest(ServiceCase):
         again = self.node_of(second)
         self.assertEqual(again, f"n3-{second}-1", "another life has another name")
         self.wait_for_node(job, again)
+        self.assertEqual(self.attempts(job)[1:], [([lost], "node_unreachable"), ([again], None)])
+        self.assertGreater(self.status(job)["attempts"][2]["first_step"], reached)
         done.touch()
-        self.assertEqual(self.attempts(job)[1:], [([lost], "node_lost"), ([again], None)])
+        self.assert_ends(job, SUCCEEDED)
 
     def test_an_allocation_that_is_cancelled_saves_what_it_did(self):
         job = self.submit(f"train steps=100000 pace=10 until={self.dir}/never", ranks=1)
