@@ -11,6 +11,7 @@
 
 #include "common/base/duration.h"
 #include "common/base/env.h"
+#include "common/io/file.h"
 
 namespace sft::worker {
 namespace {
@@ -95,7 +96,10 @@ absl::StatusOr<std::optional<v1::Lease>> MakeLease(const Options& options, WallT
         "since 1970",
         source));
   }
-  SFT_RETURN_IF_ERROR(CheckLength(*end, now, *lead, source));
+  // What an earlier life of this worker left has to be seen to however little time there is.
+  if (!io::Exists(options.data_dir + "/attempts")) {
+    SFT_RETURN_IF_ERROR(CheckLength(*end, now, *lead, source));
+  }
   lease.set_end_us(UnixMicros(*end));
   return std::optional(lease);
 }

@@ -13,7 +13,8 @@ namespace sft::worker {
 
 // The lease of a node that is lent (--ephemeral), from the options and Slurm's variables; nullopt
 // without the option. INVALID_ARGUMENT for options that need it, a time that cannot be read, and an
-// allocation too short for a job to reach a checkpoint in it: nothing is started then.
+// allocation too short for a job to reach a checkpoint in it: nothing is started then. The length
+// does not matter to a worker that starts again in its data folder.
 absl::StatusOr<std::optional<v1::Lease>> MakeLease(const Options& options, WallTime now);
 
 // The name of this node where none is given: the host's, for a lease from Slurm with the number of

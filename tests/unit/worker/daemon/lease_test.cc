@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "common/io/file.h"
 #include "tests/unit/worker/daemon/agent_fixture.h"
 
 namespace sft::worker {
@@ -86,6 +87,11 @@ TEST_F(LeaseTest, AnAllocationShorterThanACheckpointIsRefusedWithWhatWouldWork) 
   EXPECT_TRUE(MakeLease(options_, kNow).ok());
   options_.leave_at = Epoch(seconds(-5));
   EXPECT_THAT(Problem(), HasSubstr("in 0 s"));
+  // A worker that crashed has ranks to see to.
+  options_.data_dir = io::MakeTempDir("lease-test").value();
+  ASSERT_TRUE(io::MakeDirs(options_.data_dir + "/attempts").ok());
+  EXPECT_TRUE(MakeLease(options_, kNow).ok());
+  ASSERT_TRUE(io::RemoveAll(options_.data_dir).ok());
   options_.leave_lead = "soon";
   EXPECT_THAT(Problem(), HasSubstr("--leave-lead soon: not a time such as 5m"));
   options_.leave_lead = "5m";
