@@ -95,7 +95,7 @@ class SlurmTest(ServiceCase):
         return wait_until(f"the node of Slurm job {number}", found)
 
     def attempts(self, job):
-        """(nodes, verdict) of each."""
+        """(nodes, code of the verdict) of each."""
         return [(each["nodes"], (each["verdict"] or {}).get("code")) for each in self.status(job)["attempts"]]
 
     def wait_for_node(self, job, node):
@@ -112,50 +112,61 @@ class SlurmTest(ServiceCase):
         self.assertIn(f"node {node} has left the fleet", server)
         self.assertNotIn(f"node {node} is SUSPECT", server)
 
-    def test_a_job_outlives_its_allocation_and_its_next_nodes_loss(self):
+    def test_jobs_outlive_the_end_of_an_allocation_and_the_loss_of_a_node(self):
         done = self.dir / "done"
-        job = self.submit(f"train steps=30000 pace=10 save=200 fast={done}", ranks=1,
-                          compute='unreachable_after = "10s"')
+        def submit(name):
+            return self.submit(f"train steps=30000 pace=10 save=200 fast={done}", ranks=1, name=name,
+                               compute='unreachable_after = "10s"')
         begun = time.monotonic()
-        first = self.sbatch("--nodelist=n1", "--export=ALL,SFT_LEAVE_LEAD=40s", time_limit="2")
-        node = self.node_of(first)
-        self.assertEqual(node, f"n1-{first}")
-        self.wait_for_node(job, node)
+        moved = submit("moved")
+        short_lived = self.sbatch("--nodelist=n1", "--export=ALL,SFT_LEAVE_LEAD=40s", time_limit="2")
+        ends = self.node_of(short_lived)
+        self.assertEqual(ends, f"n1-{short_lived}")
+        self.wait_for_node(moved, ends)
+        lost = submit("lost")
+        cut_off = self.sbatch("--nodelist=n2")
+        dies = self.node_of(cut_off)
+        self.wait_for_node(lost, dies)
+        wait_until("a checkpoint", lambda: self.status(lost)["checkpoint_step"] > 0)
+        self.cluster.cut("n2")
+
         # Too short for a job to begin and to write its checkpoint: refused, and the log says what would do.
-        short = self.sbatch("--export=ALL,SFT_LEAVE_LEAD=40s", time_limit="1")
+        short = self.sbatch("--nodelist=n3", "--export=ALL,SFT_LEAVE_LEAD=40s", time_limit="1")
         wait_until("the short one to end", lambda: short not in self.cluster.jobs())
         log = (self.dir / f"slurm-{short}.log").read_text()
         self.assertIn("too soon for a job to begin and to write its checkpoint", log)
         self.assertIn("(sbatch --time=2)", log)
-        # Slurm kills it after two minutes; the job was asked for its checkpoint 40 s before.
-        wait_until("the job to be moved", lambda: self.status(job)["state"] == "PENDING")
-        self.assertGreater(time.monotonic() - begun, 60)
-        self.assertEqual(self.attempts(job), [([node], "moved")])
-        self.assertIn(f"{node} leaves the fleet: Slurm job {first} ends at ",
-                      self.status(job)["attempts"][0]["verdict"]["message"])
-        self.wait_gone(first, node)
-        self.assertLess(time.monotonic() - begun, 115, "it left by itself")
-        self.assert_no_alarm(node)
-        self.assertFalse((self.dir / f"sft-worker-{first}").exists(), "nothing stays on the node")
 
-        second = self.sbatch("--nodelist=n2", "--export=ALL,SFT_LEAVE_LEAD=30s")
-        lost = self.node_of(second)
-        self.wait_for_node(job, lost)
-        reached = self.status(job)["attempts"][1]["first_step"]
-        self.assertGreater(reached, 1000, "it went on from its checkpoint")
-        self.wait_for_step(job, reached + 100)
-        self.cluster.cut("n2")
-        wait_until("Slurm to requeue it", lambda: self.cluster.jobs().get(second) == "PENDING")
-        wait_until("the service to miss it", lambda: self.nodes()[lost]["state"] == "SUSPECT")
-        self.assertEqual(self.cluster.run("scontrol", "update", f"jobid={second}", "reqnodelist=n3", "starttime=now")
-                         .returncode, 0)
-        again = self.node_of(second)
-        self.assertEqual(again, f"n3-{second}-1", "another life has another name")
-        self.wait_for_node(job, again)
-        self.assertEqual(self.attempts(job)[1:], [([lost], "node_unreachable"), ([again], None)])
-        self.assertGreater(self.status(job)["attempts"][2]["first_step"], reached)
+        # Slurm requeues the job of the node that it lost; it comes back elsewhere, under another name.
+        wait_until("Slurm to requeue it", lambda: self.cluster.jobs().get(cut_off) == "PENDING")
+        wait_until("the service to miss it", lambda: self.nodes()[dies]["state"] == "SUSPECT")
+        again = self.start_requeued(cut_off, "n3")
+        self.assertEqual(again, f"n3-{cut_off}-1")
+
+        # Slurm would kill the first after two minutes; its job was asked for its checkpoint 40 s before.
+        wait_until("the job to be moved", lambda: self.attempts(moved)[0] == ([ends], "moved"))
+        self.assertGreater(time.monotonic() - begun, 60)
+        self.assertIn(f"{ends} leaves the fleet: Slurm job {short_lived} ends at ",
+                      self.status(moved)["attempts"][0]["verdict"]["message"])
+        self.wait_gone(short_lived, ends)
+        self.assertLess(time.monotonic() - begun, 120, "it left by itself")
+        self.assert_no_alarm(ends)
+        self.assertFalse((self.dir / f"sft-worker-{short_lived}").exists(), "nothing stays on the node")
+
+        # Both jobs go on from what they had saved, and end well.
+        self.node_of(self.sbatch("--nodelist=n4"))
         done.touch()
-        self.assert_ends(job, SUCCEEDED)
+        for job, first, code in ((moved, ends, "moved"), (lost, dies, "node_unreachable")):
+            self.assert_ends(job, SUCCEEDED)
+            self.assertEqual(self.attempts(job)[0], ([first], code))
+            self.assertEqual(len(self.attempts(job)), 2)
+            self.assertGreaterEqual(self.status(job)["attempts"][1]["first_step"], 200)
+
+    def start_requeued(self, number, node):
+        """Slurm waits for two minutes before it starts a job again that it has requeued; this does not."""
+        wait_until("the job to take the change", lambda: self.cluster.run(
+            "scontrol", "update", f"jobid={number}", f"reqnodelist={node}", "starttime=now").returncode == 0)
+        return self.node_of(number)
 
     def test_an_allocation_that_is_cancelled_saves_what_it_did(self):
         job = self.submit(f"train steps=100000 pace=10 until={self.dir}/never", ranks=1)
@@ -186,8 +197,7 @@ class SlurmTest(ServiceCase):
         self.assert_no_alarm(node)
         wait_until("the urgent one to run", lambda: self.cluster.jobs().get(urgent) == "RUNNING")
         self.assertEqual(self.cluster.jobs().get(first), "PENDING", "Slurm requeued it")
-        self.cluster.run("scontrol", "update", f"jobid={first}", "starttime=now")
-        again = self.node_of(first)
+        again = self.start_requeued(first, "n1")
         self.assertEqual(again, f"n1-{first}-1")
         self.wait_for_node(job, again)
         self.assertGreater(self.status(job)["attempts"][1]["first_step"], 30)
