@@ -34,6 +34,18 @@ absl::StatusOr<std::string> WhyGone(Database& db, const std::string& node,
   return std::string(live.silent_for > kLostAfter ? "its worker has ended or is cut off" : "");
 }
 
+// True while something of an attempt is on the node: of a connected one also what is over, as the
+// node still has to be told to forget it.
+absl::StatusOr<bool> IsBusy(Database& db, const std::string& node,
+                            const WorkerRegistry::Live& live) {
+  if (live.connected) {
+    SFT_ASSIGN_OR_RETURN(const auto held, store::HeldMembers(db, node));
+    return !held.empty() || !live.observed.attempts().empty();
+  }
+  SFT_ASSIGN_OR_RETURN(const auto attempts, store::AttemptsOnNode(db, node));
+  return !attempts.empty();
+}
+
 }  // namespace
 
 std::string NodeLease::WhyLeaving(int64_t now_us) const {
@@ -73,27 +85,25 @@ absl::Status MoveOffLeaving(Database& db, const WorkerRegistry& registry,
 }
 
 absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRegistry& registry,
-                                                    const std::vector<NodeRecord>& nodes,
+                                                    std::vector<NodeRecord>& nodes,
                                                     int64_t now_us) {
-  std::vector<std::string> left;
-  for (const NodeRecord& node : nodes) {
-    const WorkerRegistry::Live live = registry.Get(node.name);
-    SFT_ASSIGN_OR_RETURN(const std::string why, WhyGone(db, node.name, live, now_us));
-    if (why.empty()) continue;
-    if (live.connected) {
-      // Also what is over: the node still has to be told to forget it.
-      SFT_ASSIGN_OR_RETURN(const auto held, store::HeldMembers(db, node.name));
-      if (!held.empty() || !live.observed.attempts().empty()) continue;
-      left.push_back(node.name);
-    } else {
-      SFT_ASSIGN_OR_RETURN(const auto attempts, store::AttemptsOnNode(db, node.name));
-      if (!attempts.empty()) continue;
+  std::vector<std::string> dismissed;
+  for (auto node = nodes.begin(); node != nodes.end();) {
+    const WorkerRegistry::Live live = registry.Get(node->name);
+    SFT_ASSIGN_OR_RETURN(const std::string why, WhyGone(db, node->name, live, now_us));
+    SFT_ASSIGN_OR_RETURN(const bool busy,
+                         why.empty() ? absl::StatusOr<bool>(true) : IsBusy(db, node->name, live));
+    if (busy) {
+      ++node;
+      continue;
     }
     const int64_t heard_us = live.last_seen == WallTime() ? 0 : UnixMicros(live.last_seen);
-    SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node.name, heard_us));
-    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node.name, "left", why, now_us));
+    SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node->name, heard_us));
+    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node->name, "left", why, now_us));
+    if (live.connected) dismissed.push_back(node->name);
+    node = nodes.erase(node);
   }
-  return left;
+  return dismissed;
 }
 
 }  // namespace sft::server

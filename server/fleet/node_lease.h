@@ -40,12 +40,12 @@ absl::Status MoveOffLeaving(Database& db, const WorkerRegistry& registry,
                             const std::vector<NodeRecord>& nodes, int64_t now_us,
                             ChangedJobs& changed);
 
-// Removes nodes with a lease that are gone: those that leave and have no attempt any more, and
-// those that have fallen silent with none, once their time is over or nobody has heard them for
-// kLostAfter. Returns the former, which WorkerRegistry::Dismiss tells after the commit.
+// Removes nodes with a lease that are gone, from `nodes` too: those that leave and have no attempt
+// any more, and those that have fallen silent with none, once their time is over or nobody has
+// heard them for kLostAfter. Returns the former, which WorkerRegistry::Dismiss tells after the
+// commit.
 inline constexpr std::chrono::minutes kLostAfter{10};
 absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRegistry& registry,
-                                                    const std::vector<NodeRecord>& nodes,
-                                                    int64_t now_us);
+                                                    std::vector<NodeRecord>& nodes, int64_t now_us);
 
 }  // namespace sft::server

@@ -165,7 +165,6 @@ absl::Status Reconciler::UpdateNodes(int64_t now_us, ChangedJobs& changed) {
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::AllNodes(db));
     SFT_ASSIGN_OR_RETURN(left, RemoveLeft(db, registry_, nodes, now_us));
-    SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
     SFT_RETURN_IF_ERROR(MoveOffLeaving(db, registry_, nodes, now_us, changed));
     SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
