@@ -82,6 +82,17 @@ std::string WhyText(const v1::Node& node) {
   return fmt::format("{}", fmt::join(why, "; "));
 }
 
+// "by Slurm job 17 until 2026-11-28 09:30:00"; empty: it is not.
+std::string LeaseText(const v1::Node& node) {
+  if (!node.facts().has_lease()) return "";
+  const v1::Lease& lease = node.facts().lease();
+  constexpr int64_t kSecondUs = 1'000'000;
+  google::protobuf::Timestamp end;
+  end.set_seconds(lease.end_us() / kSecondUs);
+  return (lease.allocation().empty() ? "for a time" : "by " + lease.allocation()) +
+         (end.seconds() == 0 ? "" : " until " + Utc(end));
+}
+
 absl::StatusOr<std::vector<v1::Node>> AllNodes(Connection& connection) {
   std::vector<v1::Node> nodes;
   v1::ListNodesRequest request;
@@ -109,6 +120,7 @@ void PrintNode(Connection& connection, const v1::Node& node) {
     line("held since", fmt::format("{} by {}", Utc(node.hold().time()), node.hold().who()));
     if (node.hold().has_move_time()) line("jobs move", "from " + Utc(node.hold().move_time()));
   }
+  line("lent", LeaseText(node));
   line("worker", fmt::format("{} on {}, incarnation {}", node.worker_version(), node.hostname(),
                              node.incarnation().substr(0, 8)));
   line("ranks", node.facts().rank_build().empty() ? "" : "sft-rank " + node.facts().rank_build());

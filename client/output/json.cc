@@ -125,7 +125,8 @@ Json OutlookJson(const v1::Outlook& outlook) {
           {"expected_start_time", TimeJson(outlook.start_time())},
           {"expected_end_time", TimeJson(outlook.end_time())},
           {"promised_start_time", TimeJson(outlook.promised_start_time())},
-          {"source", outlook.source()}};
+          {"source", outlook.source()},
+          {"lacks_slots", outlook.lacks_slots()}};
 }
 
 std::string KindName(v1::Job::Kind kind) {
@@ -158,6 +159,8 @@ Json JobJson(const v1::Job& job) {
       {"nodes", std::vector<std::string>(job.nodes().begin(), job.nodes().end())},
       {"progress", ProgressJson(job.progress())},
       {"variant", job.variant()},
+      {"node_count", job.node_count()},
+      {"exclusive", job.exclusive()},
       {"owner", job.owner()},
       {"project", job.project()},
       {"request_id", job.request_id()},
@@ -270,6 +273,17 @@ Json HoldJson(const v1::Node& node) {
           {"jobs", hold.jobs()}};
 }
 
+Json LeaseJson(const v1::Node& node) {
+  if (!node.facts().has_lease()) return nullptr;
+  const v1::Lease& lease = node.facts().lease();
+  constexpr int64_t kSecondUs = 1'000'000;
+  google::protobuf::Timestamp end;
+  end.set_seconds(lease.end_us() / kSecondUs);
+  return {{"allocation", lease.allocation()},
+          {"end_time", TimeJson(end)},
+          {"lead_seconds", lease.lead_seconds()}};
+}
+
 Json DiskJson(const v1::Node& node) {
   if (!node.has_disk()) return nullptr;
   return {{"total_bytes", node.disk().total_bytes()},
@@ -318,6 +332,7 @@ Json NodeJson(const v1::Node& node) {
           {"status", NodeStateName(node)},
           {"unusable", node.unusable()},
           {"hold", HoldJson(node)},
+          {"lease", LeaseJson(node)},
           {"disk", DiskJson(node)},
           {"clock_offset_seconds",
            node.has_clock_offset_seconds() ? Json(node.clock_offset_seconds()) : Json(nullptr)},

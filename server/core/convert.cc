@@ -234,6 +234,7 @@ v1::Job ToProto(const JobRecord& job, std::string spec_text) {
   proto.set_owner(job.owner);
   proto.set_project(job.project);
   proto.set_variant(job.variant);
+  proto.set_node_count(job.nodes);
   *proto.mutable_create_time() = ToTimestamp(job.created_us);
   if (job.started_us > 0) *proto.mutable_start_time() = ToTimestamp(job.started_us);
   if (job.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(job.ended_us);

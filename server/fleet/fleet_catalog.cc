@@ -58,6 +58,8 @@ absl::StatusOr<std::shared_ptr<const FleetCatalog::Fleet>> FleetCatalog::Get() {
   bool downloads = false, runs_graders = false;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> left, store::LeftNodes(db));
+    nodes.insert(nodes.end(), left.begin(), left.end());
     SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
     for (const NodeRecord& node : nodes) {
       const auto found = facts.find(node.name);

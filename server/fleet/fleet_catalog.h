@@ -12,7 +12,8 @@
 
 namespace sft::server {
 
-// Catalog of the nodes' GPUs and models for submits. Cached between submits, and read again after a
+// Catalog of the nodes' GPUs and models for submits, with those of nodes that have left and whose
+// like may come back (store::LeftNodes). Cached between submits, and read again after a
 // change of it was stored. Thread-safe.
 class FleetCatalog {
  public:

@@ -186,7 +186,7 @@ class Reader {
   // nodes until they were last heard.
   absl::Status ReadCapacity() {
     return store_.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
+      SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db, /*removed=*/true));
       SFT_ASSIGN_OR_RETURN(const auto nodes, store::AllNodes(db));
       SFT_ASSIGN_OR_RETURN(const auto removed, store::RemovedNodes(db));
       for (const NodeRecord& node : nodes) AddCapacity(node, facts, end_us_);

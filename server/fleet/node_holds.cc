@@ -63,7 +63,7 @@ absl::Status ReleaseNode(Database& db, const std::string& node, const std::strin
 absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live,
                         bool force, const std::string& who, int64_t now_us) {
   const absl::Status known = CheckNode(db, node);
-  if (absl::IsNotFound(known) && store::GetNode(db, node).ok()) return absl::OkStatus();
+  if (absl::IsNotFound(known) && store::GetNode(db, node).ok()) return store::RemoveNode(db, node);
   SFT_RETURN_IF_ERROR(known);
   if (live.connected) {
     return FailedPrecondition(
@@ -108,6 +108,7 @@ std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live
                ? fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)))
                : "not connected now";
   }
+  if (!live.leaving.empty()) return "leaving: " + live.leaving;
   if (hold != nullptr) return HoldText(*hold);
   if (live.disk.level() == v1::NodeDisk::FULL) return DiskText(live.disk);
   if (!live.rank_problem.empty()) return "not able to start ranks: " + live.rank_problem;

@@ -209,6 +209,7 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
     entry.clock_offset_at = entry.last_seen;
     entry.rank_problem = BoundedText(message.rank_problem());
     entry.rank_build = BoundedText(message.rank_build());
+    entry.lease = LeaseOf(message, UnixMicros(entry.last_seen));
     entry.slots = SlotsKey(message.slots());
     entry.use.clear();
     entry.good_use = true;
@@ -314,6 +315,10 @@ WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& ob
   news.wakes = news.wakes || entry.rank_problem != rank_problem || entry.rank_build != rank_build;
   entry.rank_problem = rank_problem;
   entry.rank_build = rank_build;
+  if (entry.lease.has_value() && entry.lease->leaving.empty() && !observed.leaving().empty()) {
+    entry.lease->leaving = BoundedText(observed.leaving());
+    news.wakes = true;
+  }
   if (observed.time_us() > 0 && !doubt(CheckTime(observed.time_us()))) {
     TakeOffset(entry, observed.time_us());
   }
@@ -442,6 +447,24 @@ std::vector<std::pair<std::string, v1::ModelDownload>> WorkerRegistry::Downloads
   return all;
 }
 
+void WorkerRegistry::Dismiss(const std::string& node) {
+  std::shared_ptr<WorkerLink> link;
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(node);
+    if (entry == entries_.end()) return;
+    link = std::move(entry->second.link);
+    entries_.erase(entry);
+  }
+  spdlog::info("node {} has left the fleet", node);
+  hub_.Bump(NodeName(node));
+  if (link == nullptr) return;
+  v1::ServerMessage message;
+  message.mutable_dismissed();
+  link->Send(message);
+  link->Close(Aborted("the node has left the fleet"));
+}
+
 bool WorkerRegistry::IsConnected(const std::string& node) const {
   MutexLock lock(mutex_);
   const auto entry = entries_.find(node);
@@ -501,6 +524,8 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   if (!entry.rival.empty() && Awake() - entry.rival_seen < kRivalShown) live.rival = entry.rival;
   live.rank_problem = entry.rank_problem;
   live.rank_build = entry.rank_build;
+  live.lease = entry.lease;
+  if (live.lease.has_value()) live.leaving = live.lease->WhyLeaving(now_us());
   for (const v1::Slot& slot : entry.observed.slots()) {
     live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
   }

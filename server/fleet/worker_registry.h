@@ -14,6 +14,7 @@
 #include "server/core/change_hub.h"
 #include "server/core/generation.h"
 #include "server/fleet/node_claim.h"
+#include "server/fleet/node_lease.h"
 #include "server/gangs/node_refusals.h"
 #include "server/sched/node_score.h"
 #include "server/store/store.h"
@@ -83,6 +84,8 @@ class WorkerRegistry {
 
   // Ends a node's stream, if it has one; the node may dial again.
   void Close(const std::string& node, const absl::Status& why);
+  // Forgets a node that has left the fleet, and tells its worker to end.
+  void Dismiss(const std::string& node);
   bool IsConnected(const std::string& node) const;
   // Sends to a node's stream; false when it is not connected.
   bool Send(const std::string& node, const v1::ServerMessage& message);
@@ -101,6 +104,8 @@ class WorkerRegistry {
     std::string rival;         // text about another worker that was refused lately; empty: none
     std::string rank_problem;  // why no rank can start there; empty: they can
     std::string rank_build;    // version and build of its sft-rank; empty: not known
+    std::optional<NodeLease> lease;
+    std::string leaving;  // why it leaves the fleet now; empty: it does not
   };
   // Downloads of models on connected nodes, as they were last reported, by node.
   std::vector<std::pair<std::string, v1::ModelDownload>> Downloads() const;
@@ -137,6 +142,7 @@ class WorkerRegistry {
     std::optional<double> clock_offset;
     WallTime clock_offset_at{};  // when it was measured, by this server's clock
     std::string rank_problem, rank_build;
+    std::optional<NodeLease> lease;
     std::string models;  // serialized, from the last report
     std::string slots;   // serialized without use, from the last report
     std::string use;  // serialized with use; usually unchanged, and then `slots` is unchanged too

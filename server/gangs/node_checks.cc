@@ -25,6 +25,7 @@ constexpr int64_t kMaxBytes = int64_t{1} << 50, kMaxOffset = int64_t{1} << 46;
 constexpr int64_t kMaxSteps = int64_t{1} << 40, kMaxTokens = int64_t{1} << 58;
 constexpr int64_t kMaxEventBytes = 16 << 20;      // that one request stands for
 constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
+constexpr int64_t kLastMicros = kLastSecond * 1'000'000, kMaxLeadSeconds = 7 * 24 * 3600;
 constexpr int kMaxFiles = 4096, kMaxSlots = 4096, kMaxLinks = 1024, kMaxNetworks = 256;
 constexpr int kMaxAxes = 4, kMaxAxisName = 32, kMaxSettings = 512, kMaxSetting = 4096;
 constexpr int kMaxCpus = 1 << 16, kMaxValues = 64, kMaxWatts = 1 << 16, kMaxCelsius = 1000;
@@ -356,6 +357,10 @@ absl::Status CheckFacts(const v1::NodeFacts& facts) {
   for (const std::string& root : facts.graders().roots()) {
     SFT_RETURN_IF_ERROR(Text("facts.graders.roots", root, kMaxPath));
   }
+  SFT_RETURN_IF_ERROR(Number("facts.lease.end_us", facts.lease().end_us(), 0, kLastMicros));
+  SFT_RETURN_IF_ERROR(
+      Number("facts.lease.lead_seconds", facts.lease().lead_seconds(), 0, kMaxLeadSeconds));
+  SFT_RETURN_IF_ERROR(Text("facts.lease.allocation", facts.lease().allocation(), kMaxWord));
   for (const v1::SlotLinks& link : facts.links()) {
     SFT_RETURN_IF_ERROR(Number("facts.links.slot", link.slot(), 0, kMaxSlots - 1));
     SFT_RETURN_IF_ERROR(Number("facts.links.active_links", link.active_links(), 0, kMaxLinks));
@@ -373,9 +378,7 @@ absl::Status CheckFacts(const v1::NodeFacts& facts) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTime(int64_t time_us) {
-  return Number("time_us", time_us, 0, kLastSecond * 1'000'000);
-}
+absl::Status CheckTime(int64_t time_us) { return Number("time_us", time_us, 0, kLastMicros); }
 
 std::string BoundedText(const std::string& text) {
   return Escaped(Shortened(text, kMaxText), /*keep_breaks=*/true);

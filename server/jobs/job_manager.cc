@@ -130,6 +130,7 @@ v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedu
   proto.set_priority(PriorityName(job.priority));
   proto.set_sweep(schedule.sweep);
   proto.set_group(schedule.group);
+  proto.set_exclusive(schedule.exclusive);
   if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
   if (IsTerminal(job.state)) return proto;
   proto.set_held(schedule.held);

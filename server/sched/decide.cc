@@ -50,6 +50,7 @@ class Pass {
     const Shape* shape = nullptr;
     Fleet::Fit booked;  // taken in fleet_; start kForever: none
     bool placed = false;
+    bool limited = false;
     std::string reason;  // set for a job outside the queue
   };
 
@@ -148,10 +149,16 @@ class Pass {
     --promised_[state.shape->type];
   }
 
+  bool IsLimited(size_t index) {
+    State& state = jobs_[index];
+    state.reason = quota_.Refusal(snapshot_.pending[index]);
+    return state.limited = !state.reason.empty();
+  }
+
   void Consider(size_t index) {
     const PendingJob& job = snapshot_.pending[index];
     State& state = jobs_[index];
-    if (state.reason = quota_.Refusal(job); !state.reason.empty()) return Unbook(index);
+    if (IsLimited(index)) return Unbook(index);
     const bool awaits_nodes = AwaitsNodes(*state.shape, state.booked);
     if (!state.shape->possible()) {
       if (awaits_nodes) return;
@@ -272,7 +279,7 @@ class Pass {
     const int64_t duration = DurationOf(job);
     const auto shortest = unfit_.find(state.shape);
     if (shortest != unfit_.end() && duration >= shortest->second) return false;
-    if (state.reason = quota_.Refusal(job); !state.reason.empty()) return false;
+    if (IsLimited(index)) return false;
     const Fleet::Fit fit = fleet_.Now(*state.shape, duration, job.avoid_node);
     if (fit.bins.empty()) {
       unfit_[state.shape] = duration;
@@ -309,6 +316,7 @@ class Pass {
       Waiting& waiting = decision_.waiting.emplace_back();
       waiting.job = job.id;
       waiting.reason = std::move(state.reason);
+      waiting.lacks_slots = !state.limited;
       if (!waiting.reason.empty()) continue;
       waiting.place = ++places[state.shape->type];
       waiting.reason =

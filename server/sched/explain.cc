@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <set>
 
+#include "common/base/clock.h"
+
 namespace sft::server::sched {
 namespace {
 
@@ -83,6 +85,24 @@ std::string BuildText(const std::string& build) {
   return build.empty() ? "an sft-rank that does not say its build" : "sft-rank " + build;
 }
 
+// Why a job that fits a node that leaves may not begin there; empty where it may.
+std::string WhyTooShort(const NodeView& node, const PendingJob& job, int64_t now_us) {
+  if (node.jobs_until_us == 0) return "";
+  const int64_t left_us = node.jobs_until_us - now_us;
+  const std::string leaves =
+      fmt::format("its jobs have to leave it at {}", FormatUtc(FromUnixMicros(node.jobs_until_us)));
+  if (job.resumes) {
+    return left_us >= node.least_stay_us ? "" : leaves + ", too soon for a checkpoint";
+  }
+  if (job.bound_us == 0) {
+    return leaves + " and this one could not go on elsewhere: give it a scheduling.time_limit";
+  }
+  return left_us >= job.bound_us
+             ? ""
+             : leaves +
+                   ", before this one ends by its time limit, and it could not go on elsewhere";
+}
+
 std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const PendingJob& job,
                          const Shape& shape) {
   const NodeView& node = *bin.node;
@@ -105,6 +125,9 @@ std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const Pending
   if (job.nodes > 1 && node.rank_build != shape.rank_build) {
     return fmt::format("{} but runs {}, and not {} as others do: install one release on all", text,
                        BuildText(node.rank_build), BuildText(shape.rank_build));
+  }
+  if (const std::string why = WhyTooShort(node, job, snapshot.now_us); !why.empty()) {
+    return fmt::format("{} but {}", text, why);
   }
   const int held = bin.healthy() - static_cast<int>(bin.free.size());
   if (bin.sick > 0) text += fmt::format(", {} not healthy", bin.sick);

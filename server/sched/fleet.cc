@@ -42,6 +42,12 @@ void Fleet::MakeBins(const Snapshot& snapshot) {
     whole_.emplace_back(snapshot.now_us, healthy);
   }
   for (const Bin& bin : bins_) profiles_.emplace_back(snapshot.now_us, bin.healthy());
+  for (size_t h = 0; h < snapshot.nodes.size(); ++h) {
+    const int64_t until = snapshot.nodes[h].jobs_until_us;
+    if (until == 0) continue;
+    whole_[h].Take(until, kForever, whole_total_[h]);
+    for (const int bin : of_host_[h]) profiles_[bin].Take(until, kForever, bins_[bin].healthy());
+  }
   std::vector<int> order(snapshot.nodes.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
@@ -98,6 +104,7 @@ Shape Fleet::MakeShape(const PendingJob& job) {
   shape.gpus_per_node = job.gpus_per_node;
   shape.nodes = job.nodes;
   shape.exclusive = job.exclusive;
+  shape.resumes = job.resumes;
   if (shape.type < 0) return shape;
   shape.all = by_type_[shape.type];
   const std::vector<bool>* seen = job.model.empty() ? nullptr : &HostsWith(job.model);
@@ -143,7 +150,7 @@ Shape Fleet::MakeShape(const PendingJob& job) {
 
 const Shape& Fleet::ShapeOf(const PendingJob& job) {
   const Key key(job.gpu_type, job.gpus_per_node, job.nodes, job.exclusive, job.model, job.protocol,
-                job.needs_shared, job.only_nodes, job.on_hub);
+                job.needs_shared, job.only_nodes, job.on_hub, job.resumes);
   const auto found = shapes_.find(key);
   if (found != shapes_.end()) return found->second;
   return shapes_.emplace(key, MakeShape(job)).first->second;
@@ -155,6 +162,16 @@ const Profile& Fleet::ProfileOf(const Shape& shape, int bin) const {
 
 int Fleet::CountOf(const Shape& shape, int bin) const {
   return shape.exclusive ? whole_total_[bins_[bin].host] : shape.gpus_per_node;
+}
+
+int64_t Fleet::StayOn(const Shape& shape, int bin, int64_t duration) const {
+  const NodeView& node = *bins_[bin].node;
+  return node.jobs_until_us > 0 && shape.resumes ? std::min(duration, node.least_stay_us)
+                                                 : duration;
+}
+
+int64_t Fleet::EarliestOn(const Shape& shape, int bin, int64_t from, int64_t duration) const {
+  return ProfileOf(shape, bin).Earliest(from, StayOn(shape, bin, duration), CountOf(shape, bin));
 }
 
 void Fleet::Change(const Shape& shape, const std::vector<int>& bins, int64_t start,
@@ -263,16 +280,15 @@ Fleet::Fit Fleet::Earliest(const Shape& shape, int64_t duration, std::string_vie
   if (!shape.possible()) return fit;
   if (shape.nodes == 1) {
     for (const int bin : shape.able) {
-      fit.start =
-          std::min(fit.start,
-                   ProfileOf(shape, bin).Earliest(snapshot_.now_us, duration, CountOf(shape, bin)));
+      fit.start = std::min(fit.start, EarliestOn(shape, bin, snapshot_.now_us, duration));
       if (fit.start <= snapshot_.now_us) break;
     }
   } else {
     // Edges of the intervals of possible starts; sweep to the first moment inside enough of them.
     std::vector<std::pair<int64_t, int>> edges;
     for (const int bin : shape.able) {
-      ProfileOf(shape, bin).Starts(duration, CountOf(shape, bin), [&](int64_t a, int64_t b) {
+      const int64_t stay = StayOn(shape, bin, duration);
+      ProfileOf(shape, bin).Starts(stay, CountOf(shape, bin), [&](int64_t a, int64_t b) {
         edges.emplace_back(a, -1);
         if (b < kForever) edges.emplace_back(b, 1);
       });
@@ -291,9 +307,7 @@ Fleet::Fit Fleet::Earliest(const Shape& shape, int64_t duration, std::string_vie
   if (fit.start >= kForever) return Fit();
   std::vector<int> fitting;
   for (const int bin : shape.able) {
-    if (ProfileOf(shape, bin).Earliest(fit.start, duration, CountOf(shape, bin)) == fit.start) {
-      fitting.push_back(bin);
-    }
+    if (EarliestOn(shape, bin, fit.start, duration) == fit.start) fitting.push_back(bin);
   }
   fit.bins = Choose(shape, std::move(fitting), fit.start, avoid);
   return fit;
@@ -302,10 +316,8 @@ Fleet::Fit Fleet::Earliest(const Shape& shape, int64_t duration, std::string_vie
 Fleet::Fit Fleet::Now(const Shape& shape, int64_t duration, std::string_view avoid) const {
   std::vector<int> fitting;
   for (const int bin : shape.able) {
-    const Profile& profile = ProfileOf(shape, bin);
-    const int count = CountOf(shape, bin);
-    if (profile.FreeNow() < count) continue;
-    if (profile.Earliest(snapshot_.now_us, duration, count) == snapshot_.now_us) {
+    if (ProfileOf(shape, bin).FreeNow() < CountOf(shape, bin)) continue;
+    if (EarliestOn(shape, bin, snapshot_.now_us, duration) == snapshot_.now_us) {
       fitting.push_back(bin);
     }
   }
@@ -315,9 +327,8 @@ Fleet::Fit Fleet::Now(const Shape& shape, int64_t duration, std::string_view avo
 
 bool Fleet::FitsAt(const Shape& shape, const std::vector<int>& bins, int64_t start,
                    int64_t duration) const {
-  return std::all_of(bins.begin(), bins.end(), [&](int bin) {
-    return ProfileOf(shape, bin).Earliest(start, duration, CountOf(shape, bin)) == start;
-  });
+  return std::all_of(bins.begin(), bins.end(),
+                     [&](int bin) { return EarliestOn(shape, bin, start, duration) == start; });
 }
 
 }  // namespace sft::server::sched

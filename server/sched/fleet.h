@@ -29,6 +29,7 @@ struct Shape {
   int type = -1;  // index of the slot type; -1: no node has it
   int gpus_per_node = 1, nodes = 1;
   bool exclusive = false;
+  bool resumes = true;
   std::vector<int> all;     // all bins of the type
   std::vector<int> able;    // those that could hold the job if nothing else ran
   std::vector<int> pinned;  // a subset of able in the requested order; empty: any order
@@ -89,7 +90,7 @@ class Fleet {
 
  private:
   using Key = std::tuple<std::string_view, int, int, bool, std::string_view, int, bool,
-                         std::vector<std::string>, bool>;
+                         std::vector<std::string>, bool, bool>;
   void MakeBins(const Snapshot& snapshot);
   Shape MakeShape(const PendingJob& job);
   // The `bins` whose nodes run the most common build among them, which goes to `build`.
@@ -101,6 +102,10 @@ class Fleet {
   // The number of slots that must be free for the shape on a bin, and the profile that counts them.
   const Profile& ProfileOf(const Shape& shape, int bin) const;
   int CountOf(const Shape& shape, int bin) const;
+  // How long the shape needs a bin whose node may leave before the job ends.
+  int64_t StayOn(const Shape& shape, int bin, int64_t duration) const;
+  // Profile::Earliest of the shape on a bin.
+  int64_t EarliestOn(const Shape& shape, int bin, int64_t from, int64_t duration) const;
   void Change(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration,
               int sign);
   std::vector<int> Choose(const Shape& shape, std::vector<int> fitting, int64_t start,

@@ -40,6 +40,10 @@ struct NodeView {
   bool downloads = false;           // it downloads models of the hub that it has not
   // Its place in the network (places.h): "block-a/rack-3/switch-2"; empty: not known.
   std::string place;
+  // It leaves the fleet: its jobs are asked for a checkpoint then. 0: it stays.
+  int64_t jobs_until_us = 0;
+  // The least time before that in which a job reaches a checkpoint.
+  int64_t least_stay_us = 0;
 };
 
 // Slots of one node.
@@ -79,6 +83,8 @@ struct PendingJob {
   int64_t expected_us = 0;  // expected rest of its run; 0: not known
   int64_t bound_us = 0;     // upper bound of its run; 0: none
   bool exclusive = false;   // whole nodes
+  // It goes on from a checkpoint elsewhere. Any other job has to end before its nodes leave.
+  bool resumes = true;
   // Why it may not be placed whatever is free: a hold, a job it waits for. Empty: it may.
   std::string blocked;
   // Its sweep, and the most jobs of it that run at once (0: any number).
@@ -142,6 +148,8 @@ struct Waiting {
   // Expected times, from all jobs ahead; 0: not known.
   int64_t start_us = 0, end_us = 0;
   Reservation promised;  // empty: no promise
+  // Slots are all that it waits for: no hold, no other job, no limit.
+  bool lacks_slots = false;
 };
 
 // A running job that shall write a checkpoint and end so that `by` can start.

@@ -56,6 +56,7 @@ Outlooks::Map ExpectJobs(const sched::Decision& decision, const std::vector<Live
     v1::Outlook& outlook = outlooks[waiting.job];
     outlook.set_place(waiting.place);
     outlook.set_source("plan");
+    outlook.set_lacks_slots(waiting.lacks_slots);
     if (waiting.start_us > 0) *outlook.mutable_start_time() = ToTimestamp(waiting.start_us);
     if (waiting.end_us > 0) *outlook.mutable_end_time() = ToTimestamp(waiting.end_us);
     if (!waiting.promised.empty()) {

@@ -126,6 +126,7 @@ absl::StatusOr<bool> Reconciler::StillStands(Database& db, const sched::Placemen
   for (const sched::Part& part : placement.parts) {
     SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, part.node));
     if (!known || holds.contains(part.node)) return false;
+    if (!registry_.Get(part.node).leaving.empty()) return false;
     SFT_ASSIGN_OR_RETURN(const NodeRecord node, store::GetNode(db, part.node));
     if (node.protocol < job.protocol || (choice.needs_shared && !node.has_shared_folder)) {
       return false;
@@ -160,14 +161,20 @@ absl::StatusOr<SchedulerInput> Reconciler::Look(int64_t now_us) {
 }
 
 absl::Status Reconciler::UpdateNodes(int64_t now_us, ChangedJobs& changed) {
-  return store_.Write([&](Database& db) -> absl::Status {
+  std::vector<std::string> left;
+  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(left, RemoveLeft(db, registry_, nodes, now_us));
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
+    SFT_RETURN_IF_ERROR(MoveOffLeaving(db, registry_, nodes, now_us, changed));
     SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
     SFT_ASSIGN_OR_RETURN(const bool moves_later, MoveOffDrained(db, ages_, now_us, changed));
     waits_for_time_ = waits_for_time_ || moves_later;
     return absl::OkStatus();
   });
+  SFT_RETURN_IF_ERROR(stored);
+  for (const std::string& node : left) registry_.Dismiss(node);
+  return absl::OkStatus();
 }
 
 void Reconciler::AddJobChanges(const SchedulerInput& input, int64_t now_us, ChangedJobs& changed,

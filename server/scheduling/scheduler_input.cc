@@ -80,6 +80,13 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
                      live.silent_for < kReturnTime && WhyResting(scores, node.name, live).empty();
     view.has_shared = node.has_shared_folder;
     view.rank_build = live.rank_build;
+    if (live.lease.has_value()) {
+      view.jobs_until_us = live.lease->jobs_until_us();
+      view.least_stay_us = live.lease->lead_us;
+      // Its time runs out whatever else happens.
+      input.waits_for_time = true;
+      if (!live.leaving.empty()) input.nodes_changed = true;
+    }
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;

@@ -13,6 +13,7 @@
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
 #include "server/store/schedules.h"
+#include "sft/v1/job.pb.h"
 
 namespace sft::server {
 namespace {
@@ -104,6 +105,7 @@ sched::PendingJob ToPending(const JobRecord& job) {
   pending.protocol = job.protocol;
   pending.newer_keys = job.newer_keys;
   pending.avoid_node = job.avoid_node;
+  pending.resumes = job.kind == v1::Job::SFT;
   AddSchedule(job, pending);
   return pending;
 }

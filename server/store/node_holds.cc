@@ -79,10 +79,12 @@ absl::StatusOr<std::string> FactsOf(Database& db, const std::string& node) {
   return row ? get.Text(0) : std::string();
 }
 
-absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db) {
+absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db, bool removed) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT node, facts, first_seen_us FROM node_facts ORDER BY node LIMIT 10000"));
+      db.Prepare("SELECT node, facts, first_seen_us FROM node_facts JOIN nodes ON name = node "
+                 "WHERE ? OR removed != 1 ORDER BY node LIMIT 30000"));
+  list.Bind(removed);
   std::map<std::string, NodeFacts> facts;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());

@@ -44,7 +44,7 @@ absl::Status PutFacts(Database& db, const std::string& node, const std::string& 
                       int64_t now_us);
 // Of one node, serialized; empty where there are none.
 absl::StatusOr<std::string> FactsOf(Database& db, const std::string& node);
-// By node.
-absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db);
+// By node. With `removed` those of removed nodes, too; without, those of LeftNodes.
+absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db, bool removed = false);
 
 }  // namespace sft::server::store

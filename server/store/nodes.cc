@@ -84,15 +84,19 @@ absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
   return absl::OkStatus();
 }
 
-// With slots and their holders, by name.
-absl::StatusOr<std::vector<NodeRecord>> Nodes(Database& db, bool removed) {
+// Values of nodes.removed. Stored: never renumber.
+constexpr int kThere = 0, kRemoved = 1, kLeft = 2;
+
+// With slots and their holders, by name; `removed` from `least` to `most`.
+absl::StatusOr<std::vector<NodeRecord>> Nodes(Database& db, int least, int most) {
   SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
   std::vector<NodeRecord> nodes;
   {
-    SFT_ASSIGN_OR_RETURN(Statement list,
-                         db.Prepare("SELECT " SFT_NODE_COLUMNS
-                                    " FROM nodes WHERE removed = ? ORDER BY name LIMIT 20000"));
-    list.Bind(removed);
+    SFT_ASSIGN_OR_RETURN(
+        Statement list,
+        db.Prepare("SELECT " SFT_NODE_COLUMNS
+                   " FROM nodes WHERE removed BETWEEN ? AND ? ORDER BY name LIMIT 20000"));
+    list.Bind(least).Bind(most);
     while (true) {
       SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
       if (!row) break;
@@ -198,6 +202,28 @@ absl::Status RemoveNode(Database& db, const std::string& node) {
   return absl::OkStatus();
 }
 
+absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_us) {
+  db.NoteFleetChange();
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement leave,
+        db.Prepare("UPDATE nodes SET removed = ?, last_seen_us = max(last_seen_us, "
+                   "?) WHERE name = ?"));
+    SFT_RETURN_IF_ERROR(leave.Bind(kLeft).Bind(last_seen_us).Bind(node).Run());
+  }
+  for (const char* sql :
+       {"DELETE FROM node_holds WHERE node = ?1", "DELETE FROM node_faults WHERE node = ?1",
+        // Earlier ones that have no more of any type than this one.
+        "UPDATE nodes SET removed = 1 WHERE removed = 2 AND name != ?1 AND NOT EXISTS (SELECT 1 "
+        "FROM gpus g WHERE g.node = nodes.name AND g.present = 1 GROUP BY g.gpu_type HAVING "
+        "COUNT(*) > (SELECT COUNT(*) FROM gpus h WHERE h.node = ?1 AND h.present = 1 AND "
+        "h.gpu_type = g.gpu_type))"}) {
+    SFT_ASSIGN_OR_RETURN(Statement change, db.Prepare(sql));
+    SFT_RETURN_IF_ERROR(change.Bind(node).Run());
+  }
+  return db.Execute("DELETE FROM models WHERE node IN (SELECT name FROM nodes WHERE removed = 1)");
+}
+
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit) {
   SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
@@ -218,9 +244,13 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
   return nodes;
 }
 
-absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) { return Nodes(db, false); }
+absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) { return Nodes(db, kThere, kThere); }
 
-absl::StatusOr<std::vector<NodeRecord>> RemovedNodes(Database& db) { return Nodes(db, true); }
+absl::StatusOr<std::vector<NodeRecord>> RemovedNodes(Database& db) {
+  return Nodes(db, kRemoved, kLeft);
+}
+
+absl::StatusOr<std::vector<NodeRecord>> LeftNodes(Database& db) { return Nodes(db, kLeft, kLeft); }
 
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name) {
   SFT_ASSIGN_OR_RETURN(Statement find,
@@ -258,6 +288,7 @@ absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, in
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                 "WHERE node IN (SELECT name FROM nodes WHERE removed = 0) "
                  "ORDER BY id, node, path LIMIT ? OFFSET ?"));
   return ReadModels(list.Bind(std::clamp(limit, 1, kMaxPage)).Bind(offset));
 }

@@ -25,20 +25,29 @@ absl::Status SetNodeState(Database& db, const std::string& node, NodeState state
 // faults and holds are deleted.
 absl::Status RemoveNode(Database& db, const std::string& node);
 
+// A node with a lease has left, and was heard last at `last_seen_us` (0: as its row says). As
+// RemoveNode, but the slots and models of the last one of its kind stay known (LeftNodes): jobs for
+// such a node are accepted and planned while none is there. Of two kinds are nodes of which neither
+// has all slots of the other.
+absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_us);
+
 // By name, with slots and their holders; names above `after`. None of these has removed ones.
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit);
 // Every node, with slots and their holders, by name, in a fixed number of queries.
 absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
-// The removed ones alone, likewise.
+// The removed ones alone, likewise; those that have left included.
 absl::StatusOr<std::vector<NodeRecord>> RemovedNodes(Database& db);
+// Of those that have left, the last one of each kind.
+absl::StatusOr<std::vector<NodeRecord>> LeftNodes(Database& db);
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name);
 // Removed or not.
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
-// By id, then node.
+// Of nodes that are there, by id, then node.
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);
-// The copies of a model of this id, or at this path, on all nodes; those that can be used first.
+// The copies of a model of this id, or at this path, on all nodes, LeftNodes included; those that
+// can be used first.
 absl::StatusOr<std::vector<ModelRecord>> CopiesOf(Database& db, const std::string& model,
                                                   int limit = 200);
 // The first of them.

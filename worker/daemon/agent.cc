@@ -159,6 +159,26 @@ std::string Agent::RankBuild() const {
   return rank_build_;
 }
 
+bool Agent::Leave(const std::string& why) {
+  const MutexLock lock(mutex_);
+  if (!leaving_.empty()) return false;
+  spdlog::info("leaving the fleet: {}", why);
+  leaving_ = why;
+  ++version_;
+  changed_.NotifyAll();
+  return true;
+}
+
+std::string Agent::Leaving() const {
+  const MutexLock lock(mutex_);
+  return leaving_;
+}
+
+bool Agent::HasAttempts() const {
+  const MutexLock lock(mutex_);
+  return !attempts_.empty();
+}
+
 void Agent::SetModels(std::vector<v1::Model> models) {
   v1::Observed before, after;
   const MutexLock lock(mutex_);
@@ -209,6 +229,7 @@ v1::Observed Agent::Observe(uint64_t& models_since) const {
   const MutexLock lock(mutex_);
   observed.set_rank_problem(rank_problem_);
   observed.set_rank_build(rank_build_);
+  observed.set_leaving(leaving_);
   for (const auto& [uid, entry] : attempts_) *observed.add_attempts() = entry.attempt->Status();
   for (const auto& [uid, epoch] : missing_) {
     v1::AttemptStatus& status = *observed.add_attempts();

@@ -53,6 +53,12 @@ class Agent {
   // Version and build of this node's sft-rank (RankCheck); empty: not known yet.
   void SetRankBuild(const std::string& build);
   std::string RankBuild() const;
+  // Why this node leaves the fleet, for the server to see to it; the first reason stays. False when
+  // it was leaving already.
+  bool Leave(const std::string& why);
+  // Empty: it does not.
+  std::string Leaving() const;
+  bool HasAttempts() const;
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
   // The ids of models that attempts here use ("org/name").
@@ -113,6 +119,7 @@ class Agent {
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::string rank_problem_ SFT_GUARDED_BY(mutex_);
   std::string rank_build_ SFT_GUARDED_BY(mutex_);
+  std::string leaving_ SFT_GUARDED_BY(mutex_);
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
   uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;
   uint64_t version_ SFT_GUARDED_BY(mutex_) = 1;

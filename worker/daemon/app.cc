@@ -8,7 +8,6 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -31,6 +30,7 @@
 #include "worker/daemon/agent.h"
 #include "worker/daemon/confinement_probe.h"
 #include "worker/daemon/hub_options.h"
+#include "worker/daemon/lease.h"
 #include "worker/daemon/model_requests.h"
 #include "worker/daemon/session.h"
 #include "worker/gpus/gpu_selection.h"
@@ -95,7 +95,7 @@ std::vector<std::string> HubDirs() {
 
 absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& program) {
   NodeSetup setup;
-  setup.node = options.node.empty() ? HostName() : options.node;
+  setup.node = options.node.empty() ? DefaultNodeName(HostName(), options.ephemeral) : options.node;
   SFT_ASSIGN_OR_RETURN(setup.data_dir, Absolute(options.data_dir));
   SFT_ASSIGN_OR_RETURN(setup.shared_dir, options.shared.empty() ? setup.data_dir + "/shared"
                                                                 : Absolute(options.shared));
@@ -270,27 +270,39 @@ std::vector<std::string> OfferedGraderRoots(const NodeSetup& setup, const std::s
 // the process at once: joining may wait long.
 class EndSignals {
  public:
-  EndSignals() {
+  using OnSignal = std::function<void(int)>;
+
+  // `is_lent`: who lends this node ends it with these signals, which go to every process on it.
+  // They are this one's alone: shims and ranks ignore them, as they are asked for a checkpoint
+  // first.
+  explicit EndSignals(bool is_lent) {
     sigset_t signals;
     sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    if (is_lent) {
+      for (const int number : {SIGUSR1, SIGUSR2}) sigaddset(&signals, number);
+    }
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    if (is_lent) {
+      for (const int number : {SIGTERM, SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
+    }
     signal(SIGPIPE, SIG_IGN);
     std::thread([signals, state = state_] {
-      int number = 0;
-      sigwait(&signals, &number);
-      spdlog::info("ending: signal {}", number);
-      std::function<void()> on_signal;
-      {
-        const MutexLock lock(state->mutex);
-        on_signal = state->on_signal;
+      while (true) {
+        int number = 0;
+        sigwait(&signals, &number);
+        OnSignal on_signal;
+        {
+          const MutexLock lock(state->mutex);
+          on_signal = state->on_signal;
+        }
+        on_signal(number);
       }
-      on_signal();
     }).detach();
   }
-  // `on_signal` is called once, on the waiting thread, which lives as long as the process.
-  void Watch(std::function<void()> on_signal) {
+  // `on_signal` is called on the waiting thread, which lives as long as the process.
+  void Watch(OnSignal on_signal) {
     const MutexLock lock(state_->mutex);
     state_->on_signal = std::move(on_signal);
   }
@@ -298,7 +310,7 @@ class EndSignals {
  private:
   struct State {
     Mutex mutex;
-    std::function<void()> on_signal SFT_GUARDED_BY(mutex) = [] { _exit(0); };
+    OnSignal on_signal SFT_GUARDED_BY(mutex) = [](int) { _exit(0); };
   };
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
@@ -316,7 +328,9 @@ void SaySlots(const NodeSetup& setup, const Inventory& inventory, const std::str
 }  // namespace
 
 absl::Status RunWorker(const Options& options) {
-  EndSignals signals;
+  EndSignals signals(options.ephemeral);
+  SFT_ASSIGN_OR_RETURN(const std::optional<v1::Lease> lease,
+                       MakeLease(options, Clock::Real().Wall()));
   SFT_RETURN_IF_ERROR(rpc::ParseEndpoints(options.server).status());
   SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
   umask(kPrivateUmask);
@@ -385,22 +399,21 @@ absl::Status RunWorker(const Options& options) {
   Asker asker(setup, *server);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   SFT_ASSIGN_OR_RETURN(const auto generation, ObeyedGeneration::Open(setup.data_dir));
+  Departure departure(lease, options, agent);
   Session session(
       channels, agent,
       [&] {
-        return MakeRegister(setup, inventory, agent, *models, grader_roots, incarnation,
-                            data_dir_id, *generation, clock);
+        v1::Register message = MakeRegister(setup, inventory, agent, *models, grader_roots,
+                                            incarnation, data_dir_id, *generation, clock);
+        departure.AddTo(message);
+        return message;
       },
       [&](const v1::FetchFile& request) { files.Send(request); },
       [&](const v1::ModelRequest& request) { requests.Take(request); },
       [&](const v1::Ask& ask) { asker.Ask(ask); },
       [&](const v1::Welcome& welcome) { return generation->Obey(welcome); },
-      [&] { identity->Next(); });
-  std::atomic<bool> ending = false;
-  signals.Watch([&] {
-    ending = true;
-    agent.NotifyChange();
-  });
+      [&] { identity->Next(); }, [&] { departure.OnDismissed(); });
+  signals.Watch([&](int number) { departure.OnSignal(number); });
   IoThread model_scan("models", [&]() -> Nanos {
     agent.SetModels(ListModels(setup));
     return kModelScanInterval;
@@ -423,15 +436,16 @@ absl::Status RunWorker(const Options& options) {
   inventory.SetWaker([&] { gpu_probe.Wake(); });
   session.Start();
   obs::TellServiceManager("READY=1");
-  while (!ending) {
+  while (!departure.Ended()) {
     agent.WaitForStep(agent.Step());
+    departure.Look();
     obs::TellServiceManager("WATCHDOG=1");
   }
   obs::TellServiceManager("STOPPING=1");
   session.Stop();
   // The current work of a thread may take as long as a call's deadline, and everything important is
   // on disk at any time: a restart has to cope with a sudden end anyway.
-  spdlog::info("ended; running ranks go on under their shims");
+  departure.SayEnd();
   spdlog::shutdown();
   _exit(0);
 }

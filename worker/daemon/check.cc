@@ -35,6 +35,7 @@
 #include "worker/daemon/check_ranks.h"
 #include "worker/daemon/confinement_probe.h"
 #include "worker/daemon/hub_options.h"
+#include "worker/daemon/lease.h"
 #include "worker/gpus/gpu_probe.h"
 #include "worker/gpus/gpu_selection.h"
 #include "worker/gpus/inventory.h"
@@ -360,8 +361,10 @@ void CheckAll(const Options& options, CheckReport& report) {
   const absl::StatusOr<std::string> program = OwnProgram();
   const absl::StatusOr<NodeSetup> setup =
       program.ok() ? MakeSetup(options, *program) : absl::StatusOr<NodeSetup>(program.status());
-  if (!setup.ok()) {
-    report.Fail("options", std::string(Message(setup.status())), "see sft-worker --help");
+  absl::Status usable = setup.status();
+  usable.Update(MakeLease(options, Clock::Real().Wall()).status());
+  if (!usable.ok()) {
+    report.Fail("options", std::string(Message(usable)), "see sft-worker --help");
     return;
   }
   report.Ok("sft-worker",

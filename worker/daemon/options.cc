@@ -12,6 +12,8 @@ namespace sft::worker {
 
 namespace {
 
+constexpr double kMostUploadGb = 1e6;
+
 void AddDisk(CLI::App& app, Options& options) {
   const CLI::Validator disk_mark(
       [](std::string& text) { return std::string(Message(io::ParseDiskMark(text).status())); }, "");
@@ -77,6 +79,26 @@ void AddCheck(CLI::App& app, Options& options) {
   check->callback([&options] { options.check = true; });
 }
 
+void AddLease(CLI::App& app, Options& options) {
+  app.add_flag(
+      "--ephemeral", options.ephemeral,
+      "This node is lent, as an allocation of Slurm is (docs/slurm.md): before its end, on "
+      "SIGTERM, SIGUSR1 or SIGUSR2 jobs write a checkpoint and go on elsewhere, then the "
+      "node leaves the fleet and the worker ends");
+  app.add_option(
+      "--leave-at", options.leave_at,
+      "With --ephemeral: when the allocation ends, as squeue -o %e prints it, in UTC with "
+      "a Z, or in seconds since 1970 [SLURM_JOB_END_TIME, else not known]");
+  app.add_option(
+         "--leave-lead", options.leave_lead,
+         "With --ephemeral: so long before that end jobs are asked for their checkpoints; no "
+         "job is placed here that has not as long again to begin")
+      ->capture_default_str();
+  app.add_option(
+      "--leave-idle", options.leave_idle,
+      "With --ephemeral: leave when there was no job for so long, for example 10m [never]");
+}
+
 }  // namespace
 
 ParsedOptions ParseOptions(int argc, char** argv) {
@@ -110,12 +132,12 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--shared", options.shared,
                  "Folder that all nodes see: receives full models and checkpoints "
                  "[DATA-DIR/shared, for full models only]");
-  app.add_option(
-         "--checkpoint-upload-limit", options.checkpoint_upload_limit_gb,
-         "Without --shared, checkpoints of up to this many GB on this node are uploaded to the "
-         "server, so that a job can continue elsewhere; larger ones tie it to this node")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1e6));
+  CLI::Option* const upload_limit = app.add_option(
+      "--checkpoint-upload-limit", options.checkpoint_upload_limit_gb,
+      "Without --shared, checkpoints of up to this many GB on this node are uploaded to the "
+      "server, so that a job can continue elsewhere; larger ones tie it to this node, so with "
+      "--ephemeral all are uploaded if this is not given");
+  upload_limit->capture_default_str()->check(CLI::Range(0.0, kMostUploadGb));
   CLI::Option* const gpus = app.add_option(
       "--gpus", options.gpus,
       "Offer only these GPUs: numbers as in nvidia-smi, ranges or UUIDs, for example 0,2,4-7, or "
@@ -159,11 +181,15 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->capture_default_str();
   AddDisk(app, options);
   AddHub(app, options);
+  AddLease(app, options);
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
   AddCheck(app, options);
   try {
     app.parse(argc, argv);
+    if (options.ephemeral && upload_limit->count() == 0) {
+      options.checkpoint_upload_limit_gb = kMostUploadGb;
+    }
   } catch (const CLI::ParseError& error) {  // the library's way of saying "done"
     parsed.exit = true;
     parsed.exit_code = app.exit(error) == 0 ? 0 : 2;

@@ -23,9 +23,13 @@ struct Options {
   std::string shared;
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;
-  std::string gpus;    // parsed by GpuSelection
-  int cpus = 0;        // 0: as many as this process may use
-  int cpu_slots = -1;  // -1: none, or with --dev one per core
+  std::string gpus;               // parsed by GpuSelection
+  int cpus = 0;                   // 0: as many as this process may use
+  int cpu_slots = -1;             // -1: none, or with --dev one per core
+  bool ephemeral = false;         // the node is lent (lease.h)
+  std::string leave_at;           // empty: as Slurm says
+  std::string leave_lead = "5m";  // parsed by ParseDuration
+  std::string leave_idle;         // likewise; empty: never
   bool dev = false;
   std::string torch;
   std::string rank_binary;

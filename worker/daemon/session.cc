@@ -24,7 +24,7 @@ constexpr seconds kMaxHeartbeat{60};
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
                  OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask,
-                 OnWelcome on_welcome, OnLost on_lost)
+                 OnWelcome on_welcome, OnLost on_lost, OnDismissed on_dismissed)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
@@ -32,7 +32,8 @@ Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
       on_model_request_(std::move(on_model_request)),
       on_ask_(std::move(on_ask)),
       on_welcome_(std::move(on_welcome)),
-      on_lost_(std::move(on_lost)) {}
+      on_lost_(std::move(on_lost)),
+      on_dismissed_(std::move(on_dismissed)) {}
 
 Session::~Session() { Stop(); }
 
@@ -122,6 +123,7 @@ void Session::ReadLoop(Stream& stream) {
       on_model_request_(message.model_request());
     }
     if (message.has_ask() && on_ask_) on_ask_(message.ask());
+    if (message.has_dismissed() && on_dismissed_) on_dismissed_();
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
 }

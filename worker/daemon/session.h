@@ -31,14 +31,15 @@ class Session {
   // Whether the server that has sent it may be obeyed; an error says why not.
   using OnWelcome = std::function<absl::Status(const v1::Welcome&)>;
   using OnLost = std::function<void()>;
+  using OnDismissed = std::function<void()>;
 
-  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request` and
-  // `on_ask` are called on the reading thread and must not block. `on_welcome` is called before
-  // anything that the server wants is done, and `on_lost` when a stream has ended, before the next
-  // dial, both on the session's thread.
+  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request`,
+  // `on_ask` and `on_dismissed` are called on the reading thread and must not block. `on_welcome`
+  // is called before anything that the server wants is done, and `on_lost` when a stream has ended,
+  // before the next dial, both on the session's thread.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
           OnModelRequest on_model_request = {}, OnAsk on_ask = {}, OnWelcome on_welcome = {},
-          OnLost on_lost = {});
+          OnLost on_lost = {}, OnDismissed on_dismissed = {});
   ~Session();
 
   void Start();
@@ -70,6 +71,7 @@ class Session {
   const OnAsk on_ask_;
   const OnWelcome on_welcome_;
   const OnLost on_lost_;
+  const OnDismissed on_dismissed_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,

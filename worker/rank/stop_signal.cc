@@ -15,8 +15,11 @@ void CatchStopSignals() {
   struct sigaction action {};
   action.sa_handler = &OnSignal;
   action.sa_flags = SA_RESTART;
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
+  for (const int number : {SIGTERM, SIGINT}) {
+    struct sigaction before {};
+    if (sigaction(number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    sigaction(number, &action, nullptr);
+  }
 }
 
 bool StopSignalled() { return stop_signalled != 0; }

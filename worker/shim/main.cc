@@ -38,10 +38,19 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+// A signal that the worker ignores is left so, for ranks too: it tells the worker that its node
+// goes back, and the worker sees to the rest.
+bool IsIgnored(int number) {
+  struct sigaction now {};
+  return sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 absl::StatusOr<io::UniqueFd> BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
+  for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) {
+    if (!IsIgnored(number)) sigaddset(&signals, number);
+  }
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   io::UniqueFd fd(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));

@@ -26,6 +26,7 @@ class FakeWorker : public WorkerLink {
       desired = message.desired();
       ++desired_count;
     }
+    dismissed = dismissed || message.has_dismissed();
     if (message.has_notice()) notices.push_back(message.notice().text());
     if (message.has_ask() && on_ask) on_ask(message.ask());
     if (!message.has_fetch_file()) return;
@@ -44,6 +45,7 @@ class FakeWorker : public WorkerLink {
 
   v1::Desired desired;
   int desired_count = 0;
+  bool dismissed = false;
   std::vector<v1::FetchFile> fetches;
   std::vector<std::string> notices;
   std::function<void(const v1::FetchFile&)> on_fetch;  // answers the server, if a test needs that

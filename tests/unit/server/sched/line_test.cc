@@ -20,6 +20,63 @@ TEST(DecideTest, AHigherClassComesFirst) {
   EXPECT_EQ(world.Placed(), (Lines{"urgent"}));
 }
 
+// A world with one node that its jobs have to leave after so many hours; they need a quarter of one
+// to reach a checkpoint.
+World Leased(double hours, int slots = 4) {
+  World world;
+  world.Add("a", slots);
+  world.snapshot.nodes[0].jobs_until_us = kNow + static_cast<int64_t>(hours * kHour);
+  world.snapshot.nodes[0].least_stay_us = kHour / 4;
+  return world;
+}
+
+TEST(DecideTest, AJobThatGoesOnElsewhereMayBeginWhereItHasTimeForACheckpoint) {
+  World world = Leased(0.25);
+  world.Wait(Timed("long", 4, 100));
+  EXPECT_EQ(world.Placed(), (Lines{"long"}));
+  world.snapshot.nodes[0].jobs_until_us -= 1;
+  EXPECT_EQ(world.Placed(), Lines{});
+  EXPECT_TRUE(world.Of("long").reason.find("too soon for a checkpoint") != std::string::npos)
+      << world.Of("long").reason;
+  EXPECT_TRUE(world.Of("long").lacks_slots);
+  world.Add("b", 4);
+  EXPECT_EQ(Text(Decide(world.snapshot)), (Lines{"long: b 0 1 2 3"}));
+}
+
+TEST(DecideTest, AJobThatBeginsAnewElsewhereHasToEndBeforeItsNodeLeaves) {
+  World world = Leased(2.5);
+  world.Wait(Timed("answers", 1, 3)).resumes = false;
+  world.Wait(Timed("short", 1, 2)).resumes = false;
+  world.Wait(Timed("unknown", 1, 0)).resumes = false;
+  EXPECT_EQ(world.Placed(), (Lines{"short"}));
+  EXPECT_TRUE(world.Of("answers").reason.find("before this one ends") != std::string::npos)
+      << world.Of("answers").reason;
+}
+
+TEST(DecideTest, NoStartIsPromisedOnANodeThatWillHaveLeft) {
+  World world = Leased(2);
+  world.Run("now", "a", 4, 3);
+  world.Wait(Timed("next", 4, 1));
+  EXPECT_TRUE(world.Of("next").promised.empty());
+  world.snapshot.running[0].bound_end_us = kNow + kHour;
+  EXPECT_EQ(world.Of("next").promised.start_us, kNow + kHour);
+}
+
+TEST(DecideTest, OnlyAJobWithinItsLimitsLacksSlots) {
+  World world;
+  world.snapshot.projects = {{"full", 1, 0, 0, 1}};
+  world.Add("a", 1);
+  world.Run("running", "a", 1, 1).project = "full";
+  world.Wait(Timed("limited", 1, 1)).project = "full";
+  world.Wait(Timed("free", 1, 1)).project = "b";
+  world.Wait(Timed("big", 8, 1)).project = "b";
+  world.Wait(Timed("held", 1, 1)).blocked = "held";
+  EXPECT_FALSE(world.Of("limited").lacks_slots);
+  EXPECT_FALSE(world.Of("held").lacks_slots);
+  EXPECT_TRUE(world.Of("free").lacks_slots);
+  EXPECT_TRUE(world.Of("big").lacks_slots) << "no node has so many";
+}
+
 TEST(DecideTest, ProjectsTakeTurnsByTheirUsagePerShare) {
   World world;
   world.Add("a", 1);

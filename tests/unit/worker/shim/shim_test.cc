@@ -103,6 +103,22 @@ TEST_F(ShimTest, ARankThatIgnoresSigtermIsKilledAfterTheGrace) {
   EXPECT_EQ(kill(rank, 0), -1);
 }
 
+TEST_F(ShimTest, ASignalThatTheWorkerIgnoresEndsNeitherShimNorRanks) {
+  AddRank("echo $$ > $MEET; read line; echo \"$line\"");
+  signal(SIGTERM, SIG_IGN);
+  ASSERT_EQ(StartShim(), 0);
+  signal(SIGTERM, SIG_DFL);
+  const pid_t rank = std::stoi(Meet());
+  const pid_t shim = Send(channel::Command{"status", ""}).status.shim_pid;
+  for (const pid_t pid : {rank, shim}) EXPECT_EQ(kill(pid, SIGTERM), 0);
+  EXPECT_EQ(Send(channel::Command{"status", ""}).status.state, "running");
+  EXPECT_TRUE(Send(channel::Command{"checkpoint", ""}).ok);
+  const channel::ShimStatus status = WaitForEnd();
+  EXPECT_EQ(status.reason, "");
+  EXPECT_EQ(status.processes[0].signal, 0);
+  EXPECT_EQ(channel::ParseCommand(Read("rank-0.log"))->command, "checkpoint");
+}
+
 TEST_F(ShimTest, ProcessesThatLeftTheGroupAreEndedToo) {
   launch_.grace_seconds = 0.1;
   // A grandchild in its own session that ignores SIGTERM; its parent ends as soon as it does.
