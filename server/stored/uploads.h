@@ -52,7 +52,8 @@ class UploadSession {
         clock_(clock),
         sender_(std::move(sender)) {}
 
-  // The first message names the blob; it and every later one carry bytes. A blob that this sender
+  // The first message names the blob, or of a data set leaves that to Finish; it and every later one
+  // carry bytes. A blob that this sender
   // has sent already takes no bytes and is OK; one that only others have sent is received once
   // more.
   absl::Status Take(const v1::UploadBlobRequest& message);
@@ -61,6 +62,7 @@ class UploadSession {
 
  private:
   absl::Status Start(const v1::UploadBlobRequest& message);
+  absl::Status StartUnnamed();
   absl::Status CheckLimits();
   absl::Status CheckGoingOn();
   absl::Status KeepDataset(const std::string& path, const Actor& actor, int64_t& rows);
