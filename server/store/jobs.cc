@@ -102,7 +102,8 @@ std::string ToJson(const std::map<std::string, std::string>& metadata) {
 std::map<std::string, std::string> ReadMetadata(const std::string& text) {
   std::map<std::string, std::string> metadata;
   if (text == "{}") return metadata;  // of nearly all
-  for (const auto& item : ParseJson(text).items()) {
+  const nlohmann::json values = ParseJson(text);
+  for (const auto& item : values.items()) {
     if (item.value().is_string()) metadata[item.key()] = item.value().get<std::string>();
   }
   return metadata;
@@ -197,7 +198,8 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
           "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
-          "resumed_step, resume_changed, protocol, newer_keys, priority, metadata) VALUES (?, ?, ?, "
+          "resumed_step, resume_changed, protocol, newer_keys, priority, metadata) VALUES (?, ?, "
+          "?, "
           "?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
