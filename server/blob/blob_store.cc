@@ -260,8 +260,9 @@ absl::Status BlobStore::Upload::Discard(absl::Status why) {
 
 absl::Status BlobStore::Upload::Append(std::string_view bytes) {
   if (file_.size() + static_cast<int64_t>(bytes.size()) > size_) {
-    return Discard(InvalidArgument(fmt::format("upload{} brings more than the {} bytes it announced",
-                                               named_ ? " of " + sha256_ : "", size_)));
+    return Discard(
+        InvalidArgument(fmt::format("upload{} brings more than the {} bytes it announced",
+                                    named_ ? " of " + sha256_ : "", size_)));
   }
   const absl::Status status = file_.Append(bytes);
   if (absl::IsResourceExhausted(status)) {

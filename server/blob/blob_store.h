@@ -21,7 +21,7 @@ namespace sft::server {
 //   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
 //   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
-//   <dir>/uploads/<random>.<of>~unnamed.part  of one whose hash is not known yet; ends with its upload
+//   <dir>/uploads/<random>.<of>~unnamed.part  whose hash is not known yet; ends with its upload
 //   <dir>/uploads/<sha256>.<of>.brought  empty: this uploader has sent all of it
 //   <dir>/damaged/<sha256>       quarantined: the content did not match the name
 class BlobStore {

@@ -71,7 +71,7 @@ absl::Status FilesCall::Serve(const std::string& path) {
 absl::Status FilesCall::Create() {
   // Before a byte of the body is read: who it is.
   SFT_RETURN_IF_ERROR(
-      door_.CallOnce<v1::WhoAmIResponse>("AuthService.WhoAmI", v1::WhoAmIRequest()).status());
+      door_.CallOnce<v1::Identity>("AuthService.WhoAmI", v1::WhoAmIRequest()).status());
   const HttpRequest& request = door_.http.request();
   const std::string boundary = BoundaryIn(door_.Field("content-type"));
   if (boundary.empty()) {

@@ -15,7 +15,7 @@ absl::StatusOr<v1::Job> GetTuned(OpenAiDoor& door, const std::string& id, const 
   get.set_name(openai::JobIdOf(id));
   auto job = door.CallOnce<v1::Job>("JobService.GetJob", get);
   // What is no id at all is the id of nothing.
-  if (absl::IsInvalidArgument(job.status())) job = NotFound(job.status().message());
+  if (absl::IsInvalidArgument(job.status())) job = NotFound(Message(job.status()));
   if (!job.ok()) return openai::NotFoundIn(param, job.status());
   if (job->kind() == v1::Job::SFT) return job;
   return openai::NotFoundIn(

@@ -80,7 +80,7 @@ absl::Status TuningCall::Serve(const std::string& path) {
 absl::Status TuningCall::Create() {
   // Before a byte of the body is read: who it is.
   SFT_RETURN_IF_ERROR(
-      door_.CallOnce<v1::WhoAmIResponse>("AuthService.WhoAmI", v1::WhoAmIRequest()).status());
+      door_.CallOnce<v1::Identity>("AuthService.WhoAmI", v1::WhoAmIRequest()).status());
   SFT_ASSIGN_OR_RETURN(const std::string body, door_.Body());
   SFT_ASSIGN_OR_RETURN(const openai::FineTuning asked,
                        door_.parsers.Run([&] { return openai::ReadFineTuning(body); }));
@@ -127,7 +127,7 @@ absl::StatusOr<v1::File> TuningCall::File(const std::string& id, const char* par
   auto file = door_.CallOnce<v1::File>("FileService.GetFile", get);
   if (!absl::IsNotFound(file.status())) return file;
   // What a request names in its body is a bad value there, and no missing page.
-  return openai::ParamError(param, fmt::format("{}: {}", param, file.status().message()));
+  return openai::ParamError(param, fmt::format("{}: {}", param, Message(file.status())));
 }
 
 absl::Status TuningCall::List() {

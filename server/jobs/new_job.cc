@@ -49,7 +49,9 @@ std::string RequestHash(const v1::SubmitJobRequest& request) {
                                                     said.metadata().end());
   said.clear_metadata();
   std::string text = said.SerializeAsString();
-  for (const auto& [key, value] : metadata) text += fmt::format("\n{}:{}{}", key.size(), key, value);
+  for (const auto& [key, value] : metadata) {
+    text += fmt::format("\n{}:{}{}", key.size(), key, value);
+  }
   return io::Sha256Hex(text);
 }
 

@@ -70,7 +70,7 @@ TEST(FormDataTest, WhatIsNoFormIsRefused) {
   const std::string part = Part("name=\"a\"", "x");
   for (const std::string& body :
        {std::string(), std::string("--b"), std::string("hello"), part, part + "--b",
-        "--c\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx\r\n--c--\r\n",
+        std::string("--c\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx\r\n--c--\r\n"),
         std::string("--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--"),
         std::string("--b\r\n\r\nx\r\n--b--"), std::string("--bx\r\n\r\nx\r\n--b--"),
         std::string("--b\r\nno colon\r\n\r\nx\r\n--b--"), Part("name=\"a", "x") + "--b--",
