@@ -113,6 +113,14 @@ absl::StatusOr<v1::SubmitJobRequest> TuningCall::MakeSubmit(const openai::FineTu
   v1::SubmitJobRequest submit = openai::SubmitOf(asked, base, adapter, training,
                                                  validation.has_value() ? &*validation : nullptr);
   submit.set_project(door_.project().empty() ? training.project() : door_.project());
+  const auto of_other = [&](const v1::File& file, const char* param) {
+    return openai::ParamError(param, fmt::format("{} is of project {}, and the job of {}", param,
+                                                 file.project(), submit.project()));
+  };
+  if (training.project() != submit.project()) return of_other(training, "training_file");
+  if (validation.has_value() && validation->project() != submit.project()) {
+    return of_other(*validation, "validation_file");
+  }
   if (!asked.learning_rate_multiplier.has_value()) return submit;
   SFT_ASSIGN_OR_RETURN(
       const auto resolved,

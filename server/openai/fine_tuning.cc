@@ -13,7 +13,6 @@
 namespace sft::server::openai {
 namespace {
 
-constexpr char kFileName[] = "fine-tuning.json";
 constexpr char kLearningRate[] = "hyperparameters.learning_rate";
 constexpr size_t kMostSuffix = 64, kMostPairs = 16;
 constexpr double kMostEpochs = 1000, kMostMultiplier = 1e6, kMostBeta = 1e6;
@@ -199,7 +198,7 @@ v1::SubmitJobRequest SubmitOf(const FineTuning& asked, const std::string& base,
   if (asked.seed.has_value()) file["hyperparameters"]["seed"] = *asked.seed;
   v1::SubmitJobRequest submit;
   submit.set_source_text(file.dump(2, ' ', /*ensure_ascii=*/false));
-  submit.set_file_name(kFileName);
+  submit.set_file_name(fmt::format("{}.json", kUnnamed));
   for (const auto& [key, value] : asked.set) Override(key, value, "sft.set", submit);
   AddFile("job.data", training, submit);
   if (validation != nullptr) AddFile("data.val", *validation, submit);

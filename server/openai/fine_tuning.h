@@ -50,6 +50,9 @@ absl::Status SetLearningRate(double multiplier, const v1::ResolveJobResponse& re
 // The parameter of the request that a key of the job is from.
 std::string ParamOfKey(const FineTuning& asked, const std::string& key);
 
+// How a job is called that was given no suffix.
+inline constexpr char kUnnamed[] = "fine-tuning";
+
 // The origin of a learning rate that a multiplier has made, before the number.
 inline constexpr char kMultiplierOrigin[] = "learning_rate_multiplier ";
 

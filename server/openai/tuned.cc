@@ -82,14 +82,10 @@ Json ErrorJson(const v1::Job& job) {
           {"param", verdict.code() == "bad_data" ? Json("training_file") : Json()}};
 }
 
+// What lists of jobs have, too, so that a model has one name everywhere.
 std::string SuffixOf(const v1::Job& job) {
-  const v1::ResolvedValue* name = FindResolved(job, "job.name");
-  // A job without one is named after its file.
-  if (name == nullptr || name->origin().starts_with("default") ||
-      name->origin().starts_with("derived")) {
-    return "";
-  }
-  std::string suffix = name->value();
+  std::string suffix = job.display_name();
+  if (suffix == kUnnamed) return "";
   std::ranges::replace(suffix, ':', '-');
   return suffix;
 }

@@ -16,6 +16,7 @@ v1::Job JobIn(v1::Job::State state) {
   v1::Job job;
   job.set_name("projects/alpha/jobs/job-1");
   job.set_project("alpha");
+  job.set_display_name("mine");
   job.set_state(state);
   job.set_model("org/base");
   job.mutable_create_time()->set_seconds(100);
@@ -25,7 +26,6 @@ v1::Job JobIn(v1::Job::State state) {
     added.set_value(value);
     added.set_origin(origin);
   };
-  add("job.name", "mine", "fine-tuning.json:3");
   add("job.data", "file-a", "fine-tuning.json:4");
   add("training.loss", "sft", "default");
   add("training.preference.beta", "0.1", "default");
@@ -91,6 +91,13 @@ TEST(OpenAiTunedTest, AFailedJobSaysWhyAndWhatToDo) {
 }
 
 TEST(OpenAiTunedTest, NamesOfModelsAndFilesLeadToTheirJobs) {
+  v1::Job job = JobIn(v1::Job::SUCCEEDED);
+  for (const auto& [name, suffix] :
+       std::map<std::string, std::string>{{"mine", "mine"}, {"a:b", "a-b"}, {"fine-tuning", ""}}) {
+    job.set_display_name(name);
+    EXPECT_EQ(ModelNameOf(job), "ft:org/base:alpha:" + suffix + ":job-1");
+    EXPECT_EQ(JobOfModelName(ModelNameOf(job)), "job-1");
+  }
   EXPECT_EQ(JobIdOf("ftjob-abc"), "job-abc");
   EXPECT_EQ(JobIdOf("job-abc"), "job-abc");
   EXPECT_EQ(JobOfModelName("ft:a:b:c:job-1"), "job-1");
