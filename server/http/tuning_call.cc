@@ -125,6 +125,8 @@ absl::StatusOr<v1::SubmitJobRequest> TuningCall::MakeSubmit(const openai::FineTu
   SFT_ASSIGN_OR_RETURN(
       const auto resolved,
       door_.CallOnce<v1::ResolveJobResponse>("JobService.ResolveJob", openai::ResolveOf(submit)));
+  // Which the submit tells, all together.
+  if (!resolved.problems().empty()) return submit;
   SFT_RETURN_IF_ERROR(openai::SetLearningRate(*asked.learning_rate_multiplier, resolved, submit));
   return submit;
 }
