@@ -463,7 +463,7 @@ TEST_F(BetweenTest, AHeldJobIsNotPlacedAndIsOnceReleased) {
   ASSERT_TRUE(jobs_->Hold(job_, JobManager::Holding::kHold, "not yet").ok());
   Decide();
   EXPECT_EQ(State(job_), v1::Job::PENDING);
-  ASSERT_TRUE(jobs_->Hold(job_, false, "").ok());
+  ASSERT_TRUE(jobs_->Hold(job_, JobManager::Holding::kRelease, "").ok());
   Tick();
   EXPECT_EQ(State(job_), v1::Job::PREPARING);
 }
