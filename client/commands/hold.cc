@@ -12,6 +12,7 @@ namespace {
 struct HoldOptions {
   std::string job;
   std::string reason;
+  bool pause = false;
 };
 
 ExitCode Print(Connection& connection, const absl::StatusOr<v1::Job>& job, bool json) {
@@ -29,6 +30,7 @@ ExitCode Hold(Connection& connection, const HoldOptions& options, bool json) {
   v1::HoldJobRequest request;
   request.set_name(options.job);
   request.set_reason(options.reason);
+  request.set_pause(options.pause);
   return Print(connection, connection.Call(&v1::SchedulingService::Stub::HoldJob, request), json);
 }
 
@@ -47,6 +49,8 @@ void AddHold(Command& app, Session& session) {
   auto options = std::make_shared<HoldOptions>();
   hold->AddOption("JOB", options->job, "Job")->Required();
   hold->AddOption("--reason", options->reason, "Shown as the reason why the job waits");
+  hold->AddFlag("--pause", options->pause,
+                "Also hold a job that runs: it writes a checkpoint, gives its GPUs back and waits");
   AddJsonFlag(hold, session);
   hold->Run([&session, options](Connection& connection) {
     return Hold(connection, *options, session.json);

@@ -21,6 +21,7 @@
 #include "server/services/auth_service.h"
 #include "server/services/cluster_service.h"
 #include "server/services/data_service.h"
+#include "server/services/file_service.h"
 #include "server/services/job_service.h"
 #include "server/services/operator_service.h"
 #include "server/services/scheduling_service.h"
@@ -134,6 +135,8 @@ struct Server::Parts {
         scheduling_service(sweeps, projects, jobs, waits),
         serving_service(serving),
         storage_service(*store, survey, removal),
+        named_files(*store, clock, removal),
+        file_service(named_files),
         webhook_service(webhooks),
         web_sessions(clock),
         web_service(web_sessions, clock),
@@ -157,6 +160,7 @@ struct Server::Parts {
     scheduling_service.AddTo(all);
     serving_service.AddTo(all);
     storage_service.AddTo(all);
+    file_service.AddTo(all);
     webhook_service.AddTo(all);
     web_service.AddTo(all);
     return all;
@@ -214,6 +218,8 @@ struct Server::Parts {
   SchedulingService scheduling_service;
   ServingService serving_service;
   StorageService storage_service;
+  NamedFiles named_files;
+  FileService file_service;
   WebhookService webhook_service;
   WebSessions web_sessions;
   WebService web_service;

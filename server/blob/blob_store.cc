@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/base/ids.h"
 #include "common/io/sha256.h"
 
 namespace sft::server {
@@ -19,6 +20,8 @@ absl::Status CheckName(const std::string& sha256) {
 
 constexpr std::string_view kPart = ".part", kBrought = ".brought";
 constexpr char kUploads[] = "uploads", kDamaged[] = "damaged";
+// Behind the uploader, whose name has no such sign.
+constexpr char kUnnamed[] = "~unnamed";
 // Bytes per read.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
@@ -30,6 +33,12 @@ std::string KeyOf(const std::string& sha256, const std::string& of) {
 
 absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(const std::string& dir) {
   SFT_RETURN_IF_ERROR(io::MakeDirs(dir + "/uploads"));
+  // Of a server that was killed: nobody can go on with them.
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> uploads, io::ListDir(dir + "/uploads"));
+  for (const std::string& name : uploads) {
+    if (!name.ends_with(std::string(kUnnamed) + std::string(kPart))) continue;
+    SFT_RETURN_IF_ERROR(io::RemoveAll(fmt::format("{}/uploads/{}", dir, name)));
+  }
   return std::unique_ptr<BlobStore>(new BlobStore(dir));
 }
 
@@ -230,7 +239,16 @@ absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::s
   return std::unique_ptr<Upload>(new Upload(*this, sha256, key, size, *std::move(file)));
 }
 
+absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::BeginUnnamed(int64_t most,
+                                                                           const std::string& of) {
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Upload> upload,
+                       Begin(io::Sha256Hex(RandomUuid()), most, 0, of + kUnnamed));
+  upload->named_ = false;
+  return upload;
+}
+
 BlobStore::Upload::~Upload() {
+  if (!named_) (void)io::RemoveAll(store_.PartPath(key_));  // nobody could find it again
   MutexLock lock(store_.mutex_);
   store_.uploading_.erase(key_);
 }
@@ -242,8 +260,9 @@ absl::Status BlobStore::Upload::Discard(absl::Status why) {
 
 absl::Status BlobStore::Upload::Append(std::string_view bytes) {
   if (file_.size() + static_cast<int64_t>(bytes.size()) > size_) {
-    return Discard(InvalidArgument(
-        fmt::format("upload of {} brings more than the {} bytes it announced", sha256_, size_)));
+    return Discard(
+        InvalidArgument(fmt::format("upload{} brings more than the {} bytes it announced",
+                                    named_ ? " of " + sha256_ : "", size_)));
   }
   const absl::Status status = file_.Append(bytes);
   if (absl::IsResourceExhausted(status)) {
@@ -252,20 +271,24 @@ absl::Status BlobStore::Upload::Append(std::string_view bytes) {
   return status;
 }
 
-absl::Status BlobStore::Upload::Finish(
-    const std::function<absl::Status(const std::string& path)>& check) {
-  if (file_.size() != size_) {
+absl::Status BlobStore::Upload::CheckReceived(const std::string& part) {
+  if (named_ && file_.size() != size_) {
     return OutOfRange(fmt::format("upload of {} ended at {} of {} bytes: continue there", sha256_,
                                   file_.size(), size_));
   }
-  const std::string part = store_.PartPath(key_);
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
-  if (hash.sha256 != sha256_) {
-    return Discard(
-        InvalidArgument(fmt::format("the received bytes hash to {}, not to {}: the file changed "
-                                    "during the upload; send it again",
-                                    hash.sha256, sha256_)));
-  }
+  if (!named_) sha256_ = hash.sha256;
+  if (hash.sha256 == sha256_) return absl::OkStatus();
+  return Discard(
+      InvalidArgument(fmt::format("the received bytes hash to {}, not to {}: the file changed "
+                                  "during the upload; send it again",
+                                  hash.sha256, sha256_)));
+}
+
+absl::Status BlobStore::Upload::Finish(
+    const std::function<absl::Status(const std::string& path)>& check) {
+  const std::string part = store_.PartPath(key_);
+  SFT_RETURN_IF_ERROR(CheckReceived(part));
   if (check) {
     absl::Status status = check(part);
     // A busy store or a full disk says nothing about the bytes.

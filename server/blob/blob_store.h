@@ -21,6 +21,7 @@ namespace sft::server {
 //   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
 //   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
+//   <dir>/uploads/<random>.<of>~unnamed.part  whose hash is not known yet; ends with its upload
 //   <dir>/uploads/<sha256>.<of>.brought  empty: this uploader has sent all of it
 //   <dir>/damaged/<sha256>       quarantined: the content did not match the name
 class BlobStore {
@@ -80,7 +81,8 @@ class BlobStore {
   // until the blob is gone. Acquired before the store.
   Mutex& gate() { return gate_; }
 
-  // One upload in progress; destroying it keeps what was received for a resume.
+  // One upload in progress; destroying it keeps what was received for a resume, unless it has no
+  // name yet.
   class Upload {
    public:
     ~Upload();
@@ -91,6 +93,9 @@ class BlobStore {
     // wrong file (INVALID_ARGUMENT) is removed; after any other error of `check` it is kept for
     // another attempt. OK if the blob exists already.
     absl::Status Finish(const std::function<absl::Status(const std::string& path)>& check);
+    // Of one without a name: known from `check` on.
+    const std::string& sha256() const { return sha256_; }
+    int64_t received() const { return file_.size(); }
 
    private:
     friend class BlobStore;
@@ -101,12 +106,15 @@ class BlobStore {
           size_(size),
           file_(std::move(file)) {}
     absl::Status Discard(absl::Status why);
+    // Compares what was received with what was announced, or names it by that.
+    absl::Status CheckReceived(const std::string& part);
 
     BlobStore& store_;
-    const std::string sha256_;
+    std::string sha256_;     // of one without a name a random one, until it has its own
     const std::string key_;  // its key in uploading_
-    const int64_t size_;
+    const int64_t size_;     // of one without a name the most
     io::AppendFile file_;
+    bool named_ = true;
   };
 
   // Starts or resumes an upload at `offset`, which must equal the bytes received (OUT_OF_RANGE
@@ -116,6 +124,8 @@ class BlobStore {
   absl::StatusOr<std::unique_ptr<Upload>> Begin(const std::string& sha256, int64_t size,
                                                 int64_t offset, const std::string& of = "",
                                                 bool again = false);
+  // Starts an upload of at most `most` bytes whose hash nobody has told: it cannot be resumed.
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUnnamed(int64_t most, const std::string& of);
 
  private:
   explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}

@@ -255,6 +255,8 @@ v1::Job ToProto(const JobRecord& job, std::string spec_text) {
   proto.set_attempt(job.attempt);
   if (!job.verdict.empty()) *proto.mutable_verdict() = ToProto(job.verdict);
   proto.set_request_id(job.request_id);
+  proto.set_model(job.model);
+  for (const auto& [key, value] : job.metadata) (*proto.mutable_metadata())[key] = value;
   return proto;
 }
 

@@ -622,6 +622,26 @@ CREATE TABLE server_generation (
   replaced_at TEXT NOT NULL
 ) STRICT;
 INSERT INTO server_generation (id, number, replaced_by, replaced_at) VALUES (1, 1, 0, '');
+)sql"},
+                                     {19, R"sql(
+-- What a job's submitter has attached to it: a JSON object of texts.
+ALTER TABLE jobs ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}';
+
+-- Data sets by ids and names that their users give. A file ends with its data set, or when its
+-- project has that no more.
+CREATE TABLE files (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  project TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  sha256 TEXT NOT NULL,
+  name TEXT NOT NULL,
+  purpose TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  FOREIGN KEY (sha256, project) REFERENCES dataset_owners (sha256, project) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX files_of_project ON files (project, sequence);
+CREATE INDEX files_by_dataset ON files (sha256, project);
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

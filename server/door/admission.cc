@@ -9,6 +9,7 @@
 #include "server/door/fields.h"
 #include "server/state/names.h"
 #include "server/store/jobs.h"
+#include "server/store/named_files.h"
 #include "server/store/storage.h"
 #include "server/store/tenancy.h"
 
@@ -106,7 +107,7 @@ absl::Status CallContext::AdmitDataset(const std::string& sha256) const {
 
 absl::Status CallContext::AdmitNamed(const std::string& name) {
   // As a resource is named, and as what is stored is.
-  constexpr std::string_view kArtifacts = "artifacts/",
+  constexpr std::string_view kArtifacts = "artifacts/", kFiles = "files/",
                              kArtifact = "artifact:", kDataset = "dataset:", kBackup = "backup:";
   const Principal& who = caller_;
   named_ = name;
@@ -121,6 +122,13 @@ absl::Status CallContext::AdmitNamed(const std::string& name) {
       const std::string id = name.substr(stored ? kArtifact.size() : kArtifacts.size());
       hidden = store::NoArtifact(id);
       SFT_ASSIGN_OR_RETURN(project, store::ProjectOfArtifact(db, id));
+      return absl::OkStatus();
+    }
+    if (name.starts_with(kFiles)) {
+      const std::string id = name.substr(kFiles.size());
+      hidden = store::NoFile(id);
+      SFT_ASSIGN_OR_RETURN(const FileRecord file, store::GetFile(db, id));
+      project = file.project;
       return absl::OkStatus();
     }
     SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));

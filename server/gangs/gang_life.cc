@@ -90,7 +90,10 @@ absl::Status NoteRestart(Database& db, const JobRecord& job, const AttemptRecord
 absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt, int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(const FailedAttempt set_aside, Describe(db, attempt));
   job.restart = WithProgress(job.restart, set_aside);
-  attempt.verdict.action = "placed again from its checkpoint as soon as there is room";
+  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
+  attempt.verdict.action = schedule.held
+                               ? "goes on from its checkpoint once it is released"
+                               : "placed again from its checkpoint as soon as there is room";
   SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
   job.avoid_node.clear();
   job.not_before_us = 0;

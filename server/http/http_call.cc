@@ -1,5 +1,7 @@
 #include "server/http/http_call.h"
 
+#include <utility>
+
 namespace sft::server {
 namespace {
 
@@ -23,19 +25,35 @@ HttpCall::~HttpCall() {
   stream_->Cut();
 }
 
-absl::StatusOr<std::string> HttpCall::ReadBody(size_t most) {
-  stream_->ReadBody(most, [moved = moved_](absl::StatusOr<std::string> body) {
+HttpStream::TakeBody HttpCall::Taker() {
+  return [moved = moved_](absl::StatusOr<std::string> body) {
     const MutexLock lock(moved->mutex);
     moved->body = std::move(body);
     moved->changed.NotifyAll();
-  });
-  shared_.awaits_body = true;
+  };
+}
+
+std::optional<absl::StatusOr<std::string>> HttpCall::AwaitBody() {
   const MutexLock lock(moved_->mutex);
   while (!moved_->body.has_value() && !Gone()) moved_->changed.WaitFor(moved_->mutex, kSeesEnd);
+  return std::exchange(moved_->body, std::nullopt);
+}
+
+absl::StatusOr<std::string> HttpCall::ReadBody(size_t most) {
+  stream_->ReadBody(most, Taker());
+  shared_.awaits_body = true;
+  auto body = AwaitBody();
   shared_.awaits_body = false;
-  if (moved_->body.has_value()) return *std::move(moved_->body);
+  if (body.has_value()) return *std::move(body);
   if (!shared_.ended) return absl::CancelledError("the caller has gone");
   return ResourceExhausted("the place was needed before the body had come: try again later");
+}
+
+absl::StatusOr<std::string> HttpCall::ReadSome() {
+  stream_->ReadSome(Taker());
+  auto piece = AwaitBody();
+  if (piece.has_value()) return *std::move(piece);
+  return absl::CancelledError("the caller has gone");
 }
 
 bool HttpCall::Respond(const HttpResponse& response) {

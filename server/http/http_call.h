@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/base/clock.h"
@@ -31,6 +32,9 @@ class HttpCall {
   // CANCELLED when the caller has gone.
   absl::StatusOr<std::string> ReadBody(size_t most);
 
+  // As HttpStream::ReadSome. It has a place of its own, which no other takes.
+  absl::StatusOr<std::string> ReadSome();
+
   // All of these are false when the caller has gone.
   bool Respond(const HttpResponse& response);
   // In place of Respond: a body in pieces, none of them empty, then its end.
@@ -49,6 +53,11 @@ class HttpCall {
     CondVar changed;
     std::optional<absl::StatusOr<std::string>> body SFT_GUARDED_BY(mutex);
   };
+
+  // Keeps what the server's thread gives.
+  HttpStream::TakeBody Taker();
+  // Waits for that; nullopt when the caller has gone or the call is ended.
+  std::optional<absl::StatusOr<std::string>> AwaitBody();
 
   const std::shared_ptr<HttpStream> stream_;
   Shared& shared_;

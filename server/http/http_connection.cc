@@ -50,11 +50,15 @@ MonoTime HttpConnection::wakes_at() const {
       break;
   }
   MonoTime at = alarm_;
-  if (body_wanted_.has_value()) {
-    at = std::min(at, since_ + limits.body + std::chrono::seconds(body_.size() / kBytesOfASecond));
-  }
+  if (body_wanted_.has_value()) at = std::min(at, body_due());
   if (sent_ < out_.size()) return std::min(at, sent_at_ + limits.send);
   return events_ && !answered_ ? std::min(at, sent_at_ + limits.silence) : at;
+}
+
+MonoTime HttpConnection::body_due() const {
+  const Nanos patience = shared_.limits.body;
+  const MonoTime all = since_ + patience + std::chrono::seconds(body_received_ / kBytesOfASecond);
+  return body_wanted_->piece ? std::min(all, body_asked_ + patience) : all;
 }
 
 void HttpConnection::PassTime(MonoTime now) {
@@ -65,10 +69,9 @@ void HttpConnection::PassTime(MonoTime now) {
   }
   if (stage_ != Stage::kAnswer) return End();
   if (sent_ < out_.size() && now >= sent_at_ + limits.send) return End();
-  if (body_wanted_.has_value() &&
-      now >= since_ + limits.body + std::chrono::seconds(body_.size() / kBytesOfASecond)) {
+  if (body_wanted_.has_value() && now >= body_due()) {
     EndBody(DeadlineExceeded(
-        fmt::format("{} bytes of the body have come in {} s, and not all of it", body_.size(),
+        fmt::format("{} bytes of the body have come in {} s, and not all of it", body_received_,
                     std::chrono::ceil<std::chrono::seconds>(now - since_).count())));
   } else if (now >= alarm_) {
     alarm_ = MonoTime::max();
@@ -154,6 +157,7 @@ bool HttpConnection::TakeHead(MonoTime now) {
   stage_ = Stage::kAnswer;
   since_ = now;
   body_begun_ = answered_ = cut_ = closes_ = events_ = false;
+  body_received_ = 0;
   stream_ = std::make_shared<HttpStream>(shared_.wake, id_, std::move(request), socket_.peer(),
                                          socket_.has_tls());
   if (parser_->done()) stream_->SetBodyDone();
@@ -166,8 +170,9 @@ void HttpConnection::TakeNews(MonoTime now) {
   HttpStream::News news = stream_->TakeNews();
   if (news.alarm.has_value()) alarm_ = *news.alarm;
   if (news.body.has_value()) {
+    if (!body_begun_) since_ = now;
     body_wanted_ = std::move(news.body);
-    since_ = now;
+    body_asked_ = now;
   }
   if (!news.bytes.empty()) {
     if (sent_ == out_.size()) WaitForCaller(now);
@@ -180,7 +185,7 @@ void HttpConnection::TakeNews(MonoTime now) {
 }
 
 void HttpConnection::TakeBody() {
-  const auto& [most, take] = *body_wanted_;
+  const size_t most = body_wanted_->most;
   const HttpRequest& request = stream_->request();
   if (request.length.value_or(0) > most) {
     return EndBody(absl::OutOfRangeError(
@@ -194,14 +199,15 @@ void HttpConnection::TakeBody() {
   const size_t before = body_.size();
   const absl::StatusOr<size_t> used = parser_->Body(in_, body_);
   shared_.body_bytes += body_.size() - before;
+  body_received_ += body_.size() - before;
   if (!used.ok()) return EndBody(used.status());
   in_.erase(0, *used);
   if (body_.size() > most) {
     return EndBody(absl::OutOfRangeError(
         fmt::format("the body has more than the {} bytes that are taken", most)));
   }
-  if (parser_->done()) {
-    stream_->SetBodyDone();
+  if (parser_->done()) stream_->SetBodyDone();
+  if (parser_->done() || (body_wanted_->piece && !body_.empty())) {
     return EndBody(std::move(body_));
   }
   if (shared_.body_bytes > shared_.limits.bodies) {
@@ -214,7 +220,7 @@ void HttpConnection::TakeBody() {
 void HttpConnection::EndBody(absl::StatusOr<std::string> body) {
   shared_.body_bytes -= body.ok() ? body->size() : body_.size();
   body_ = std::string();
-  const HttpStream::TakeBody take = std::move(body_wanted_->second);
+  const HttpStream::TakeBody take = std::move(body_wanted_->take);
   body_wanted_.reset();
   take(std::move(body));
 }

@@ -67,7 +67,9 @@ class HttpConnection {
   bool over() const { return stage_ == Stage::kOver; }
   // Nothing of a request is being done, or not all of it has come: the first to go where there are
   // too many.
-  bool idle() const { return stage_ == Stage::kHead || body_wanted_.has_value(); }
+  bool idle() const {
+    return stage_ == Stage::kHead || (body_wanted_.has_value() && !body_wanted_->piece);
+  }
   MonoTime since() const { return since_; }
 
  private:
@@ -87,6 +89,8 @@ class HttpConnection {
   void TakeNews(MonoTime now);
   void TakeBody();
   void EndBody(absl::StatusOr<std::string> body);
+  // By when more of the body must have come.
+  MonoTime body_due() const;
   void Answered(MonoTime now);
   void Refuse(const HttpResponse& response, MonoTime now);
   void Linger(MonoTime now);
@@ -113,8 +117,10 @@ class HttpConnection {
   std::shared_ptr<HttpStream> stream_;
   bool answered_ = false, cut_ = false, closes_ = false, events_ = false;
   MonoTime alarm_ = MonoTime::max();
-  std::optional<std::pair<size_t, HttpStream::TakeBody>> body_wanted_;
+  std::optional<HttpStream::WantedBody> body_wanted_;
   std::string body_;
+  uint64_t body_received_ = 0;  // all of it that has come, given away or not
+  MonoTime body_asked_;         // for it, or for its next piece
   bool body_begun_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 namespace sft::server {
@@ -44,7 +45,13 @@ void HttpStream::Append(std::string_view bytes) {
 
 void HttpStream::ReadBody(size_t most, TakeBody take) {
   const MutexLock lock(mutex_);
-  news_.body.emplace(most, std::move(take));
+  news_.body = WantedBody{most, std::move(take)};
+  Say();
+}
+
+void HttpStream::ReadSome(TakeBody take) {
+  const MutexLock lock(mutex_);
+  news_.body = WantedBody{std::numeric_limits<size_t>::max(), std::move(take), /*piece=*/true};
   Say();
 }
 

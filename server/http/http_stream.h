@@ -60,6 +60,10 @@ class HttpStream {
   // comes too slowly, INVALID_ARGUMENT for one that is broken, RESOURCE_EXHAUSTED where the server
   // holds too much of bodies already. Not at all when the caller has gone.
   void ReadBody(size_t most, TakeBody take);
+  // In place of that, for a body of any size, as often as there is more: calls `take` with the next
+  // bytes, once some have come, and with none at the body's end. Who asks slowly has the caller
+  // wait. Errors as of ReadBody; the caller has so long for each piece, too.
+  void ReadSome(TakeBody take);
 
   // The answer: as a whole,
   void Respond(const HttpResponse& response);
@@ -86,10 +90,16 @@ class HttpStream {
  private:
   friend class HttpConnection;
 
+  // A body, or a piece of one, that somebody waits for.
+  struct WantedBody {
+    size_t most = 0;
+    TakeBody take;
+    bool piece = false;
+  };
   // What others have said since it was asked last.
   struct News {
     std::string bytes;
-    std::optional<std::pair<size_t, TakeBody>> body;
+    std::optional<WantedBody> body;
     std::optional<MonoTime> alarm;
     bool ended = false, cut = false, closes = false, events = false;
   };

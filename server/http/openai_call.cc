@@ -5,47 +5,23 @@
 #include <random>
 
 #include "common/base/ids.h"
-#include "server/http/openai_endpoint.h"
-#include "server/http/percent.h"
+#include "server/http/files_call.h"
+#include "server/http/tuned_models.h"
+#include "server/http/tuning_call.h"
 #include "server/openai/answer.h"
 #include "server/openai/errors.h"
 #include "server/openai/tokenizer.h"
+#include "server/openai/tuned.h"
 
 namespace sft::server {
 namespace {
 
-constexpr std::string_view kJobs = "/jobs/", kModels = "/v1/models";
+constexpr std::string_view kJobs = "/jobs/", kModels = "/v1/models", kFiles = "/v1/files",
+                           kTuning = "/v1/fine_tuning";
 
-// A call whose one request is there, and whose answers somebody takes.
-class HttpExchange final : public Exchange {
- public:
-  HttpExchange(const HttpCall& http, const google::protobuf::Message& request,
-               const std::function<bool(const google::protobuf::Message&)>& take)
-      : http_(http), request_(request), take_(take) {
-    origin_.peer = http.peer();
-    origin_.authorization = http.request().Field("authorization");
-  }
-  const CallOrigin& origin() const override { return origin_; }
-  absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
-    if (std::exchange(read_, true)) return false;
-    message.CopyFrom(request_);
-    return true;
-  }
-  bool Write(const google::protobuf::Message& message) override {
-    return !http_.Gone() && take_(message);
-  }
-  bool Gone() const override { return http_.Gone(); }
-
- private:
-  const HttpCall& http_;
-  const google::protobuf::Message& request_;
-  const std::function<bool(const google::protobuf::Message&)>& take_;
-  CallOrigin origin_;
-  bool read_ = false;
-};
-
-// What stands in a path, whose codes the server has checked.
-std::string Decoded(std::string_view text) { return PercentDecoded(text).value_or(std::string()); }
+bool IsBelow(const std::string& page, std::string_view root) {
+  return page.starts_with(root) && (page.size() == root.size() || page[root.size()] == '/');
+}
 
 std::string EventOf(const std::string& data) { return fmt::format("data: {}\n\n", data); }
 
@@ -54,15 +30,15 @@ int64_t RandomSeed() {
   return static_cast<int64_t>((uint64_t{device()} << 32 | device()) >> 1);
 }
 
-HttpResponse JsonResponse(std::string body) {
-  return {200, "application/json", std::move(body), {}};
-}
-
-HttpResponse ErrorResponse(const absl::Status& status) {
-  openai::ErrorAnswer error = openai::ErrorOf(status);
+HttpResponse ErrorResponse(const absl::Status& status, openai::Asks asks) {
+  openai::ErrorAnswer error = openai::ErrorOf(status, asks);
   HttpResponse response{error.http_status, "application/json", std::move(error.body), {}};
   if (error.retry_after_s > 0) {
     response.fields.emplace_back("Retry-After", std::to_string(error.retry_after_s));
+  }
+  // Which clients send again otherwise.
+  if (!error.again && (error.http_status == 409 || error.http_status == 429)) {
+    response.fields.emplace_back("x-should-retry", "false");
   }
   if (error.http_status == 401) response.fields.emplace_back("WWW-Authenticate", "Bearer");
   return response;
@@ -79,29 +55,8 @@ bool OpenAiCall::Takes(const std::string& path) {
 OpenAiCall::Route OpenAiCall::RouteOf(const std::string& path) {
   if (!path.starts_with(kJobs)) return {"", path};
   const size_t end = path.find('/', kJobs.size());
-  return {Decoded(path.substr(kJobs.size(), end - kJobs.size())),
+  return {DecodedPath(path.substr(kJobs.size(), end - kJobs.size())),
           end == path.npos ? "/" : path.substr(end)};
-}
-
-absl::Status OpenAiCall::Call(const char* method, const google::protobuf::Message& request,
-                              const TakeMessage& take) {
-  HttpExchange exchange(http_, request, take);
-  return door_.Serve(*methods_.Find(method), exchange);
-}
-
-template <typename Answer>
-absl::StatusOr<Answer> OpenAiCall::CallOnce(const char* method,
-                                            const google::protobuf::Message& request) {
-  Answer answer;
-  bool taken = false;
-  const absl::Status status = Call(method, request, [&](const google::protobuf::Message& message) {
-    answer.CopyFrom(message);
-    return taken = true;
-  });
-  SFT_RETURN_IF_ERROR(status);
-  if (taken) return answer;
-  return absl::CancelledError(
-      "the caller has closed his half of the connection: keep it open until the answer is there");
 }
 
 void OpenAiCall::Run() {
@@ -111,34 +66,43 @@ void OpenAiCall::Run() {
 
 void OpenAiCall::Refuse(const absl::Status& status) {
   if (!http_.begun()) {
-    (void)http_.Respond(ErrorResponse(status));
+    (void)http_.Respond(ErrorResponse(status, asks_));
     return;
   }
   // What has begun well can only say so in an event; the end of the body is left out, so that
-  // nobody takes it for whole.
-  (void)http_.Write(EventOf(openai::ErrorOf(status).body));
+  // nobody takes it for whole. Of a file, the missing end says it all.
+  if (asks_ == openai::Asks::kModel) (void)http_.Write(EventOf(openai::ErrorOf(status).body));
 }
 
 absl::Status OpenAiCall::Serve() {
   const Route route = RouteOf(http_.request().path);
-  const bool gets = http_.request().method == "GET";
-  const bool posts = http_.request().method == "POST";
-  const bool of_models = route.page == kModels || route.page.starts_with("/v1/models/");
+  if (route.job.empty() && (IsBelow(route.page, kFiles) || IsBelow(route.page, kTuning))) {
+    asks_ = openai::Asks::kTraining;
+    if (IsBelow(route.page, kFiles))
+      return FilesCall(door_).Serve(route.page.substr(kFiles.size()));
+    return TuningCall(door_, creates_).Serve(route.page.substr(kTuning.size()));
+  }
+  return Ask(route);
+}
+
+absl::Status OpenAiCall::Ask(const Route& route) {
+  const bool of_models = IsBelow(route.page, kModels);
   const bool is_post = route.page == "/v1/chat/completions" || route.page == "/v1/completions" ||
                        route.page == "/tokenize" || route.page == "/detokenize";
   if (!of_models && !is_post && route.page != "/tokenizer_info") {
     return openai::NoModel(
         "there are /v1/models, /v1/chat/completions, /v1/completions, /tokenize, /detokenize and "
-        "/tokenizer_info, and each below /jobs/JOB");
+        "/tokenizer_info, each also below /jobs/JOB, /v1/files and /v1/fine_tuning/jobs");
   }
-  if (is_post ? !posts : !gets) {
+  const bool removes = of_models && door_.deletes() && route.job.empty();
+  if (is_post ? !door_.posts() : !door_.gets() && !removes) {
     return absl::UnimplementedError(
         fmt::format("{} is asked with {}", route.page, is_post ? "POST" : "GET"));
   }
   // Before a byte of the body is read: who it is.
-  SFT_ASSIGN_OR_RETURN(served_,
-                       CallOnce<v1::ListServedModelsResponse>("ServingService.ListServedModels",
-                                                              v1::ListServedModelsRequest()));
+  SFT_ASSIGN_OR_RETURN(
+      served_, door_.CallOnce<v1::ListServedModelsResponse>("ServingService.ListServedModels",
+                                                            v1::ListServedModelsRequest()));
   if (of_models) return Models(route);
   if (route.page == "/tokenizer_info") return Tokenizer(route);
   if (route.page == "/tokenize") return Tokenize(route);
@@ -146,23 +110,9 @@ absl::Status OpenAiCall::Serve() {
   return Complete(route, route.page == "/v1/chat/completions");
 }
 
-// A page of another site can make a browser send a form or plain text here, but no JSON.
-absl::StatusOr<std::string> OpenAiCall::Body() {
-  const std::string_view type = http_.request().Field("content-type");
-  if (!type.starts_with("application/json")) {
-    return InvalidArgument("the Content-Type is not application/json");
-  }
-  return http_.ReadBody(OpenAiEndpoint::kMostBodyBytes);
-}
-
 absl::StatusOr<openai::Model> OpenAiCall::Choose(const std::string& model,
                                                  const Route& route) const {
   return openai::ChooseModel(served_, model, route.job);
-}
-
-absl::Status OpenAiCall::Respond(std::string body) {
-  (void)http_.Respond(JsonResponse(std::move(body)));
-  return absl::OkStatus();
 }
 
 absl::Status OpenAiCall::Models(const Route& route) {
@@ -170,16 +120,28 @@ absl::Status OpenAiCall::Models(const Route& route) {
   for (const v1::ServedModel& each : served_.models()) {
     if (route.job.empty() || each.name().ends_with("/" + route.job)) *served.add_models() = each;
   }
-  if (route.page == kModels) return Respond(openai::ModelList(served));
-  SFT_ASSIGN_OR_RETURN(
-      std::string page,
-      openai::ModelPage(served, Decoded(std::string_view(route.page).substr(kModels.size() + 1))));
-  return Respond(std::move(page));
+  if (route.page == kModels) {
+    std::vector<openai::Json> models = openai::ServedModels(served);
+    if (route.job.empty()) SFT_RETURN_IF_ERROR(TunedModels(door_).AddTo(models));
+    return door_.Respond(openai::ModelList(std::move(models)));
+  }
+  const std::string model = DecodedPath(std::string_view(route.page).substr(kModels.size() + 1));
+  if (route.job.empty() && openai::JobOfModelName(model).has_value()) {
+    asks_ = openai::Asks::kTraining;
+    return door_.deletes() ? TunedModels(door_).Delete(model) : TunedModels(door_).Get(model);
+  }
+  if (door_.deletes()) {
+    return openai::NoModel(
+        "what a job has trained is deleted, by a name that begins with \"ft:\"; cancel a job that "
+        "serves");
+  }
+  SFT_ASSIGN_OR_RETURN(std::string page, openai::ModelPage(served, model));
+  return door_.Respond(std::move(page));
 }
 
 absl::Status OpenAiCall::Complete(const Route& route, bool chat) {
-  SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(openai::Asked asked, parsers_.Run([&] {
+  SFT_ASSIGN_OR_RETURN(const std::string body, door_.Body());
+  SFT_ASSIGN_OR_RETURN(openai::Asked asked, door_.parsers.Run([&] {
     return chat ? openai::ReadChat(body) : openai::ReadCompletion(body);
   }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
@@ -207,14 +169,14 @@ absl::Status OpenAiCall::Stream(const openai::Asked& asked, const openai::Model&
     // A line that says nothing shows that the answer is still being made.
     return http_.Write(text.empty() ? ": still there\n\n" : text);
   };
-  const absl::Status status = Call("ServingService.Complete", asked.request, take);
+  const absl::Status status = door_.Call("ServingService.Complete", asked.request, take);
   if (!failed.ok()) return failed;
   // What the job's process refuses is the prompt; of its base, it may be the base.
   if (!asked.request.base()) {
     SFT_RETURN_IF_ERROR(openai::InParam(asked.chat ? "messages" : "prompt", status));
   }
   SFT_RETURN_IF_ERROR(status);
-  if (!asked.stream) return Respond(answer.Whole());
+  if (!asked.stream) return door_.Respond(answer.Whole());
   std::string last;
   for (const std::string& event : answer.LastEvents()) last += EventOf(event);
   (void)(http_.Write(last) && http_.End());
@@ -222,23 +184,23 @@ absl::Status OpenAiCall::Stream(const openai::Asked& asked, const openai::Model&
 }
 
 absl::Status OpenAiCall::Tokenize(const Route& route) {
-  SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(auto asked, parsers_.Run([&] { return openai::ReadTokenize(body); }));
+  SFT_ASSIGN_OR_RETURN(const std::string body, door_.Body());
+  SFT_ASSIGN_OR_RETURN(auto asked, door_.parsers.Run([&] { return openai::ReadTokenize(body); }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
-  SFT_ASSIGN_OR_RETURN(const auto answer,
-                       CallOnce<v1::TokenizeResponse>("ServingService.Tokenize", asked.request));
-  return Respond(openai::TokenizeJson(answer));
+  SFT_ASSIGN_OR_RETURN(const auto answer, door_.CallOnce<v1::TokenizeResponse>(
+                                              "ServingService.Tokenize", asked.request));
+  return door_.Respond(openai::TokenizeJson(answer));
 }
 
 absl::Status OpenAiCall::Detokenize(const Route& route) {
-  SFT_ASSIGN_OR_RETURN(const std::string body, Body());
-  SFT_ASSIGN_OR_RETURN(auto asked, parsers_.Run([&] { return openai::ReadDetokenize(body); }));
+  SFT_ASSIGN_OR_RETURN(const std::string body, door_.Body());
+  SFT_ASSIGN_OR_RETURN(auto asked, door_.parsers.Run([&] { return openai::ReadDetokenize(body); }));
   SFT_ASSIGN_OR_RETURN(const openai::Model model, Choose(asked.model, route));
   asked.request.set_name(model.job);
-  SFT_ASSIGN_OR_RETURN(const auto answer, CallOnce<v1::DetokenizeResponse>(
+  SFT_ASSIGN_OR_RETURN(const auto answer, door_.CallOnce<v1::DetokenizeResponse>(
                                               "ServingService.Detokenize", asked.request));
-  return Respond(openai::DetokenizeJson(answer));
+  return door_.Respond(openai::DetokenizeJson(answer));
 }
 
 absl::Status OpenAiCall::Tokenizer(const Route& route) {
@@ -246,8 +208,8 @@ absl::Status OpenAiCall::Tokenizer(const Route& route) {
   v1::GetTokenizerRequest request;
   request.set_name(model.job);
   SFT_ASSIGN_OR_RETURN(const auto answer,
-                       CallOnce<v1::ServedTokenizer>("ServingService.GetTokenizer", request));
-  return Respond(openai::TokenizerJson(answer));
+                       door_.CallOnce<v1::ServedTokenizer>("ServingService.GetTokenizer", request));
+  return door_.Respond(openai::TokenizerJson(answer));
 }
 
 }  // namespace sft::server

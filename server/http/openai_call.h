@@ -1,13 +1,10 @@
 #pragma once
 
-#include <google/protobuf/message.h>
-
-#include <functional>
 #include <string>
 
-#include "server/door/methods.h"
-#include "server/http/body_parsers.h"
-#include "server/http/http_call.h"
+#include "server/http/openai_creates.h"
+#include "server/http/openai_door.h"
+#include "server/openai/errors.h"
 #include "server/openai/models.h"
 #include "server/openai/request.h"
 #include "sft/v1/serving_service.pb.h"
@@ -18,9 +15,9 @@ namespace sft::server {
 // the one thread that serves it.
 class OpenAiCall {
  public:
-  // All borrowed.
-  OpenAiCall(Door& door, const Methods& methods, BodyParsers& parsers, HttpCall& http)
-      : door_(door), methods_(methods), parsers_(parsers), http_(http) {}
+  // Both borrowed.
+  OpenAiCall(OpenAiDoor& door, OpenAiCreates& creates)
+      : door_(door), creates_(creates), http_(door.http) {}
 
   // Whether a path is one of the endpoint's: what lies below them is refused here, not as a page.
   static bool Takes(const std::string& path);
@@ -37,6 +34,8 @@ class OpenAiCall {
   static Route RouteOf(const std::string& path);
 
   absl::Status Serve();
+  // What a job that serves is asked.
+  absl::Status Ask(const Route& route);
   absl::Status Models(const Route& route);
   absl::Status Complete(const Route& route, bool chat);
   absl::Status Tokenize(const Route& route);
@@ -44,21 +43,12 @@ class OpenAiCall {
   absl::Status Tokenizer(const Route& route);
   absl::Status Stream(const openai::Asked& asked, const openai::Model& model);
 
-  absl::StatusOr<std::string> Body();
   absl::StatusOr<openai::Model> Choose(const std::string& model, const Route& route) const;
-  absl::Status Respond(std::string body);
 
-  // A call of a method through the door. `take` gets each answer; false: nobody wants more.
-  using TakeMessage = std::function<bool(const google::protobuf::Message& answer)>;
-  absl::Status Call(const char* method, const google::protobuf::Message& request,
-                    const TakeMessage& take);
-  template <typename Answer>
-  absl::StatusOr<Answer> CallOnce(const char* method, const google::protobuf::Message& request);
-
-  Door& door_;
-  const Methods& methods_;
-  BodyParsers& parsers_;
+  OpenAiDoor& door_;
+  OpenAiCreates& creates_;
   HttpCall& http_;
+  openai::Asks asks_ = openai::Asks::kModel;
   v1::ListServedModelsResponse served_;
 };
 

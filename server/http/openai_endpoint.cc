@@ -56,7 +56,8 @@ void OpenAiEndpoint::Take(std::shared_ptr<HttpStream> stream) {
     obs::NameThread("openai");
     {
       HttpCall http(std::move(stream), running.shared);
-      OpenAiCall call(door_, methods_, parsers_, http);
+      OpenAiDoor of_call(door_, methods_, parsers_, http);
+      OpenAiCall call(of_call, creates_);
       if (refused) {
         call.Refuse(ResourceExhausted(
             fmt::format("{} requests are being answered: try again later", kMostCalls)));

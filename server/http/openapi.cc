@@ -52,7 +52,6 @@ class Schemas {
   Json Take() { return std::move(all_); }
   void Add(const std::string& name, Json schema) { all_[name] = std::move(schema); }
 
- private:
   Json Of(const FieldDescriptor& field) {
     if (field.is_map()) {
       return {{"type", "object"},
@@ -61,6 +60,8 @@ class Schemas {
     if (field.is_repeated()) return {{"type", "array"}, {"items", OfOne(field)}};
     return OfOne(field);
   }
+
+ private:
   Json OfOne(const FieldDescriptor& field) {
     switch (field.cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32:
@@ -140,6 +141,28 @@ Json PathOf(const Method& method, const MethodDescriptor& described, Schemas& sc
   return {{"post", std::move(post)}};
 }
 
+// The first message is the query, all that follows is the body.
+Json UploadPath(const Method& method, const MethodDescriptor& described, Schemas& schemas) {
+  Json parameters = Json::array();
+  const Descriptor& first = *described.input_type();
+  for (int i = 0; i < first.field_count(); ++i) {
+    const FieldDescriptor& field = *first.field(i);
+    if (field.type() == FieldDescriptor::TYPE_BYTES) continue;
+    parameters.push_back({{"name", field.name()}, {"in", "query"}, {"schema", schemas.Of(field)}});
+  }
+  Json good = {{"description", "The answer."},
+               {"content", Content("application/json", schemas.Of(*described.output_type()))}};
+  Json post = {{"operationId", method.rule.method},
+               {"tags", {described.service()->name()}},
+               {"parameters", std::move(parameters)},
+               {"requestBody",
+                {{"required", true},
+                 {"content", Content("application/octet-stream",
+                                     {{"type", "string"}, {"format", "binary"}})}}},
+               {"responses", {{"200", std::move(good)}, {"default", Errors()}}}};
+  return {{"post", std::move(post)}};
+}
+
 Json FeedPath() {
   Json parameters = Json::array();
   const auto add = [&](const char* name, const char* what, bool several) {
@@ -173,10 +196,12 @@ std::string OpenApiOf(const Methods& methods) {
   for (const auto& [name, method] : methods.all()) {
     const MethodDescriptor* const described =
         DescriptorPool::generated_pool()->FindMethodByName(kPackage + name);
-    if (described == nullptr || !RestApi::Serves(method)) continue;
+    const bool uploads = RestApi::ServesUpload(method);
+    if (described == nullptr || !(uploads || RestApi::Serves(method))) continue;
     std::string path = std::string(RestApi::kRoot) + name;
     path[path.find('.')] = '/';
-    paths[path] = PathOf(method, *described, schemas);
+    paths[path] =
+        uploads ? UploadPath(method, *described, schemas) : PathOf(method, *described, schemas);
   }
   paths[std::string(RestApi::kRoot) + "feed"] = FeedPath();
   return DumpJson(

@@ -9,10 +9,12 @@
 #include "server/http/http_call.h"
 #include "server/http/openapi.h"
 #include "server/http/rest_json.h"
+#include "server/http/upload_exchange.h"
 
 namespace sft::server {
 namespace {
 
+constexpr std::string_view kJson = "application/json", kBytes = "application/octet-stream";
 constexpr int kLifeLength = 6;
 constexpr Nanos kPatience = std::chrono::milliseconds(20);
 
@@ -42,7 +44,7 @@ HttpResponse JsonAnswer(std::string body) {
   return {200, "application/json", std::move(body), {{"Cache-Control", "no-store"}}};
 }
 
-HttpResponse OnlyBy(const char* method) {
+HttpResponse OnlyBy(std::string_view method) {
   HttpResponse response =
       RestError(absl::UnimplementedError(fmt::format("this is asked with {}", method)));
   response.status = 405;
@@ -50,10 +52,24 @@ HttpResponse OnlyBy(const char* method) {
   return response;
 }
 
-// The media type alone.
-bool IsJson(std::string_view type) {
+// Whether the media type alone is this.
+bool IsOfType(std::string_view type, std::string_view wanted) {
   const std::string_view media = type.substr(0, type.find(';'));
-  return media.substr(0, media.find_last_not_of(' ') + 1) == "application/json";
+  return media.substr(0, media.find_last_not_of(' ') + 1) == wanted;
+}
+
+HttpResponse NotOfType(std::string_view wanted) {
+  HttpResponse refusal =
+      RestError(InvalidArgument(fmt::format("the Content-Type is not {}", wanted)));
+  refusal.status = 415;
+  return refusal;
+}
+
+HttpResponse TooManyStreams() {
+  return RestError(ResourceExhausted(fmt::format(
+      "{} streams and uploads of yours are under way: let one come to its end, or end one, before "
+      "the next",
+      RestApi::kStreamThreadsOfOne)));
 }
 
 }  // namespace
@@ -85,6 +101,10 @@ bool RestApi::Serves(const Method& method) {
          method.kind != Method::Kind::kStanding;
 }
 
+bool RestApi::ServesUpload(const Method& method) {
+  return method.kind == Method::Kind::kClientStream && method.rule.caller == Caller::kEither;
+}
+
 void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   const HttpRequest& request = stream->request();
   std::string name = request.path.substr(kRoot.size());
@@ -99,17 +119,16 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   const size_t slash = name.find('/');
   if (slash != name.npos) name[slash] = '.';
   const Method* const method = slash == name.npos ? nullptr : methods_.Find(name);
+  if (method != nullptr && ServesUpload(*method)) {
+    return HandleUpload(std::move(stream), std::move(caller), *method);
+  }
   if (method == nullptr || !Serves(*method)) {
     return stream->Respond(RestError(NotFound(
         fmt::format("there is no {}{}: docs/rest.md says what there is, {}openapi.json too", kRoot,
                     request.path.substr(kRoot.size()).substr(0, 80), kRoot))));
   }
   if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
-  if (!IsJson(request.Field("content-type"))) {
-    HttpResponse refusal = RestError(InvalidArgument("the Content-Type is not application/json"));
-    refusal.status = 415;
-    return stream->Respond(refusal);
-  }
+  if (!IsOfType(request.Field("content-type"), kJson)) return stream->Respond(NotOfType(kJson));
   // Of who is nobody no body is read; the door says why, and counts it.
   if (!door_.gate().Authenticate(caller.origin).ok()) {
     return Run(std::move(stream), std::move(caller), *method, "");
@@ -144,9 +163,7 @@ void RestApi::Run(std::shared_ptr<HttpStream> stream, WebCaller caller, const Me
   const bool unary = method.kind == Method::Kind::kUnary;
   const std::shared_ptr<void> place = unary ? nullptr : TakeStreamThread(caller);
   if (!unary && place == nullptr) {
-    return stream->Respond(RestError(ResourceExhausted(fmt::format(
-        "{} streams of yours are being sent: read one to its end, or end one, before the next",
-        kStreamThreadsOfOne))));
+    return stream->Respond(TooManyStreams());
   }
   const auto work = [this, place, stream, caller = std::move(caller), &method,
                      body = std::move(body)] {
@@ -210,6 +227,41 @@ void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& cal
   (void)call.Write(status.ok() ? EventText("end", "", "{}")
                                : EventText("error", "", ErrorJson(status)));
   (void)call.End();
+}
+
+void RestApi::HandleUpload(std::shared_ptr<HttpStream> stream, WebCaller caller,
+                           const Method& method) {
+  const HttpRequest& request = stream->request();
+  if (request.method != "POST" && request.method != "PUT") {
+    return stream->Respond(OnlyBy("POST, PUT"));
+  }
+  if (!IsOfType(request.Field("content-type"), kBytes)) return stream->Respond(NotOfType(kBytes));
+  v1::UploadBlobRequest first;
+  absl::Status read = ReadFields(request.query, first);
+  if (read.ok() && first.size() == 0) {
+    first.set_size(first.offset() + static_cast<int64_t>(request.length.value_or(0)));
+    if (request.chunked) read = InvalidArgument("size: a body in chunks does not tell it");
+  }
+  if (!read.ok()) return stream->Respond(RestError(read));
+  const std::shared_ptr<void> place = TakeStreamThread(caller);
+  if (place == nullptr) return stream->Respond(TooManyStreams());
+  Give(stream_hands_, waiting_streams_, stream,
+       [this, place, stream, caller = std::move(caller), &method, first] {
+         RunUpload(stream, caller, method, first);
+       });
+}
+
+void RestApi::RunUpload(std::shared_ptr<HttpStream> stream, const WebCaller& caller,
+                        const Method& method, const v1::UploadBlobRequest& first) {
+  HttpCall::Shared shared;
+  HttpCall call(std::move(stream), shared);
+  UploadExchange exchange(
+      caller.origin, first, [&] { return call.ReadSome(); },
+      [&] { return call.Gone() || caller.LoggedOut(events_.sessions); });
+  const absl::Status status = door_.Serve(method, exchange);
+  HttpResponse response = status.ok() ? JsonAnswer(JsonOf(exchange.answer())) : RestError(status);
+  if (absl::IsOutOfRange(status)) response.status = 409;  // the offset, not the body's size
+  (void)call.Respond(response);
 }
 
 void RestApi::HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller) {

@@ -9,12 +9,14 @@
 #include "server/door/hands.h"
 #include "server/door/methods.h"
 #include "server/http/event_call.h"
+#include "sft/v1/data_service.pb.h"
 
 namespace sft::server {
 
 // The REST API: POST /api/v1/SERVICE/METHOD, a second transport of the door for the methods whose
-// rule is for users, and GET /api/v1/feed (docs/rest.md). Plain calls run on a few threads; those
-// that send several messages on some others, or, where they follow something, on none. Thread-safe.
+// rule is for users, and GET /api/v1/feed (docs/rest.md). Plain calls run on a few threads; uploads
+// and those that send several messages on some others, or, where they follow something, on none.
+// Thread-safe.
 class RestApi {
  public:
   static constexpr std::string_view kRoot = "/api/v1/";
@@ -35,6 +37,8 @@ class RestApi {
 
   // Whether a method is served: those of users, with one request.
   static bool Serves(const Method& method);
+  // Or as an upload: the fields of its first message are the query, and the body is what follows.
+  static bool ServesUpload(const Method& method);
 
  private:
   void Run(std::shared_ptr<HttpStream> stream, WebCaller caller, const Method& method,
@@ -43,6 +47,9 @@ class RestApi {
                 const std::string& body);
   void RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& caller, const Method& method,
                  const std::string& body);
+  void HandleUpload(std::shared_ptr<HttpStream> stream, WebCaller caller, const Method& method);
+  void RunUpload(std::shared_ptr<HttpStream> stream, const WebCaller& caller, const Method& method,
+                 const v1::UploadBlobRequest& first);
   void HandleFeed(std::shared_ptr<HttpStream> stream, WebCaller caller);
   // A place among the caller's streams, kept while it lives. Null: it has too many.
   std::shared_ptr<void> TakeStreamThread(const WebCaller& caller) SFT_EXCLUDES(mutex_);

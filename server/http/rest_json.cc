@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
+#include "common/base/utf8.h"
 #include "common/rpc/status.h"
+#include "server/http/percent.h"
 
 namespace sft::server {
 namespace {
@@ -50,7 +52,34 @@ Kind KindOf(const absl::Status& status) {
   }
 }
 
+// A number of any size as JSON has those of 64 bits: as text. Protobuf reads both.
+nlohmann::ordered_json ValueOf(const google::protobuf::FieldDescriptor& field,
+                               const std::string& text) {
+  if (field.cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_BOOL) return text;
+  return text == "true"    ? nlohmann::ordered_json(true)
+         : text == "false" ? nlohmann::ordered_json(false)
+                           : nlohmann::ordered_json(text);
+}
+
 }  // namespace
+
+absl::Status ReadFields(std::string_view query, google::protobuf::Message& message) {
+  const auto pairs = ReadQuery(query);
+  if (!pairs.has_value()) return InvalidArgument("the query cannot be read");
+  nlohmann::ordered_json fields = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : *pairs) {
+    const auto* const field = message.GetDescriptor()->FindFieldByName(name);
+    const bool single = field != nullptr && !field->is_repeated() &&
+                        field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE &&
+                        field->type() != google::protobuf::FieldDescriptor::TYPE_BYTES;
+    if (!single || fields.contains(name)) {
+      return InvalidArgument(fmt::format("\"{}\" {}", WithoutHidden(name.substr(0, 80)),
+                                         single ? "is given twice" : "is no part of this query"));
+    }
+    fields[name] = ValueOf(*field, value);
+  }
+  return ReadJson(DumpJson(fields), message);
+}
 
 absl::Status ReadJson(std::string_view text, google::protobuf::Message& message) {
   if (text.find_first_not_of(" \t\r\n") == text.npos) return absl::OkStatus();

@@ -59,6 +59,24 @@ absl::Status CheckProject(const std::string& named) {
   return InvalidArgument(fmt::format("project \"{}\" is not a name", named));
 }
 
+absl::Status CheckMetadata(const google::protobuf::Map<std::string, std::string>& metadata) {
+  constexpr size_t kMost = 16, kMostOfKey = 64, kMostOfValue = 512;
+  const auto fits = [](const std::string& text, size_t most) {
+    const auto characters =
+        std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+    return static_cast<size_t>(characters) <= most && FindHidden(text).empty();
+  };
+  bool sound = metadata.size() <= kMost;
+  for (const auto& [key, value] : metadata) {
+    sound = sound && !key.empty() && fits(key, kMostOfKey) && fits(value, kMostOfValue);
+  }
+  if (sound) return absl::OkStatus();
+  return InvalidArgument(
+      fmt::format("metadata: at most {} texts of {} characters, with keys of {}, on one line each "
+                  "and without control characters",
+                  kMost, kMostOfValue, kMostOfKey));
+}
+
 constexpr std::string_view kMixture = "data.mixture";
 
 // The files with rows that lie on nodes, by key.
@@ -356,6 +374,7 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
                                                        const PrepareOptions& options) {
   SFT_RETURN_IF_ERROR(CheckProject(request.project()));
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  SFT_RETURN_IF_ERROR(CheckMetadata(request.metadata()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides(),
                             {principal, ProjectOf(request.project())}, options));
@@ -392,6 +411,14 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
 
 absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
                                                      const Actor& actor) {
+  if (request.again()) {
+    SFT_ASSIGN_OR_RETURN(std::optional<v1::Job> made, jobs_.FindMade(request, actor));
+    if (made.has_value()) {
+      Outcome outcome;
+      outcome.job = *std::move(made);
+      return outcome;
+    }
+  }
   SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, actor.name));
   Outcome outcome = std::move(prepared.outcome);
   if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;

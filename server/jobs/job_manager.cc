@@ -15,6 +15,7 @@
 #include "server/core/project_limits.h"
 #include "server/gangs/gang_life.h"
 #include "server/jobs/adapter_check.h"
+#include "server/jobs/new_job.h"
 #include "server/resume/resume.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
@@ -263,35 +264,21 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
   return views;
 }
 
-absl::StatusOr<v1::Job> JobManager::Hold(const std::string& name, bool held,
-                                         const std::string& reason, const Actor& actor) {
-  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
-  absl::StatusOr<v1::Job> view = Internal("not run");
-  SFT_RETURN_IF_ERROR(store_.Write(
-      [&](Database& db) -> absl::Status {
-        SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
-        if (job.state != JobState::kPending) {
-          return FailedPrecondition(fmt::format("job {} is {}: only a job that waits is {}", job.id,
-                                                ToString(job.state),
-                                                held ? "held; `sftctl cancel JOB --checkpoint` "
-                                                       "ends one that runs, `sftctl resume JOB` "
-                                                       "goes on with it"
-                                                     : "released"));
-        }
-        SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
-        if (schedule.held != held || schedule.hold_reason != reason) {
-          SFT_RETURN_IF_ERROR(store::SetHold(db, job.id, held, reason));
-          SFT_RETURN_IF_ERROR(store::AddEvent(
-              db, job.id,
-              {0, UnixMicros(clock_.Wall()), held ? "held" : "released", reason, job.attempt}));
-        }
-        view = ViewOf(db, ref);
-        return view.status();
-      },
-      actor.audit));
-  hub_.Bump(ref.id);
-  wake_();
-  return view;
+absl::StatusOr<std::optional<v1::Job>> JobManager::FindMade(const v1::SubmitJobRequest& request,
+                                                            const Actor& actor) {
+  JobRecord asked;
+  asked.owner = actor.name;
+  asked.project = ProjectOf(request.project());
+  asked.request_hash = RequestHash(request);
+  const int64_t since_us = UnixMicros(clock_.Wall() - Nanos(kSameRequest));
+  std::optional<v1::Job> made;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const auto job, store::FindSameRequest(db, asked, since_us));
+    if (!job.has_value()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(made, ViewOf(db, {job->project, job->id}));
+    return absl::OkStatus();
+  }));
+  return made;
 }
 
 bool JobManager::Knows(const std::string& project, const std::string& request_id) {
@@ -313,6 +300,22 @@ absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
     return view.status();
   }));
   return view;
+}
+
+absl::StatusOr<store::JobPlace> JobManager::PlaceOf(const std::string& name,
+                                                    const store::JobFilter& filter) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+  store::JobPlace place;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    const auto& visible = filter.visible;
+    if (visible.has_value() && std::ranges::find(*visible, job.project) == visible->end()) {
+      return store::NoJob(ref.id);
+    }
+    place = store::PlaceOf(job, filter.order);
+    return absl::OkStatus();
+  }));
+  return place;
 }
 
 absl::StatusOr<JobManager::Page> JobManager::List(const store::JobFilter& filter, bool count) {

@@ -43,9 +43,15 @@ class JobManager {
                                                    const Actor& actor = {});
 
   // A held job that waits is not placed until it is released. FAILED_PRECONDITION for one that does
-  // not wait.
-  absl::StatusOr<v1::Job> Hold(const std::string& name, bool held, const std::string& reason,
+  // not wait; with kPause one that has an attempt writes a checkpoint first and waits then.
+  enum class Holding { kRelease, kHold, kPause };
+  absl::StatusOr<v1::Job> Hold(const std::string& name, Holding holding, const std::string& reason,
                                const Actor& actor = {});
+
+  // The job that the same request of the same caller has made within kSameRequest; absent: none.
+  static constexpr std::chrono::minutes kSameRequest{10};
+  absl::StatusOr<std::optional<v1::Job>> FindMade(const v1::SubmitJobRequest& request,
+                                                  const Actor& actor);
 
   // Whether a job was stored under this request id.
   bool Knows(const std::string& project, const std::string& request_id);
@@ -60,6 +66,8 @@ class JobManager {
   };
   // The most jobs that a total counts.
   static constexpr int kMaxCounted = 10'000;
+  // A job's place in the order of a list. NOT_FOUND for one that the list's caller does not see.
+  absl::StatusOr<store::JobPlace> PlaceOf(const std::string& name, const store::JobFilter& filter);
   // `count` also asks for the total.
   absl::StatusOr<Page> List(const store::JobFilter& filter, bool count = false);
 

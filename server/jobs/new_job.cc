@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <map>
 #include <utility>
 
 #include "common/base/clock.h"
@@ -16,13 +17,6 @@
 
 namespace sft::server {
 namespace {
-
-// Everything a request says, so that a repeat can be told from another job.
-std::string RequestHash(const v1::SubmitJobRequest& request) {
-  v1::SubmitJobRequest said = request;
-  said.clear_request_id();
-  return io::Sha256Hex(said.SerializeAsString());
-}
 
 int64_t Micros(const std::string& duration) {
   const auto parsed = ParseDuration(duration);
@@ -45,6 +39,21 @@ ScheduleRecord ScheduleOf(const spec::JobSpec& spec) {
 }
 
 }  // namespace
+
+std::string RequestHash(const v1::SubmitJobRequest& request) {
+  v1::SubmitJobRequest said = request;
+  said.clear_request_id();
+  said.clear_again();
+  // A map has no order of its own.
+  const std::map<std::string, std::string> metadata(said.metadata().begin(),
+                                                    said.metadata().end());
+  said.clear_metadata();
+  std::string text = said.SerializeAsString();
+  for (const auto& [key, value] : metadata) {
+    text += fmt::format("\n{}:{}{}", key.size(), key, value);
+  }
+  return io::Sha256Hex(text);
+}
 
 std::string ProjectOf(const std::string& named) { return named.empty() ? kDefaultProject : named; }
 
@@ -83,6 +92,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   }
   job.request_id = request.request_id();
   job.request_hash = RequestHash(request);
+  job.metadata.insert(request.metadata().begin(), request.metadata().end());
   if (auto checkpoint = CheckpointOf(spec.job.adapter)) {
     job.resumed_from = std::move(checkpoint->job);
     job.resumed_step = checkpoint->step;

@@ -13,6 +13,9 @@ namespace sft::server {
 JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
                   const std::string& principal);
 
+// Everything that a request says, so that a repeat can be told from another job.
+std::string RequestHash(const v1::SubmitJobRequest& request);
+
 // The project that a request means; left out: the default one.
 std::string ProjectOf(const std::string& named);
 

@@ -30,6 +30,7 @@ absl::StatusOr<std::vector<v1::ServedModel>> Serving::List(
       model.set_name(JobName(job.project, job.id));
       model.set_model(job.model);
       model.set_has_adapter(!spec->job.adapter.empty());
+      model.set_adapter(spec->job.adapter);
       model.set_running(job.state == JobState::kRunning);
       if (!model.running()) model.set_reason(std::string(ToString(job.state)) + ": " + job.reason);
       *model.mutable_create_time() = ToTimestamp(job.created_us);

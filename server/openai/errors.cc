@@ -44,6 +44,26 @@ Kind KindOf(absl::StatusCode code) {
   }
 }
 
+// Of files and jobs that train.
+Kind KindOfTraining(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kNotFound:
+      return {404, "invalid_request_error", "not_found"};
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      return {409, "invalid_request_error", "conflict"};
+    case absl::StatusCode::kResourceExhausted:
+      // Full disks and quotas are not emptied by waiting, places are.
+      if (Message(status).find("again later") == std::string_view::npos) {
+        return {429, "insufficient_quota", "insufficient_quota"};
+      }
+      return KindOf(status.code());
+    default:
+      return KindOf(status.code());
+  }
+}
+
 }  // namespace
 
 absl::Status ParamError(std::string_view param, const std::string& message) {
@@ -59,14 +79,19 @@ absl::Status InParam(std::string_view param, absl::Status status) {
   return status;
 }
 
+absl::Status NotFoundIn(std::string_view param, absl::Status status) {
+  if (absl::IsNotFound(status)) status.SetPayload(kParam, absl::Cord(std::string(param)));
+  return status;
+}
+
 absl::Status NoModel(const std::string& message) {
   absl::Status status = NotFound(message);
   status.SetPayload(kParam, absl::Cord("model"));
   return status;
 }
 
-ErrorAnswer ErrorOf(const absl::Status& status) {
-  const Kind kind = KindOf(status.code());
+ErrorAnswer ErrorOf(const absl::Status& status, Asks asks) {
+  const Kind kind = asks == Asks::kModel ? KindOf(status.code()) : KindOfTraining(status);
   nlohmann::ordered_json error = {{"message", std::string(status.message())},
                                   {"type", kind.type},
                                   {"param", nullptr},
@@ -77,7 +102,8 @@ ErrorAnswer ErrorOf(const absl::Status& status) {
   if (kind.code != nullptr) error["code"] = kind.code;
   nlohmann::ordered_json body;
   body["error"] = std::move(error);
-  return {kind.http_status, DumpJson(body), kind.retry_after_s};
+  const bool again = kind.retry_after_s > 0 || kind.http_status == 408 || kind.http_status == 500;
+  return {kind.http_status, DumpJson(body), kind.retry_after_s, again};
 }
 
 }  // namespace sft::server::openai

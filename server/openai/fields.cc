@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -113,6 +114,14 @@ absl::Status Fields::RefuseOthers() const {
     return Error(item.key(), "is not served here: leave it out");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int> ReadLimit(const std::string& text, int most) {
+  int limit = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, limit);
+  if (error == std::errc() && stop == end && limit >= 1 && limit <= most) return limit;
+  return ParamError("limit", fmt::format("limit must be a whole number from 1 to {}", most));
 }
 
 absl::StatusOr<std::vector<int32_t>> TokenIds(const Json& list, const std::string& param) {

@@ -48,6 +48,9 @@ class Fields {
   std::set<std::string, std::less<>> asked_;
 };
 
+// The `limit` of a list, from the query. INVALID_ARGUMENT for what is no number from 1 to `most`.
+absl::StatusOr<int> ReadLimit(const std::string& text, int most);
+
 // A list of tokens' ids.
 absl::StatusOr<std::vector<int32_t>> TokenIds(const Json& list, const std::string& param);
 

@@ -8,6 +8,7 @@
 #include "common/base/utf8.h"
 #include "server/openai/errors.h"
 #include "server/openai/fields.h"
+#include "server/openai/tuned.h"
 #include "server/state/names.h"
 
 namespace sft::server::openai {
@@ -49,16 +50,39 @@ std::string WhatThereIs(const v1::ListServedModelsResponse& served) {
 
 std::string Shown(const std::string& model) { return WithoutHidden(model.substr(0, 100)); }
 
+// The job that answers with what another has trained: one that runs before one that waits.
+absl::StatusOr<Model> ChooseServerOf(const v1::ListServedModelsResponse& served,
+                                     const std::string& model, const std::string& trained,
+                                     const std::string& job) {
+  const v1::ServedModel* chosen = nullptr;
+  for (const v1::ServedModel& each : served.models()) {
+    const bool fits = each.adapter() == trained || each.model() == trained;
+    if (!fits || (!job.empty() && JobOf(each) != job)) continue;
+    if (chosen == nullptr || (each.running() && !chosen->running())) chosen = &each;
+  }
+  if (chosen != nullptr) return Model{model, JobOf(*chosen), false};
+  return NoModel(
+      fmt::format("no job answers with {}: submit one with kind = \"serve\" and adapter = "
+                  "\"{}\"",
+                  Shown(model), trained));
+}
+
 }  // namespace
 
-std::string ModelList(const v1::ListServedModelsResponse& served) {
-  Json list = Json::array();
+std::vector<Json> ServedModels(const v1::ListServedModelsResponse& served) {
+  std::vector<Json> list;
   for (const v1::ServedModel& each : served.models()) {
     if (!each.running()) continue;
     list.push_back(ModelJson(each, /*base=*/false));
     if (each.has_adapter()) list.push_back(ModelJson(each, true));
   }
-  return DumpJson(Json{{"object", "list"}, {"data", std::move(list)}});
+  return list;
+}
+
+std::string ModelList(std::vector<Json> models) {
+  Json list = {{"object", "list"}, {"data", Json::array()}};
+  for (Json& model : models) list["data"].push_back(std::move(model));
+  return DumpJson(list);
 }
 
 absl::StatusOr<std::string> ModelPage(const v1::ListServedModelsResponse& served,
@@ -78,6 +102,9 @@ absl::StatusOr<Model> ChooseModel(const v1::ListServedModelsResponse& served,
       return Model{only, only, false};
     }
     return NoModel(fmt::format("name the model, or ask below /jobs/JOB: {}", WhatThereIs(served)));
+  }
+  if (const std::optional<std::string> trained = JobOfModelName(model); trained.has_value()) {
+    return ChooseServerOf(served, model, *trained, job);
   }
   Model chosen{model.empty() ? job : model, model.empty() ? job : model, false};
   if (chosen.job.ends_with(kBase)) {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
+#include "server/openai/fields.h"
 #include "sft/v1/serving_service.pb.h"
 
 namespace sft::server::openai {
@@ -10,8 +12,10 @@ namespace sft::server::openai {
 // Jobs that serve, as models: "JOB" is what the job was started to serve, and "JOB:base" the base
 // beside its adapter.
 
-// GET /v1/models: those that take questions.
-std::string ModelList(const v1::ListServedModelsResponse& served);
+// Those that take questions.
+std::vector<Json> ServedModels(const v1::ListServedModelsResponse& served);
+// GET /v1/models.
+std::string ModelList(std::vector<Json> models);
 // GET /v1/models/MODEL.
 absl::StatusOr<std::string> ModelPage(const v1::ListServedModelsResponse& served,
                                       const std::string& model);

@@ -110,6 +110,20 @@ absl::StatusOr<JobFilter> FilterOf(const v1::ListJobsRequest& request,
   filter.owner = request.owner();
   filter.sweep = request.sweep();
   filter.group = request.group();
+  filter.metadata.insert(request.metadata().begin(), request.metadata().end());
+  filter.without_metadata = request.without_metadata();
+  if (filter.without_metadata && !filter.metadata.empty()) {
+    return InvalidArgument("without_metadata: no job has metadata and has none");
+  }
+  if (!request.after().empty() && !request.page_token().empty()) {
+    return InvalidArgument("after: a page begins behind a job or at a page_token, not both");
+  }
+  for (const int kind : request.kinds()) {
+    if (!v1::Job::Kind_IsValid(kind)) {
+      return InvalidArgument(fmt::format("kinds: {} is no kind of job", kind));
+    }
+    filter.kinds.push_back(kind);
+  }
   filter.visible = std::move(visible);
   for (const int state : request.states()) {
     if (!v1::Job::State_IsValid(state)) {

@@ -100,7 +100,10 @@ absl::StatusOr<v1::Job> JobService::GetJob(CallContext&, const v1::GetJobRequest
 
 absl::StatusOr<v1::ListJobsResponse> JobService::ListJobs(CallContext& call,
                                                           const v1::ListJobsRequest& request) {
-  SFT_ASSIGN_OR_RETURN(const store::JobFilter filter, FilterOf(request, call.Visible()));
+  SFT_ASSIGN_OR_RETURN(store::JobFilter filter, FilterOf(request, call.Visible()));
+  if (!request.after().empty()) {
+    SFT_ASSIGN_OR_RETURN(filter.after, jobs_.PlaceOf(request.after(), filter));
+  }
   SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(filter, request.count()));
   v1::ListJobsResponse response;
   for (v1::Job& job : page.jobs) *response.add_jobs() = std::move(job);

@@ -35,13 +35,15 @@ void SchedulingService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
                                                    const v1::HoldJobRequest& request) {
-  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxJobHoldReason),
+  const auto holding =
+      request.pause() ? JobManager::Holding::kPause : JobManager::Holding::kHold;
+  return jobs_.Hold(request.name(), holding, request.reason().substr(0, kMaxJobHoldReason),
                     call.actor());
 }
 
 absl::StatusOr<v1::Job> SchedulingService::ReleaseJob(CallContext& call,
                                                       const v1::ReleaseJobRequest& request) {
-  return jobs_.Hold(request.name(), false, "", call.actor());
+  return jobs_.Hold(request.name(), JobManager::Holding::kRelease, "", call.actor());
 }
 
 absl::StatusOr<v1::WaitExplanation> SchedulingService::ExplainWait(

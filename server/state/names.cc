@@ -41,4 +41,6 @@ std::string ArtifactName(std::string_view artifact_id) {
   return fmt::format("artifacts/{}", artifact_id);
 }
 
+std::string FileName(std::string_view file_id) { return fmt::format("files/{}", file_id); }
+
 }  // namespace sft::server

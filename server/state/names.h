@@ -5,7 +5,8 @@
 
 #include "common/base/status.h"
 
-// Resource names: "projects/{project}/jobs/{job}", "nodes/{node}", "artifacts/{artifact}".
+// Resource names: "projects/{project}/jobs/{job}", "nodes/{node}", "artifacts/{artifact}",
+// "files/{file}".
 
 namespace sft::server {
 
@@ -26,5 +27,6 @@ absl::StatusOr<JobRef> ParseJobName(std::string_view name);
 
 std::string NodeName(std::string_view node);
 std::string ArtifactName(std::string_view artifact_id);
+std::string FileName(std::string_view file_id);
 
 }  // namespace sft::server

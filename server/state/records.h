@@ -78,6 +78,7 @@ struct JobRecord {
   int protocol = 1;        // least that its workers have to speak (spec::NeedOf)
   std::string newer_keys;  // for whose sake
   int priority = 1;        // number of spec::Priority
+  std::map<std::string, std::string> metadata;  // that its submitter has attached
   // Read by store::GetSchedule, not with the row.
   ScheduleRecord schedule;
   int64_t created_us = 0;
@@ -238,6 +239,19 @@ struct DatasetRecord {
   std::string first_odd;      // "line 7: what is wrong"
   int check_version = 0;      // data::kCheckVersion when it was checked; 0: before there was one
   int protocol = 1;           // least that a worker has to speak to read the file
+};
+
+// A data set by an id and a name that its user gave.
+struct FileRecord {
+  int64_t sequence = 0;  // order in which they were made
+  std::string id;
+  std::string project;
+  std::string owner;
+  std::string sha256;
+  int64_t size = 0, rows = 0;  // of the data set
+  std::string name;
+  std::string purpose;
+  int64_t created_us = 0;
 };
 
 // One file of a delivery.

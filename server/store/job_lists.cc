@@ -4,11 +4,21 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "server/store/jobs.h"
 
 namespace sft::server::store {
 namespace {
+
+// All that is asked for is there; none of it is missing.
+std::string_view WithMetadata(const JobFilter& filter) {
+  if (filter.without_metadata) return " AND metadata = '{}'";
+  if (filter.metadata.empty()) return "";
+  return " AND NOT EXISTS (SELECT 1 FROM json_each(?) asked WHERE NOT EXISTS (SELECT 1 FROM "
+         "json_each(jobs.metadata) has WHERE has.key = asked.key AND has.value = asked.value))";
+}
 
 // What can be looked up in an index is in the statement where it is asked for alone; the rest
 // always is, so that there are few statements.
@@ -18,9 +28,10 @@ std::string Conditions(const JobFilter& filter) {
       "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE sweep = ? AND sweep != '')) AND "
       "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE run_group = ? AND run_group != "
       "'')) "
-      "AND (? = '' OR id LIKE ? ESCAPE '\\' OR display_name LIKE ? ESCAPE '\\')",
+      "AND (? = '' OR id LIKE ? ESCAPE '\\' OR display_name LIKE ? ESCAPE '\\') AND "
+      "((1 << kind) & ?) != 0{}",
       filter.owner.empty() ? "" : "owner = ? AND ",
-      filter.project.empty() ? "" : "project = ? AND ");
+      filter.project.empty() ? "" : "project = ? AND ", WithMetadata(filter));
 }
 
 // A pattern of LIKE for a text anywhere.
@@ -43,6 +54,12 @@ void Bind(const JobFilter& filter, Statement& list) {
   list.Bind(filter.sweep).Bind(filter.sweep).Bind(filter.group).Bind(filter.group);
   const std::string pattern = Anywhere(filter.query);
   list.Bind(filter.query).Bind(pattern).Bind(pattern);
+  int64_t kinds = filter.kinds.empty() ? -1 : 0;
+  for (const int kind : filter.kinds) kinds |= int64_t{1} << kind;
+  list.Bind(kinds);
+  if (!filter.without_metadata && !filter.metadata.empty()) {
+    list.Bind(DumpJson(nlohmann::json(filter.metadata)));
+  }
 }
 
 const char* ColumnOf(JobOrder order) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,9 @@ struct JobFilter {
   std::string group;             // empty: all
   // Text in the id or the name, ASCII letters of either case; empty: all.
   std::string query;
+  std::map<std::string, std::string> metadata;  // all of these; empty: whatever they have
+  bool without_metadata = false;                // in place of that: none
+  std::vector<int> kinds;                       // sft.v1.Job.Kind; empty: all
   // Projects whose jobs may be seen; absent: all.
   std::optional<std::vector<std::string>> visible;
   JobOrder order = JobOrder::kSubmitted;

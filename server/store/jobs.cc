@@ -22,7 +22,7 @@ namespace {
   "cancel_reason, attempt, verdict, created_us, started_us, ended_us, cancel_checkpoint, "         \
   "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
   "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys, "  \
-  "priority"
+  "priority, metadata"
 
 // Ids that clients choose are unique in a project, the column is in the database: those of other
 // projects than the default one are stored with theirs, after a sign that no id has.
@@ -95,6 +95,20 @@ std::vector<WarningRecord> ReadWarnings(const std::string& text) {
   return warnings;
 }
 
+std::string ToJson(const std::map<std::string, std::string>& metadata) {
+  return metadata.empty() ? "{}" : DumpJson(nlohmann::json(metadata));
+}
+
+std::map<std::string, std::string> ReadMetadata(const std::string& text) {
+  std::map<std::string, std::string> metadata;
+  if (text == "{}") return metadata;  // of nearly all
+  const nlohmann::json values = ParseJson(text);
+  for (const auto& item : values.items()) {
+    if (item.value().is_string()) metadata[item.key()] = item.value().get<std::string>();
+  }
+  return metadata;
+}
+
 JobRecord ReadJob(const Statement& row) {
   JobRecord job;
   int c = 0;
@@ -137,6 +151,7 @@ JobRecord ReadJob(const Statement& row) {
   job.protocol = static_cast<int>(row.Int(c++));
   job.newer_keys = row.Text(c++);
   job.priority = static_cast<int>(row.Int(c++));
+  job.metadata = ReadMetadata(row.Text(c++));
   return job;
 }
 
@@ -183,8 +198,9 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
           "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
-          "resumed_step, resume_changed, protocol, newer_keys, priority) VALUES (?, ?, ?, ?, ?, ?, "
-          "?, ?, ?, ?, ?, ?, '', ?, '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+          "resumed_step, resume_changed, protocol, newer_keys, priority, metadata) VALUES (?, ?, "
+          "?, "
+          "?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
@@ -196,7 +212,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
   }
   insert.Bind(job.request_hash).Bind(job.created_us);
   insert.Bind(job.resumed_from).Bind(job.resumed_step).Bind(job.resume_changed);
-  insert.Bind(job.protocol).Bind(job.newer_keys).Bind(job.priority);
+  insert.Bind(job.protocol).Bind(job.newer_keys).Bind(job.priority).Bind(ToJson(job.metadata));
   SFT_RETURN_IF_ERROR(insert.Run());
   job.sequence = db.last_insert_rowid();
   SFT_RETURN_IF_ERROR(InsertTexts(db, job, texts));
@@ -268,6 +284,20 @@ absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(StoredRequestId(project, request)).Step());
   if (!row) return std::optional<JobRecord>();
   return std::optional<JobRecord>(ReadJob(get));
+}
+
+absl::StatusOr<std::optional<JobRecord>> FindSameRequest(Database& db, const JobRecord& job,
+                                                         int64_t since_us) {
+  // Those alone that this owner has submitted last: there is no index of what they asked for.
+  SFT_ASSIGN_OR_RETURN(
+      Statement get,
+      db.Prepare("SELECT id FROM (SELECT id, sequence, project, request_hash, created_us FROM jobs "
+                 "WHERE owner = ? ORDER BY sequence DESC LIMIT 1000) WHERE request_hash = ? AND "
+                 "project = ? AND created_us >= ? ORDER BY sequence DESC LIMIT 1"));
+  get.Bind(job.owner).Bind(job.request_hash).Bind(job.project).Bind(since_us);
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+  if (!row) return std::optional<JobRecord>();
+  return GetJob(db, get.Text(0));
 }
 
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id) {

@@ -44,6 +44,9 @@ absl::Status NoJob(const std::string& id);
 absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name);
 absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& project,
                                                          const std::string& request);
+// The newest job that the same request of the same owner has made since then.
+absl::StatusOr<std::optional<JobRecord>> FindSameRequest(Database& db, const JobRecord& job,
+                                                         int64_t since_us);
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
 
 // PENDING jobs, of each slot type and project those of the highest classes and of these the oldest;

@@ -118,6 +118,7 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   first_ = message;
   first_.clear_data();
   first_.set_display_name(Plain(first_.display_name(), kMaxDisplayName));
+  if (message.sha256().empty()) return StartUnnamed();
   SFT_RETURN_IF_ERROR(CheckLimits());
   SFT_ASSIGN_OR_RETURN(const bool has,
                        Has(target(), store_, sender_, first_.purpose(), first_.sha256()));
@@ -129,6 +130,19 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   }
   if (!upload.ok()) return upload.status();
   upload_ = *std::move(upload);
+  return absl::OkStatus();
+}
+
+absl::Status UploadSession::StartUnnamed() {
+  if (!is_dataset()) return InvalidArgument("sha256: what a node delivers is named by its hash");
+  if (first_.offset() != 0) {
+    return InvalidArgument("offset: an upload without a sha256 begins at 0, and is not resumed");
+  }
+  SFT_ASSIGN_OR_RETURN(upload_, blobs_.BeginUnnamed(first_.size(), key_));
+  if (limits_ == nullptr) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto parts, blobs_.Unfinished(key_));
+  SFT_ASSIGN_OR_RETURN(reserved_, limits_->Reserve(sender_.project, upload_->sha256(),
+                                                   first_.size(), first_.size(), parts));
   return absl::OkStatus();
 }
 
@@ -200,6 +214,10 @@ absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish(const Actor& actor)
   // The row of `datasets` is stored before the blob is complete: whoever finds the blob finds the
   // row too.
   const auto check = [&](const std::string& path) {
+    if (first_.sha256().empty()) {
+      first_.set_sha256(upload_->sha256());
+      first_.set_size(upload_->received());
+    }
     return is_dataset() ? KeepDataset(path, actor, rows) : absl::OkStatus();
   };
   if (!complete_) {

@@ -52,15 +52,16 @@ class UploadSession {
         clock_(clock),
         sender_(std::move(sender)) {}
 
-  // The first message names the blob; it and every later one carry bytes. A blob that this sender
-  // has sent already takes no bytes and is OK; one that only others have sent is received once
-  // more.
+  // The first message names the blob, or of a data set leaves that to Finish; it and every later
+  // one carry bytes. A blob that this sender has sent already takes no bytes and is OK; one that
+  // only others have sent is received once more.
   absl::Status Take(const v1::UploadBlobRequest& message);
   // Checks and keeps the blob; for a data set also checks its rows and adds it to `datasets`.
   absl::StatusOr<v1::UploadBlobResponse> Finish(const Actor& actor = {});
 
  private:
   absl::Status Start(const v1::UploadBlobRequest& message);
+  absl::Status StartUnnamed();
   absl::Status CheckLimits();
   absl::Status CheckGoingOn();
   absl::Status KeepDataset(const std::string& path, const Actor& actor, int64_t& rows);

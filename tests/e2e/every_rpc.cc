@@ -11,6 +11,7 @@
 #include "sft/v1/auth_service.pb.h"
 #include "sft/v1/cluster_service.pb.h"
 #include "sft/v1/data_service.pb.h"
+#include "sft/v1/file_service.pb.h"
 #include "sft/v1/job_service.pb.h"
 #include "sft/v1/operator_service.pb.h"
 #include "sft/v1/scheduling_service.pb.h"
@@ -35,6 +36,7 @@ std::vector<const MethodDescriptor*> Methods() {
   (void)v1::WhoAmIRequest::descriptor();
   (void)v1::GetServerInfoRequest::descriptor();
   (void)v1::StatBlobRequest::descriptor();
+  (void)v1::GetFileRequest::descriptor();
   (void)v1::ReadLogRequest::descriptor();
   (void)v1::GetStatsRequest::descriptor();
   (void)v1::HoldJobRequest::descriptor();

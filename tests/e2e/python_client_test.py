@@ -18,6 +18,7 @@ import tempfile
 import threading
 import unittest
 import unittest.mock
+import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "client/python"))
 import sft  # noqa: E402
@@ -74,7 +75,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0].replace("/api/v1/", "")
-        self.server.calls.append((path, json.loads(body) if body else None, dict(self.headers)))
+        if self.headers.get("Content-Type") == "application/octet-stream":
+            told = (dict(urllib.parse.parse_qsl(self.path.partition("?")[2])), body)
+        else:
+            told = json.loads(body) if body else None
+        self.server.calls.append((path, told, dict(self.headers)))
         answers = self.server.script[path]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if answer is None:
@@ -324,24 +329,53 @@ class PythonClientTest(unittest.TestCase):
             list(client.job(ID).follow())
         self.assertEqual([headers["Authorization"] for _, _, headers in server.calls], ["Bearer sft_x"] * 2)
 
-    def test_local_data_needs_sftctl_unless_the_server_has_it(self):
+    def test_local_data_is_sent_from_where_the_server_has_it(self):
         data = self.dir / "rows.jsonl"
         data.write_text('{"text": "a"}\n')
+        content, sha = data.read_bytes(), hashlib.sha256(data.read_bytes()).hexdigest()
         (self.dir / "job.toml").write_text("[job]\n")
         needed = {"key": "job.data", "path": "rows.jsonl", "from_override": False, "line": 3}
         resolved = {"problems": [], "warnings": [], "resolved": [], "needed_files": [needed], "plan": {}}
+
+        def has(received, complete=False):
+            return ok({"complete": complete, "received": str(received)})
+        uploaded = ok({"blob": {"sha256": sha, "size": str(len(content))}, "rows": "1"})
         server, client = self.serve(
             JobService__ResolveJob=[ok(resolved)], JobService__SubmitJob=[ok(job_json())],
-            DataService__StatBlob=[ok({"complete": False, "received": "0"}), ok({"complete": True, "received": "0"})])
-        with unittest.mock.patch.dict(os.environ, {"PATH": ""}), \
-                self.assertRaisesRegex(sft.FailedPrecondition, "rows.jsonl.*sftctl, which is not in PATH"):
-            client.submit(self.dir / "job.toml")
+            DataService__StatBlob=[has(0), has(4), has(9), has(0, complete=True), has(0)],
+            # One that breaks, one that comes before the server has seen that, and one that is done.
+            DataService__UploadBlob=[None, refused(409, "ABORTED", x_should_retry="false"), uploaded,
+                                     refused(400, "INVALID_ARGUMENT", "line 1: no")])
         client.submit(self.dir / "job.toml")
-        self.assertEqual(server.bodies("JobService/SubmitJob")[0]["files"], [{
-            "key": "job.data", "sha256": hashlib.sha256(data.read_bytes()).hexdigest(), "size": str(data.stat().st_size),
-            "client_path": str(data)}])
+        self.assertEqual(len(self.pauses), 2)
+        sent = server.bodies("DataService/UploadBlob")
+        self.assertEqual([body for _, body in sent], [content, content[4:], content[9:]])
+        self.assertEqual(sent[2][0], {"sha256": sha, "size": str(len(content)), "offset": "9", "purpose": "DATASET",
+                                      "display_name": "rows.jsonl"})
+        client.submit(self.dir / "job.toml")
+        self.assertEqual(len(server.bodies("DataService/UploadBlob")), 3, "the server has it")
+        self.assertEqual(server.bodies("JobService/SubmitJob")[1]["files"], [{
+            "key": "job.data", "sha256": sha, "size": str(len(content)), "client_path": str(data)}])
+        with self.assertRaises(sft.InvalidArgument) as told:
+            client.submit(self.dir / "job.toml")
+        self.assertEqual(told.exception.details, [{"field": "job.data", "description": f"{data}: line 1: no"}])
         data.unlink()
         with self.assertRaisesRegex(sft.InvalidArgument, "must be a file of this machine"):
+            client.submit(self.dir / "job.toml")
+
+    def test_an_upload_without_progress_ends_and_one_to_an_earlier_server_needs_sftctl(self):
+        (self.dir / "rows.jsonl").write_text('{"text": "a"}\n')
+        (self.dir / "job.toml").write_text("[job]\n")
+        needed = {"key": "job.data", "path": "rows.jsonl", "from_override": False, "line": 3}
+        resolved = {"problems": [], "warnings": [], "resolved": [], "needed_files": [needed], "plan": {}}
+        server, client = self.serve(JobService__ResolveJob=[ok(resolved)], DataService__UploadBlob=[None],
+                                    DataService__StatBlob=[ok({"complete": False, "received": "3"})])
+        with self.assertRaises(sft.Unavailable):
+            client.submit(self.dir / "job.toml")
+        self.assertEqual(len(server.bodies("DataService/UploadBlob")), 5)
+        server.script["DataService/UploadBlob"] = [refused(404, "NOT_FOUND")]
+        with unittest.mock.patch.dict(os.environ, {"PATH": ""}), \
+                self.assertRaisesRegex(sft.FailedPrecondition, "rows.jsonl.*sftctl, which is not in PATH"):
             client.submit(self.dir / "job.toml")
 
     def test_a_refused_job_has_all_problems_and_a_dry_run_tells_them(self):

@@ -98,14 +98,14 @@ class PythonSdkTest(harness.ServiceCase):
             self.assertEqual((adapter / name).read_bytes(), (self.dir / "other" / name).read_bytes(), name)
         self.assertEqual(sorted(os.listdir(adapter)), sorted(os.listdir(self.dir / "other")))
 
-    def test_python_submits_known_data_over_rest_alone_and_once(self):
+    def test_python_submits_data_over_rest_alone_and_once(self):
         client = self.start_all()
         path = self.write_job("until " + str(self.dir / "go"), ranks=1)
         with unittest.mock.patch.dict(os.environ, {"PATH": ""}):
+            (self.dir / "folder").mkdir()
             with self.assertRaisesRegex(sft.FailedPrecondition, "sent by sftctl, which is not in PATH"):
-                client.submit(path)
-        first = client.submit(path)
-        with unittest.mock.patch.dict(os.environ, {"PATH": ""}):
+                client.submit(path, set={"job.data": "folder"})
+            first = client.submit(path)
             second = client.submit(path, request_id="one")
             self.assertEqual(client.submit(path, request_id="one").id, second.id)
             by_text = client.submit(path.read_text(), name="by text")

@@ -16,6 +16,8 @@ from .errors import DeadlineExceeded, Error, Unavailable, error_of
 # Of one answer, as sftctl waits for it. A stream says something every 15 s.
 _CALL_S = 60.0
 _SILENCE_S = 60.0
+# Of the answer to an upload, before which all of it is read again.
+_CHECK_S = 1800.0
 _ATTEMPTS = 4
 _LONGEST_PAUSE_S = 30.0
 # The server closes a connection after 60 s without a request.
@@ -155,6 +157,29 @@ class Transport:
             if attempt + 1 < _ATTEMPTS:
                 time.sleep(min(pause, _LONGEST_PAUSE_S))
         raise error
+
+    def upload(self, query: typing.Mapping[str, typing.Any], file: typing.BinaryIO, size: int) -> typing.Dict[str, typing.Any]:
+        """Sends the rest of a file, once, on a connection of its own. Unavailable where that broke."""
+        headers = {**self._headers(), "Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        connection = self._connect(_CALL_S)
+        path = "/api/v1/DataService/UploadBlob?" + urllib.parse.urlencode(given(query))
+        try:
+            try:
+                connection.request("POST", path, file, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before all of it was sent: the answer says why
+            if connection.sock is not None:
+                connection.sock.settimeout(_CHECK_S)
+            response = connection.getresponse()
+            answer = _Answer(response.status, response.headers, response.read())
+        except _BROKEN as broken:
+            raise self.unreachable(broken) from broken
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise _error_of(answer, self._address.web)
+        result: typing.Dict[str, typing.Any] = json.loads(answer.body)
+        return result
 
     def events(self, path: str, body: typing.Optional[bytes] = None, cursor: typing.Optional[str] = None,
                deadline: typing.Optional[float] = None) -> typing.Iterator[Event]:

@@ -11,9 +11,9 @@ import tempfile
 import typing
 import uuid
 
-from . import _show
+from . import _show, _upload
 from ._http import given
-from .errors import Error, FailedPrecondition, InvalidArgument, error_of
+from .errors import Error, FailedPrecondition, InvalidArgument, NotFound, error_of
 
 if typing.TYPE_CHECKING:
     from .client import Client
@@ -137,7 +137,7 @@ class Submission:
             details = [{"field": each["key"], "description": (f"line {each['line']}: " if each["line"] else "")
                         + each["message"]} for each in plan.problems]
             raise InvalidArgument(f"{self._file.name}: {len(details)} problem{'s' * (len(details) > 1)}", details)
-        files = [self._known_file(each) for each in plan.raw["needed_files"]]
+        files = [self._sent_file(each) for each in plan.raw["needed_files"]]
         if any(each is None for each in files):
             return self._by_sftctl(plan)
         return self._client.call("JobService/SubmitJob", {**self._common, "files": files})
@@ -146,8 +146,8 @@ class Submission:
         folder = pathlib.Path(".") if needed["from_override"] else self._file.folder
         return folder / pathlib.Path(needed["path"])
 
-    def _known_file(self, needed: Json) -> typing.Optional[Json]:
-        """None: the server has not got it."""
+    def _sent_file(self, needed: Json) -> typing.Optional[Json]:
+        """A file that the server has, or gets now. None: it has to be sent by sftctl."""
         path = self._local(needed)
         if path.is_dir():
             return None  # its rows are packed into one file by sftctl
@@ -160,19 +160,22 @@ class Submission:
             for block in iter(lambda: file.read(1 << 20), b""):
                 sha.update(block)
         size = path.stat().st_size
-        answer = self._client.call("DataService/StatBlob", given({
-            "sha256": sha.hexdigest(), "purpose": "DATASET", "project": self._project}))
-        if not answer["complete"]:
-            return None
+        try:
+            _upload.send(self._client, path, sha.hexdigest(), size, self._project)
+        except NotFound:
+            return None  # a server of an earlier release
+        except InvalidArgument as told:
+            raise InvalidArgument("a file that the job names cannot be used", [
+                {"field": needed["key"], "description": f"{path}: {told.message}"}]) from told
         return {"key": needed["key"], "sha256": sha.hexdigest(), "size": str(size), "client_path": str(path)}
 
     def _by_sftctl(self, plan: Plan) -> Json:
-        """Files of this machine that the server has not got: sftctl checks their rows and sends them."""
+        """Folders, whose rows sftctl packs into a file, and files for a server of an earlier release."""
         program = os.environ.get("SFTCTL") or shutil.which("sftctl")
         if not program:
             names = ", ".join(each["path"] for each in plan.raw["needed_files"])
             raise FailedPrecondition(
-                f"the server has not got {names}, and files are sent by sftctl, which is not in PATH (nor named by "
+                f"{names}: folders, and files for this server, are sent by sftctl, which is not in PATH (nor named by "
                 "SFTCTL): install it, send them once with `sftctl submit` from where it is, or put them where every "
                 "node sees them (node:/path)")
         if self._file.path:

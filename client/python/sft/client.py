@@ -31,6 +31,10 @@ class Client:
         tried again is, where the call changes nothing or has a `request_id`."""
         return self._transport.call(method, request or {})
 
+    def upload(self, query: typing.Mapping[str, typing.Any], file: typing.BinaryIO, size: int) -> Json:
+        """DataService/UploadBlob of docs/rest.md: `query` names the blob, `file` has its next `size` bytes."""
+        return self._transport.upload(query, file, size)
+
     def stream(self, method: str,
                request: typing.Optional[typing.Mapping[str, typing.Any]] = None) -> typing.Iterator[Json]:
         """The messages of a call that sends several."""

@@ -33,6 +33,39 @@ TEST_F(BlobStoreTest, KeepsUploadedBytes) {
   EXPECT_FALSE(io::Exists(PartPath(sha256_)));
 }
 
+TEST_F(BlobStoreTest, AnUploadWithoutANameGetsThatOfItsBytes) {
+  {
+    auto upload = blobs_->BeginUnnamed(100, "default").value();
+    ASSERT_TRUE(upload->Append(content_.substr(0, 3)).ok());
+    // No other sees or counts it, and two at once are two.
+    auto other = blobs_->BeginUnnamed(100, "default").value();
+    ASSERT_TRUE(other->Append("other").ok());
+    EXPECT_TRUE(blobs_->Unfinished("default")->empty());
+    ASSERT_TRUE(upload->Append(content_.substr(3)).ok());
+    const auto check = [&](const std::string& path) {
+      EXPECT_EQ(io::ReadFile(path).value(), content_);
+      EXPECT_EQ(upload->sha256(), sha256_);
+      EXPECT_EQ(upload->received(), size_);
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(upload->Finish(check).ok());
+  }
+  EXPECT_EQ(io::ReadFile(blobs_->PathOf(sha256_).value()).value(), content_);
+  // What did not come to its end is not there any more.
+  EXPECT_TRUE(io::ListDir(dir_ + "/uploads")->empty());
+  // Nor what a server that was killed has left.
+  ASSERT_TRUE(
+      io::WriteFileAtomic(dir_ + "/uploads/" + sha256_ + ".default~unnamed.part", "x").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(PartPath(sha256_), "x").ok());
+  Reopen();
+  EXPECT_EQ(io::ListDir(dir_ + "/uploads").value(), std::vector<std::string>{sha256_ + ".part"});
+}
+
+TEST_F(BlobStoreTest, AnUploadWithoutANameHasNoMoreBytesThanItSaid) {
+  auto upload = blobs_->BeginUnnamed(3, "default").value();
+  EXPECT_TRUE(absl::IsInvalidArgument(upload->Append("four")));
+}
+
 TEST_F(BlobStoreTest, AnUploadResumesWhereItStoppedAlsoAfterARestart) {
   ASSERT_TRUE(blobs_->Begin(sha256_, size_, 0).value()->Append(content_.substr(0, 4)).ok());
   Reopen();

@@ -460,10 +460,10 @@ TEST_F(BetweenTest, ACancelledJobIsNotPlaced) {
 }
 
 TEST_F(BetweenTest, AHeldJobIsNotPlacedAndIsOnceReleased) {
-  ASSERT_TRUE(jobs_->Hold(job_, true, "not yet").ok());
+  ASSERT_TRUE(jobs_->Hold(job_, JobManager::Holding::kHold, "not yet").ok());
   Decide();
   EXPECT_EQ(State(job_), v1::Job::PENDING);
-  ASSERT_TRUE(jobs_->Hold(job_, false, "").ok());
+  ASSERT_TRUE(jobs_->Hold(job_, JobManager::Holding::kRelease, "").ok());
   Tick();
   EXPECT_EQ(State(job_), v1::Job::PREPARING);
 }

@@ -39,6 +39,54 @@ TEST_F(LifeTest, AFaultOfTheMachinesBringsTheJobBackUnderANewEpoch) {
   EXPECT_FALSE(view.has_verdict());
 }
 
+TEST_F(LifeTest, APausedJobWaitsWithItsCheckpointUntilItIsReleased) {
+  using Holding = JobManager::Holding;
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const std::string first = Uid(job);
+  Say("a", worker, job, S::RUNNING);
+  EXPECT_TRUE(absl::IsFailedPrecondition(jobs_->Hold(job, Holding::kHold, "").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(jobs_->Hold(job, Holding::kRelease, "").status()));
+  const auto pausing = jobs_->Hold(job, Holding::kPause, "for now");
+  ASSERT_TRUE(pausing.ok()) << pausing.status();
+  EXPECT_TRUE(pausing->held());
+  EXPECT_EQ(pausing->state(), v1::Job::RUNNING);
+  // Twice is once.
+  ASSERT_TRUE(jobs_->Hold(job, Holding::kPause, "for now").ok());
+  Tick();
+  EXPECT_TRUE(worker->Wanted(first)->checkpoint_first());
+  ASSERT_TRUE(Commit(job, 10));
+  Say("a", worker, job, S::DONE, v1::Verdict::NONE, kMoved);
+  clock_.Advance(minutes(10));
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_EQ(HeldSlots(), 0u);
+  EXPECT_TRUE(Job(job).held());
+  EXPECT_EQ(Job(job).attempts(0).verdict().action(),
+            "goes on from its checkpoint once it is released");
+  ASSERT_TRUE(jobs_->Hold(job, Holding::kRelease, "").ok());
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PREPARING);
+  EXPECT_EQ(Attempt(job), 2);
+  EXPECT_EQ(Job(job).attempts(1).first_step(), 10);
+}
+
+TEST_F(LifeTest, AJobThatIsReleasedWhileItIsPausedGoesOnAtOnce) {
+  using Holding = JobManager::Holding;
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Say("a", worker, job, S::RUNNING);
+  ASSERT_TRUE(jobs_->Hold(job, Holding::kPause, "").ok());
+  ASSERT_TRUE(jobs_->Hold(job, Holding::kRelease, "").ok());
+  Say("a", worker, job, S::DONE, v1::Verdict::NONE, kMoved);
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PREPARING);
+  ASSERT_TRUE(jobs_->Cancel(job, "", false).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(jobs_->Hold(job, Holding::kPause, "").status()));
+}
+
 TEST_F(LifeTest, AWaitingJobWhoseSettingsAreLostEndsWithoutKeepingOthersBack) {
   const std::string lost = Submit("CPU", 1), other = Submit("CPU", 1);
   SpoilSettings(lost);

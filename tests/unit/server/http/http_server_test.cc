@@ -227,6 +227,77 @@ TEST_F(HttpServerTest, ABodyThatComesTooSlowlyIsToldSo) {
               HasSubstr("DEADLINE_EXCEEDED"));
 }
 
+// A body in pieces, by a handler's thread that says how many bytes it was given.
+void CountPieces(const Stream& stream, std::atomic<size_t>& taken, std::atomic<bool>& goes_on) {
+  HttpCall::Shared shared;
+  HttpCall call(stream, shared);
+  while (true) {
+    while (!goes_on) std::this_thread::yield();
+    const auto piece = call.ReadSome();
+    if (!piece.ok()) return (void)call.Respond(Text(piece.status().ToString()));
+    if (piece->empty()) return (void)call.Respond(Text(std::to_string(taken)));
+    taken += piece->size();
+  }
+}
+
+TEST_F(HttpServerTest, ABodyInPiecesMayBeOfAnySizeAndWaitsForWhoTakesIt) {
+  std::deque<std::thread> threads;
+  std::atomic<size_t> taken = 0;
+  std::atomic<bool> goes_on = false;
+  HttpServer::Options options = Patient();
+  options.limits.bodies = 1 << 20;
+  Serve(
+      [&](const Stream& stream) {
+        threads.emplace_back([&, stream] { CountPieces(stream, taken, goes_on); });
+      },
+      options);
+  constexpr size_t kBytes = size_t{64} << 20;
+  const std::string head = "POST / HTTP/1.1\r\nHost: localhost\r\n";
+  const io::UniqueFd fd = Dial(port());
+  Send(fd, head + "Content-Length: " + std::to_string(kBytes) + "\r\n\r\n");
+  std::atomic<bool> sent = false;
+  std::thread sender([&] {
+    Send(fd, std::string(kBytes, 'x'));
+    sent = true;
+  });
+  goes_on = true;
+  while (taken == 0) std::this_thread::yield();
+  goes_on = false;
+  Clock::Real().Sleep(std::chrono::milliseconds(200));
+  EXPECT_FALSE(sent);  // it waits for who takes it
+  goes_on = true;
+  EXPECT_THAT(ReadThrough(fd, std::to_string(kBytes)), StartsWith("HTTP/1.1 200 OK\r\n"));
+  sender.join();
+  // The connection serves another, in chunks and in any pieces; one that is refused ends it.
+  taken = 0;
+  Send(fd, head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhe");
+  Send(fd, "llo\r\n0\r");
+  Send(fd, "\n\r\n");
+  EXPECT_THAT(ReadThrough(fd, "\r\n\r\n5"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  taken = 0;
+  Send(fd, head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nz\r\n");
+  EXPECT_THAT(ReadUntil(fd), HasSubstr("INVALID_ARGUMENT"));
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(HttpServerTest, APieceThatDoesNotComeIsWaitedForNoLongerThanABody) {
+  HttpServer::Options options = Patient();
+  options.limits.body = std::chrono::milliseconds(100);
+  std::deque<std::thread> threads;
+  std::atomic<size_t> taken = 0;
+  std::atomic<bool> goes_on = true;
+  Serve(
+      [&](const Stream& stream) {
+        threads.emplace_back([&, stream] { CountPieces(stream, taken, goes_on); });
+      },
+      options);
+  // It has sent enough for a minute.
+  EXPECT_THAT(Talk(port(), "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" +
+                               std::string(61440, 'x')),
+              HasSubstr("DEADLINE_EXCEEDED"));
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(HttpServerTest, TooManyBytesOfBodiesAreRefused) {
   HttpServer::Options options = Patient();
   options.limits.bodies = 4;

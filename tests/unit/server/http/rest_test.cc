@@ -64,7 +64,7 @@ TEST_F(RestTest, RefusesWithTheStatusesOfHttp) {
   for (const char* method :
        {"JobService/None", "JobService", "", "JobService/GetJob/x", "JobService.GetJob",
         "WorkerService/AppendLog", "WorkerService/Session", "AuthService/Join",
-        "DataService/UploadBlob"}) {
+        "WorkerService/SendFile"}) {
     EXPECT_EQ(status(method, "{}"), 404) << method;
   }
   const std::string told = Call("JobService/GetJob", "{\"name\": \"job-none\"}");

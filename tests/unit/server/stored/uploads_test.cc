@@ -60,6 +60,41 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
   EXPECT_TRUE(again->Finish().ok());
 }
 
+TEST_F(IntakeTest, AnUploadWithoutAHashIsNamedByTheServerAndCountsAsTheMostThatItMayBe) {
+  DiskWatch disk(dir_, {}, clock_);
+  IntakeLimits limits(*store_, clock_, disk);
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) {
+                    return store::PutQuota(db, {kDefaultProject, 200, 0});
+                  })
+                  .ok());
+  const auto session = [&] {
+    return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, Sender{"local"},
+                                           &limits);
+  };
+  const std::string content = "{\"text\":\"1\"}\n";
+  v1::UploadBlobRequest first;
+  first.set_purpose(v1::UploadBlobRequest::DATASET);
+  first.set_size(120);
+  first.set_data(content);
+  auto one = session(), two = session();
+  ASSERT_TRUE(one->Take(first).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(two->Take(first))) << "one is under way";
+  const auto done = one->Finish();
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_EQ(done->blob().sha256(), io::Sha256Hex(content));
+  EXPECT_EQ(done->blob().size(), static_cast<int64_t>(content.size()));
+  EXPECT_EQ(done->rows(), 1);
+  one.reset();
+  two = session();
+  EXPECT_TRUE(two->Take(first).ok()) << "it has become less";
+  first.set_offset(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(session()->Take(first)));
+  first.set_offset(0);
+  first.set_purpose(v1::UploadBlobRequest::CHECKPOINT);
+  EXPECT_TRUE(absl::IsInvalidArgument(session()->Take(first)));
+}
+
 TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
   JoinWithModel(kConfig);
   const auto outcome = intake_.Submit(Request(), "local");
