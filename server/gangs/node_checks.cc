@@ -120,7 +120,8 @@ absl::Status Metric(const v1::Metric& metric) {
         {"preference.rewards_accuracies", preference.rewards_accuracies()},
         {"preference.logps_chosen", preference.logps_chosen()},
         {"preference.logps_rejected", preference.logps_rejected()},
-        {"preference.kl", preference.kl()}}) {
+        {"preference.kl", preference.kl()},
+        {"rank_loss", metric.rank_loss()}}) {
     SFT_RETURN_IF_ERROR(Real(field, value));
   }
   SFT_RETURN_IF_ERROR(Number("values", metric.values_size(), 0, kMaxValues));

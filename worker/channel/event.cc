@@ -96,6 +96,7 @@ void Fields(V& v, StepEvent& e) {
   v("of_limit", e.of_limit);
   v("epoch", e.epoch);
   v.ListIfAny("preference", e.preference);
+  v("rank_loss", e.rank_loss);
 }
 
 template <typename V>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -87,6 +88,9 @@ struct StepEvent {
   double of_limit = 0;           // fraction of what the device's measured rates allow; 0: not known
   double epoch = 0;              // position in the data, 0 .. n_epochs
   std::vector<PreferenceFigures> preference;  // one, or none for a job that has no preferences
+  // `loss` is over the rows of all ranks, this one over those of this rank; NaN: it had none, or is
+  // too old to say.
+  double rank_loss = std::numeric_limits<double>::quiet_NaN();
 };
 
 // Answers to prompts that there are so far, of all ranks. Sent by rank 0 of a job that answers.

@@ -140,6 +140,12 @@ class FakeServer::Jobs : public v1::JobService::Service {
     while (read.until_cancelled && !context->IsCancelled()) std::this_thread::yield();
     return read.status;
   }
+  grpc::Status GetCurve(grpc::ServerContext*, const v1::GetCurveRequest* request,
+                        v1::Curve* response) override {
+    fake_.curves.push_back(*request);
+    *response = fake_.curve;
+    return grpc::Status::OK;
+  }
   grpc::Status ReadLog(grpc::ServerContext*, const v1::ReadLogRequest* request,
                        grpc::ServerWriter<v1::ReadLogResponse>* writer) override {
     fake_.log_requests.push_back(*request);

@@ -100,6 +100,8 @@ class FakeServer {
   };
   std::vector<MetricRead> metric_reads;
   std::vector<int64_t> metric_indexes;  // asked for
+  v1::Curve curve;                      // GetCurve
+  std::vector<v1::GetCurveRequest> curves;  // asked for
   std::vector<v1::JobEvent> events;     // listed two a page
   // Each ListClusterEvents or WatchClusterEvents takes the next of these; without any left it is
   // over.

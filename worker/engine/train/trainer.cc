@@ -252,6 +252,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
     sums.push_back(model_.ForwardBackward(
         batch, step.index, micro, micro + 1 == step.micro_batches,
         preference_ ? preference_->ObjectiveOf(batch, scale) : RowObjective()));
+    loss.targets += TargetsOf(batch);
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < batch.documents(); ++i) {
       lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
@@ -331,6 +332,8 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   const bool last = report.step == report.total_steps || loss.stop;
   if (report.step % options_.spec.hyperparameters.logging_steps != 0 && !last) return;
   report.loss = loss.total() / DivisorOf(step);
+  // 0 / 0 where it had no rows.
+  report.rank_loss = loss.ranks[static_cast<size_t>(comm_.rank())] / loss.targets;
   report.grad_norm = grad_norm;
   report.lr = lr;
   report.epoch = EpochAfter(step);
@@ -347,6 +350,11 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
 
 double Trainer::DivisorOf(const Step& step) const {
   return static_cast<double>(std::max<int64_t>(1, preference_ ? step.samples : step.loss_tokens));
+}
+
+double Trainer::TargetsOf(const MicroBatch& batch) const {
+  if (!preference_) return static_cast<double>(batch.loss_tokens());
+  return static_cast<double>(batch.documents()) / (options_.spec.pairs() ? 2 : 1);
 }
 
 double Trainer::EpochAfter(const Step& step) const {

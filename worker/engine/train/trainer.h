@@ -78,6 +78,7 @@ class Trainer {
  private:
   struct StepLoss {
     std::vector<double> micro;    // this rank's sums
+    double targets = 0;           // of this rank: what its sums are divided by
     std::vector<double> ranks;    // every rank's sum
     std::vector<uint32_t> flags;  // every rank's CheckpointSaver::Flag
     bool stop = false;            // some rank wants to stop
@@ -96,6 +97,8 @@ class Trainer {
   double EpochAfter(const Step& step) const;
   // What the step's summed loss is divided by.
   double DivisorOf(const Step& step) const;
+  // The part of it that a micro-batch has.
+  double TargetsOf(const MicroBatch& batch) const;
   bool EvalDue(const Step& step) const;
   // Whether the validation after so many steps has rows answered.
   bool AnswersDue(int64_t steps_taken) const;

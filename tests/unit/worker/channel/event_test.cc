@@ -33,6 +33,8 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   step.mfu = 0.41;
   step.of_limit = 0.87;
   step.epoch = 1.5;
+  EXPECT_TRUE(std::isnan(RoundTrip(step).rank_loss));
+  step.rank_loss = 0.375;
   EXPECT_TRUE(RoundTrip(step).preference.empty());
   step.preference = {{.rewards_chosen = 0.1,
                       .rewards_rejected = -0.2,
@@ -53,6 +55,7 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   EXPECT_EQ(back.mfu, 0.41);
   EXPECT_EQ(back.of_limit, 0.87);
   EXPECT_EQ(back.epoch, 1.5);
+  EXPECT_EQ(back.rank_loss, 0.375);
   ASSERT_EQ(back.preference.size(), 1u);
   EXPECT_EQ(back.preference[0].rewards_chosen, 0.1);
   EXPECT_EQ(back.preference[0].rewards_rejected, -0.2);
