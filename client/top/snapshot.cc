@@ -60,14 +60,21 @@ absl::StatusOr<int64_t> List(Calls& calls, v1::ListJobsRequest request,
   }
   if (wanted.empty()) return 0;
   *request.mutable_states() = wanted;
-  request.set_page_size(std::max(1, kMaxJobs - static_cast<int>(jobs.size())));
   request.set_count(true);
-  SFT_ASSIGN_OR_RETURN(const v1::ListJobsResponse page,
-                       calls.Call<Jobs>(&Jobs::Stub::ListJobs, request));
-  for (const v1::Job& job : page.jobs()) {
-    if (static_cast<int>(jobs.size()) < kMaxJobs) jobs.push_back(job);
+  int64_t total = 0;
+  while (true) {
+    // At least one: it is counted then.
+    request.set_page_size(std::max(1, kMaxJobs - static_cast<int>(jobs.size())));
+    SFT_ASSIGN_OR_RETURN(const v1::ListJobsResponse page,
+                         calls.Call<Jobs>(&Jobs::Stub::ListJobs, request));
+    if (request.count()) total = page.total();
+    request.set_count(false);
+    for (const v1::Job& job : page.jobs()) {
+      if (static_cast<int>(jobs.size()) < kMaxJobs) jobs.push_back(job);
+    }
+    request.set_page_token(page.next_page_token());
+    if (page.next_page_token().empty() || static_cast<int>(jobs.size()) >= kMaxJobs) return total;
   }
-  return page.total();
 }
 
 absl::Status FetchJobs(Calls& calls, const Query& query, Snapshot& into) {

@@ -25,10 +25,12 @@ void DrawnSeries::Add(double x, double y) {
     return;
   }
   ++points_;
+  last_ = point;
   if (!parts_.empty()) return AddToParts(point);
   all_.push_back(point);
   if (all_.size() <= 2 * static_cast<size_t>(options_.max_parts)) return;
-  origin_ = all_.front().x;
+  first_ = all_.front();
+  origin_ = first_.x;
   width_ = (all_.back().x - origin_) / options_.max_parts;
   // Many points at one x: any width will do.
   if (!(width_ > 0)) width_ = 1;
@@ -72,6 +74,26 @@ void DrawnSeries::AddToParts(const Point& point) {
   }
 }
 
+void DrawnSeries::AddParts(const std::function<void(const Point&)>& add) const {
+  add(first_);
+  Point newest = first_;
+  const auto once = [&](const Point& point) {
+    // The first and the last may be the lowest or highest of their parts too.
+    if (point.x == newest.x && point.y == newest.y) return;
+    add(newest = point);
+  };
+  for (const Part& part : parts_) {
+    std::array<std::optional<Point>, 3> some{part.low, part.high, part.gap};
+    // A lone point is its part's lowest and highest; one of many alike stands for all.
+    if (part.low && part.high && part.low->y == part.high->y) some[1].reset();
+    std::ranges::stable_sort(some, {}, [](const std::optional<Point>& p) { return p ? p->x : 0; });
+    for (const std::optional<Point>& point : some) {
+      if (point) once(*point);
+    }
+  }
+  if (newest.x < last_.x) once(last_);
+}
+
 DrawnSeries::Drawing DrawnSeries::Draw() const {
   Drawing drawing;
   drawing.points = points_ + before_.has_value() + after_.has_value();
@@ -82,15 +104,7 @@ DrawnSeries::Drawing DrawnSeries::Draw() const {
   };
   if (before_) add(*before_);
   for (const Point& point : all_) add(point);
-  for (const Part& part : parts_) {
-    std::array<std::optional<Point>, 3> some{part.low, part.high, part.gap};
-    // A lone point is its part's lowest and highest; one of many alike stands for all.
-    if (part.low && part.high && part.low->y == part.high->y) some[1].reset();
-    std::ranges::stable_sort(some, {}, [](const std::optional<Point>& p) { return p ? p->x : 0; });
-    for (const std::optional<Point>& point : some) {
-      if (point) add(*point);
-    }
-  }
+  if (!parts_.empty()) AddParts(add);
   if (after_) add(*after_);
   return drawing;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -8,7 +9,8 @@
 namespace sft::server {
 
 // What a picture needs of a curve, made in one pass over its points: all of them where they are
-// few, else the lowest and the highest of each part of x, so that no spike is lost. Takes memory
+// few, else the first, the last, and the lowest and the highest of each part of x, so that no spike
+// is lost. Takes memory
 // for the picture alone, however long the curve is. Not thread-safe.
 class DrawnSeries {
  public:
@@ -45,9 +47,11 @@ class DrawnSeries {
   double Smooth(double y);
   void AddToParts(const Point& point);
   static void Merge(const Part& from, Part& into);
+  void AddParts(const std::function<void(const Point&)>& add) const;
 
   const Options options_;
   std::optional<Point> before_, after_;
+  Point first_, last_;       // of those in between, once there are parts
   std::vector<Point> all_;   // empty once there are parts
   std::vector<Part> parts_;  // ascending
   double origin_ = 0, width_ = 0;

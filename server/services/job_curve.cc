@@ -59,6 +59,7 @@ struct Asked {
   std::set<std::string> values;  // empty: all but those of ranks
   v1::GetCurveRequest::Axis axis = v1::GetCurveRequest::STEP;
   DrawnSeries::Options drawn;
+  bool answers = false;  // its steps are answers
 
   bool Wants(const std::string& name) const { return values.empty() || values.contains(name); }
   bool WantsRanks() const { return values.contains(kRankLoss) || values.contains(kRankMemory); }
@@ -112,6 +113,7 @@ class CurveMaker {
 
   void Add(const MetricPoint& point) {
     if (begin_us_ == 0) begin_us_ = point.time_us - static_cast<int64_t>(1e6 * point.step_seconds);
+    last_attempt_ = point.attempt;
     if (point.is_eval != 0) {
       const std::string name = point.name.empty() ? kValLoss : point.name;
       if (!asked_.Wants(name)) return;
@@ -119,8 +121,8 @@ class CurveMaker {
           .first->second.Add(XOf(point), point.name.empty() ? point.val_loss : point.value);
       return;
     }
-    // A point stands for all steps since the one before.
-    tokens_ += point.tokens * (point.step - last_step_);
+    // A point stands for all steps since the one before; one of answers has the tokens of all.
+    tokens_ += point.tokens * (asked_.answers ? 1 : point.step - last_step_);
     last_step_ = point.step;
     const double x = XOf(point);
     if (std::isnan(first_x_)) first_x_ = x;
@@ -143,6 +145,7 @@ class CurveMaker {
     curve.set_last_x(x_);
     curve.set_last_step(last_step_);
     curve.set_last_tokens(tokens_);
+    curve.set_last_attempt(static_cast<int32_t>(last_attempt_));
     if (begin_us_ != 0) *curve.mutable_begin_time() = ToTimestamp(begin_us_);
     return curve;
   }
@@ -198,15 +201,16 @@ class CurveMaker {
   // "val.f1" comes before "val_loss".
   std::map<std::string, DrawnSeries> validations_;
   int64_t begin_us_ = 0;  // of the first point; 0: there was none
-  int64_t last_step_ = 0, tokens_ = 0;
+  int64_t last_step_ = 0, last_attempt_ = 0, tokens_ = 0;
   double first_x_ = kNone, x_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<v1::Curve> JobService::GetCurve(CallContext&, const v1::GetCurveRequest& request) {
-  SFT_ASSIGN_OR_RETURN(const Asked asked, AskedOf(request));
-  SFT_RETURN_IF_ERROR(jobs_.Get(request.name()).status());
+  SFT_ASSIGN_OR_RETURN(Asked asked, AskedOf(request));
+  SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(request.name()));
+  asked.answers = job.kind() == v1::Job::GENERATE || job.kind() == v1::Job::EVALUATE;
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   MetricLog& metrics = ingest_.metrics();
   std::map<int, std::vector<RankPoint>> ranks;

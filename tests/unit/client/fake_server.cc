@@ -69,11 +69,11 @@ class FakeServer::Jobs : public v1::JobService::Service {
     size_t index = 0;
     std::vector<v1::Job> jobs;
     for (const auto& [id, job] : fake_.jobs) {
-      const bool grouped = fake_.knows_groups && !request->group().empty();
       const auto& states = request->states();
-      const bool asked =
-          states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end();
-      if (!grouped || (asked && job.group() == request->group())) jobs.push_back(job);
+      const bool asked = (states.empty() ||
+                          std::find(states.begin(), states.end(), job.state()) != states.end()) &&
+                         (request->group().empty() || job.group() == request->group());
+      if (!fake_.knows_groups || asked) jobs.push_back(job);
     }
     if (fake_.counts_jobs && request->count()) {
       response->set_total(static_cast<int>(jobs.size()));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/io/disk_space.h"
 #include "common/io/file.h"
 #include "server/blob/metric_log.h"
 

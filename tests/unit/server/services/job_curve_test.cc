@@ -103,6 +103,7 @@ TEST_F(JobCurveTest, LeavesOutWhatALaterAttemptRanAgain) {
   request.add_values("loss");
   EXPECT_EQ(Text(Get(request)), "loss 1:5 2:4 3:3 4:2");
   EXPECT_EQ(Get(request).next_index(), 5);
+  EXPECT_EQ(Get(request).last_attempt(), 2);
   EXPECT_EQ(Get(request).last_tokens(), 40);
 }
 
