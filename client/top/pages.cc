@@ -14,6 +14,7 @@
 #include "client/output/node_text.h"
 #include "client/output/progress.h"
 #include "client/top/plot.h"
+#include "common/base/duration.h"
 
 namespace sft::client::top {
 namespace {
@@ -235,8 +236,8 @@ std::vector<Row> JobHead(const View& view, const v1::Job& job, int width) {
   constexpr std::array<const char*, 4> kTabs = {"v curve", "m ranks", "l log", "e events"};
   for (size_t i = 0; i < kTabs.size(); ++i) {
     const bool here = static_cast<size_t>(view.query.tab) == i;
-    tabs.push_back(
-        {fmt::format(here ? "[{}]" : " {} ", kTabs[i]), here ? Style::kBold : Style::kDim});
+    tabs.push_back({here ? fmt::format("[{}]", kTabs[i]) : fmt::format(" {} ", kTabs[i]),
+                    here ? Style::kBold : Style::kDim});
   }
   head.push_back(std::move(tabs));
   for (Row& row : head) Cut(row, width);
@@ -267,7 +268,7 @@ void CurveTab(const View& view, const Snapshot& snapshot, const Screen& size, in
     const bool main = series.name() == view.query.value;
     curves.push_back(CurveOf(series, main ? Style::kCurve : Style::kWarn));
     const float last = series.y(series.y_size() - 1);
-    text += fmt::format(main ? " {} at step {}" : ", validation {} at step {}",
+    text += fmt::format("{} {} at step {}", main ? "" : ", validation",
                         ValueText(series.name(), last), StepText(series.x(series.x_size() - 1)));
     if (main && series.parts() > 0) {
       text += fmt::format(" ({} points, lowest and highest of {} parts)", series.points(),

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "client/output/format.h"
 #include "common/base/ids.h"
@@ -189,7 +190,8 @@ absl::StatusOr<v1::ListJobsRequest> RequestOf(const Query& query) {
   v1::ListJobsRequest request;
   request.set_order_by(query.order);
   std::string text;
-  for (const std::string_view word : absl::StrSplit(query.filter, ' ', absl::SkipEmpty())) {
+  for (const std::string& word :
+       std::vector<std::string>(absl::StrSplit(query.filter, ' ', absl::SkipEmpty()))) {
     SFT_ASSIGN_OR_RETURN(const bool key, TakeKey(word, request));
     if (!key) text += (text.empty() ? "" : " ") + std::string(word);
   }

@@ -54,7 +54,7 @@ Row Title(const View& view, const Snapshot& snapshot, int width) {
   for (int i = 0; i < 4; ++i) {
     const bool here = static_cast<int>(view.query.page) == i;
     if (i == 3 && !here) continue;
-    left += fmt::format(here ? "[{}] " : " {}  ", kPages[i]);
+    left += here ? fmt::format("[{}] ", kPages[i]) : fmt::format(" {}  ", kPages[i]);
   }
   const std::string state = snapshot.status.ok()               ? "live"
                             : absl::IsUnknown(snapshot.status) ? "connecting"
