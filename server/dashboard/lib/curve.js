@@ -14,7 +14,8 @@ export const AXES = { step: 'STEP', tokens: 'TOKENS', seconds: 'SECONDS' };
 export function seriesOf(answer) {
   return new Map((answer.series || []).map((series) => [
     series.name.startsWith('rank_') ? `${series.name}/${series.rank || 0}` : series.name,
-    { x: series.x || [], y: (series.y || []).map(Number), points: number(series.points), parts: number(series.parts) }]));
+    { x: series.x || [], y: (series.y || []).map(Number), points: number(series.points),
+      parts: number(series.parts) }]));
 }
 
 // What GetCurve is asked for a view {x, range}.

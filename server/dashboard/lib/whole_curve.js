@@ -23,7 +23,8 @@ export class WholeCurve {
     const last = (name) => (this.steps.length > 0 ? this.steps.last(name) : 0);
     // A point stands for all steps since the previous one.
     const tokens = last('tokens') + number(point.tokens) * (step - last('step'));
-    this.steps.push(step, [number(point.loss), number(point.tokens_per_second), number(point.gpu_memory_bytes), tokens]);
+    this.steps.push(step, [number(point.loss), number(point.tokens_per_second), number(point.gpu_memory_bytes),
+      tokens]);
   }
 
   // Reads what the server has beyond `next`.
