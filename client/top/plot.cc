@@ -127,13 +127,13 @@ std::vector<Row> Plot(const std::vector<PlotCurve>& curves, const PlotOptions& o
     }
   }
   if (x.empty()) return Nothing(options);
+  x.Widen();
+  y.Widen();
   const std::string most = options.y_text(y.high), least = options.y_text(y.low);
   const std::string first = options.x_text(x.low), last = options.x_text(x.high);
   const int axis = static_cast<int>(std::max(Columns(most), Columns(least)));
   const int columns = options.width - axis - 1, lines = options.height - 1;
   if (columns < 4 || lines < 1) return Nothing(options);
-  x.Widen();
-  y.Widen();
   Canvas canvas(columns, lines, options.unicode);
   for (const PlotCurve& curve : curves) Draw(canvas, curve, x, y);
   std::vector<Row> rows;

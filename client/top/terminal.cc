@@ -13,6 +13,7 @@
 #include <cwchar>
 
 #include "common/base/env.h"
+#include "common/base/utf8.h"
 
 namespace sft::client::top {
 namespace {
@@ -22,7 +23,7 @@ enum Pair : short { kGreen = 1, kYellow, kRed, kCyan };
 
 // What brings a terminal back when the process dies of a fault; both are set before.
 termios terminal_before;
-constexpr char kRestore[] = "\x1b[0m\x1b[?1049l\x1b[?25h\r\n";
+constexpr char kRestore[] = "\x1b[0m\x1b[?1049l\x1b[?25h\x1b[?1l\x1b>\r\n";
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 // Calls only what a signal handler may.
@@ -67,6 +68,16 @@ attr_t AttributesOf(Style style) {
       return A_REVERSE;
   }
   return A_NORMAL;
+}
+
+// Characters as ncurses takes them whole: given bytes it would keep the beginning of one.
+std::wstring WideOf(std::string_view text) {
+  std::wstring wide;
+  while (!text.empty()) {
+    bool valid = false;
+    wide += static_cast<wchar_t>(TakeCharacter(text, valid));
+  }
+  return wide;
 }
 
 int KeyOf(wint_t key) {
@@ -160,7 +171,7 @@ void Terminal::Show(const std::vector<Row>& rows) {
     move(static_cast<int>(i), 0);
     for (const Span& span : rows[i]) {
       attrset(static_cast<int>(AttributesOf(span.style)));
-      addstr(unicode ? span.text.c_str() : ToAscii(span.text).c_str());
+      addwstr(WideOf(unicode ? span.text : ToAscii(span.text)).c_str());
     }
   }
   attrset(A_NORMAL);

@@ -65,7 +65,7 @@ class Grid:
         elif letter == "\n":
             self._down()
         elif letter == "\b":
-            self.x = max(0, self.x - 1)
+            self.x = max(0, min(self.x, self.columns - 1) - 1)
         elif letter in "\x07\x0e\x0f":
             pass
         elif ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0:
@@ -101,6 +101,8 @@ class Grid:
         first = numbers[0] if numbers else 0
         many = max(1, first)
         row = self.cells[self.y]
+        if kind not in "mhl":
+            self.x = min(self.x, self.columns - 1)  # behind the last column it waits for the next character
         if kind in "Hf":
             self.y = min(max(1, first), self.rows) - 1
             self.x = min(max(1, numbers[1] if len(numbers) > 1 else 1), self.columns) - 1

@@ -29,7 +29,8 @@ class RankLogTest : public testing::Test {
   // "1.3 0.5 7B"
   std::string Read(int rank) {
     std::string text;
-    for (const RankPoint& point : RankLog(dir_).Read("job").value()[rank]) {
+    auto ranks = RankLog(dir_).Read("job").value();
+    for (const RankPoint& point : ranks[rank]) {
       text += fmt::format("{}{}.{} {} {}B", text.empty() ? "" : ", ", point.attempt, point.step,
                           point.loss, point.memory_bytes);
     }
@@ -88,7 +89,9 @@ TEST_F(RankLogTest, AStepWithoutALossCountsForItsMemory) {
     points.push_back(Point(1, step, step % 2 == 0 ? none : 3, step % 2 == 0 ? 5 : 1));
   }
   ASSERT_TRUE(log.Append("job", 0, points).ok());
-  for (const RankPoint& point : log.Read("job").value()[0]) {
+  const auto ranks = log.Read("job").value();
+  ASSERT_GE(ranks.at(0).size(), 512u);
+  for (const RankPoint& point : ranks.at(0)) {
     if (point.told == 1) continue;
     EXPECT_EQ(point.loss, 3);
     EXPECT_EQ(point.memory_bytes, 5);
