@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -129,6 +130,18 @@ void Take(const RankPoint& point, Content& content) {
   if (static_cast<int>(points.size()) > RankLog::kMaxPoints) Halve(content);
 }
 
+// Puts a new file in place of the one that is there. Without waiting for the disk: all ranks of a
+// job do so at once, and others wait meanwhile.
+absl::Status Replace(const std::string& path, const std::string& bytes) {
+  const std::string fresh = path + ".new";
+  SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(fresh));
+  SFT_RETURN_IF_ERROR(file.Truncate(0));
+  SFT_RETURN_IF_ERROR(file.Append(bytes));
+  std::error_code error;
+  std::filesystem::rename(fresh, path, error);
+  return error ? ErrnoStatus("cannot rename " + fresh, error.value()) : absl::OkStatus();
+}
+
 bool Same(const RankPoint& a, const RankPoint& b) {
   return a.attempt == b.attempt && a.step == b.step && a.told == b.told;
 }
@@ -147,7 +160,7 @@ absl::Status RankLog::Append(const std::string& job_id, int rank,
   header.told = now.told;
   if (before.points.empty() || now.told != before.told) {
     SFT_RETURN_IF_ERROR(io::MakeDirs(dir_ + "/" + job_id));
-    return io::WriteFileAtomic(path, std::string(BytesOf(header)) + BytesOf(now.points, 0));
+    return Replace(path, std::string(BytesOf(header)) + BytesOf(now.points, 0));
   }
   const size_t most = std::min(before.points.size(), now.points.size());
   size_t same = most;
