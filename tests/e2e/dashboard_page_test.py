@@ -198,12 +198,12 @@ class DashboardPageTest(BrowserCase):
     def test_loss_and_memory_of_every_rank_are_drawn(self):
         fleet = self.one_job(100)
         fleet.ranks["job-one"] = {
-            rank: [(step, 2 - step / 100 + rank / 10, 10**9 * (rank + 1)) for step in range(1, 101)] for rank in range(4)
+            rank: [(step, 2 - step / 100 + rank / 10, 10**9 * (rank + 1)) for step in range(1, 101)] for rank in range(16)
         }
         self.open("/jobs/job-one?from=20&to=80", fleet)
         self.page.get_by_text("Loss of each rank").scroll_into_view_if_needed()
-        self.see("rank 3")
-        self.see("Memory of each rank")
+        self.see("step 81: rank 0 1.1900, rank 15 2.6900")  # of many the lowest and the highest
+        self.see("step 81: rank 0 1.00 GB, rank 15 16.0 GB")
         steps = self.steps_of("Loss of each rank")
         self.assertEqual((steps[0], steps[-1]), (19, 81))  # one zoom for all
         self.assertEqual(self.axe(), [])

@@ -112,12 +112,21 @@ const near = (curve, x) => {
   return x - curve.x[i - 1] < curve.x[i] - x ? i - 1 : i;
 };
 
-// The values of the curves at x; at the end without one.
+// More values than these would be more than a line.
+const MOST_NAMED = 8;
+
+// The values of the curves at x; at the end without one. Of many the lowest and the highest.
 function readOut(curves, x, xText) {
   const shown = curves.filter((curve) => !curve.faint && curve.x.length > 0);
   if (shown.length === 0) return '';
   const at = x ?? Math.max(...shown.map((curve) => curve.x[curve.x.length - 1]));
-  const values = shown.map((curve) => `${curve.name} ${(curve.text || figure)(curve.y[near(curve, at)])}`);
+  const valueOf = (curve) => curve.y[near(curve, at)];
+  let named = shown;
+  if (shown.length > MOST_NAMED) {
+    const sorted = shown.filter((curve) => Number.isFinite(valueOf(curve))).sort((a, b) => valueOf(a) - valueOf(b));
+    named = [sorted[0], sorted[sorted.length - 1]].filter(Boolean);
+  }
+  const values = named.map((curve) => `${curve.name} ${(curve.text || figure)(valueOf(curve))}`);
   return `${xText(at)}: ${values.join(', ')}`;
 }
 

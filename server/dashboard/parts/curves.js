@@ -69,8 +69,6 @@ export function ChartTools({ view, extent, axes = X_AXES }) {
 }
 
 const COLOURS = 7;
-// Rows of the legend would be more than the chart.
-const MOST_NAMED = 16;
 const RANK_PARTS = 250;
 const LOOK_S = 5;
 
@@ -94,7 +92,7 @@ function RankCurves({ job, view, chart }) {
   });
   const losses = of('rank_loss');
   if (losses.length < 2) return null;
-  const more = { version: `ranks/${version}`, note: losses.length > MOST_NAMED ? `${losses.length} ranks` : '' };
+  const more = { version: `ranks/${version}`, note: `${losses.length} ranks` };
   return html`${chart('Loss of each rank', losses, { ...more, log: view.log })}
     ${chart('Memory of each rank', of('rank_memory', bytes), { ...more, text: bytes })}`;
 }
