@@ -26,6 +26,10 @@ endif()
 add_library(sft_sqlite INTERFACE)
 target_link_libraries(sft_sqlite INTERFACE $<IF:$<BOOL:${SFT_STATIC}>,-l:libsqlite3.a,sqlite3> Threads::Threads ${CMAKE_DL_LIBS} m)
 
+add_library(sft_ncurses INTERFACE)
+target_link_libraries(sft_ncurses INTERFACE $<IF:$<BOOL:${SFT_STATIC}>,-l:libncursesw.a,ncursesw>
+  $<IF:$<BOOL:${SFT_STATIC}>,-l:libtinfo.a,tinfo>)
+
 # Linked into every service binary: run-time libraries inside, so that only libc and libm are needed.
 add_library(sft_static_runtime INTERFACE)
 if(SFT_STATIC AND NOT SFT_SANITIZE)

@@ -49,6 +49,7 @@ void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
 void AddWebhook(Command& app, Session& session);
 void AddStats(Command& app, Session& session);
+void AddTop(Command& app, Session& session);
 void AddWeb(Command& app, Session& session);
 void AddExplain(Command& app);
 void AddInit(Command& app, Session& session);

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <optional>
 
 #include "client/base/interrupt.h"
@@ -23,6 +25,7 @@ struct MetricOptions {
   std::string job;
   bool follow = false;
   bool all_attempts = false;
+  bool ranks = false;
   std::string tensorboard;  // folder
 };
 
@@ -173,6 +176,57 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   return kSucceeded;
 }
 
+// Parts of a rank's curve in a table, and in JSON, where they are as many as the server keeps.
+constexpr int kTableParts = 10, kAllParts = 4000;
+
+// Loss and memory of every rank over its own rows.
+ExitCode Ranks(Connection& connection, const MetricOptions& options, bool json) {
+  v1::GetCurveRequest request;
+  request.set_name(options.job);
+  request.add_values("rank_loss");
+  request.add_values("rank_memory");
+  request.set_max_parts(json ? kAllParts : kTableParts);
+  const auto curve = connection.Call(&v1::JobService::Stub::GetCurve, request);
+  if (!curve.ok()) return Fail(connection, curve.status());
+  // By rank and step: the lowest and highest of parts are other steps for loss and memory.
+  struct Point {
+    std::optional<double> loss, memory;
+  };
+  std::map<std::pair<int, int64_t>, Point> points;
+  for (const v1::CurveSeries& series : curve->series()) {
+    for (int i = 0; i < series.x_size(); ++i) {
+      Point& point = points[{series.rank(), std::llround(series.x(i))}];
+      if (!std::isfinite(series.y(i))) continue;
+      (series.name() == "rank_loss" ? point.loss : point.memory) = series.y(i);
+    }
+  }
+  Table table({"RANK", "STEP", "LOSS", "MEMORY"});
+  const auto number = [](const std::optional<double>& value) {
+    return value ? Json(*value) : Json(nullptr);
+  };
+  for (const auto& [key, point] : points) {
+    if (json) {
+      connection.console().out << DumpJson(Json{{"type", "rank"},
+                                                {"rank", key.first},
+                                                {"step", key.second},
+                                                {"loss", number(point.loss)},
+                                                {"gpu_memory_bytes", number(point.memory)}})
+                               << "\n";
+      continue;
+    }
+    table.Add({std::to_string(key.first), std::to_string(key.second),
+               point.loss ? fmt::format("{:.4f}", *point.loss) : "",
+               point.memory ? Bytes(std::llround(*point.memory)) : ""});
+  }
+  if (points.empty()) {
+    connection.console().err << fmt::format("no rank of {} has told of its own loss\n",
+                                            ShortName(options.job));
+  } else if (!json) {
+    connection.console().out << table.Render();
+  }
+  return kSucceeded;
+}
+
 // Writes a chunk to its file below the folder; an existing file is replaced.
 absl::Status SaveChunk(const std::string& folder, const v1::ReadTensorBoardResponse& chunk,
                        std::optional<io::AppendFile>& file) {
@@ -227,8 +281,16 @@ void AddMetrics(Command& app, Session& session) {
                    "Include steps that a later attempt repeated after a restart");
   command->AddOption("--tensorboard", options->tensorboard,
                      "Download the TensorBoard event files to DIR/JOB instead");
+  command->AddFlag("--ranks", options->ranks,
+                   "Loss and memory of each rank over its own rows; a long run in fewer points");
   AddJsonFlag(command, session);
+  command->Check([options] {
+    return options->ranks && (options->follow || options->all_attempts)
+               ? "--ranks: leave out --follow and --all-attempts"
+               : "";
+  });
   command->Run([&session, options](Connection& connection) {
+    if (options->ranks) return Ranks(connection, *options, session.json);
     if (!options->tensorboard.empty()) return TensorBoard(connection, *options);
     return Metrics(connection, *options, session.json);
   });

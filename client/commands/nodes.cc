@@ -2,11 +2,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/node_text.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
 #include "common/base/duration.h"
@@ -42,44 +42,6 @@ std::vector<std::string> JobsOf(const v1::Node& node) {
     }
   }
   return jobs;
-}
-
-// "12% free", with "!" where the operator should act.
-std::string DiskText(const v1::Node& node) {
-  if (!node.has_disk() || node.disk().total_bytes() == 0) return "-";
-  const double share = static_cast<double>(node.disk().free_bytes()) /
-                       static_cast<double>(node.disk().total_bytes());
-  const auto level = node.disk().level();
-  return fmt::format("{:.0f}% free{}", 100 * share,
-                     level == v1::NodeDisk::FULL  ? " FULL"
-                     : level == v1::NodeDisk::LOW ? " LOW"
-                                                  : "");
-}
-
-// A larger difference between clocks makes times of logs and events wrong; nothing else depends on
-// them.
-constexpr double kClockTold = 2;
-
-std::string ClockText(const v1::Node& node) {
-  if (!node.has_clock_offset_seconds() || std::abs(node.clock_offset_seconds()) < kClockTold) {
-    return "";
-  }
-  return fmt::format("its clock is {} {}", Duration(std::abs(node.clock_offset_seconds())),
-                     node.clock_offset_seconds() > 0 ? "ahead" : "behind");
-}
-
-// Why the node takes no new work, and other warnings for an operator.
-std::string WhyText(const v1::Node& node) {
-  std::vector<std::string> why;
-  if (!node.unusable().empty()) why.push_back(node.unusable());
-  if (!node.left_out().empty()) why.push_back(node.left_out());
-  if (!node.rival().empty()) why.push_back(node.rival());
-  if (const std::string clock = ClockText(node); !clock.empty()) why.push_back(clock);
-  for (const v1::Slot& slot : node.slots()) {
-    if (slot.healthy()) continue;
-    why.push_back(fmt::format("slot {}: {}", slot.index(), slot.health_reason()));
-  }
-  return fmt::format("{}", fmt::join(why, "; "));
 }
 
 // "by Slurm job 17 until 2026-11-28 09:30:00"; empty: it is not.

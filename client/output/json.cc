@@ -229,6 +229,18 @@ Json MetricJson(const v1::Metric& metric) {
   return json;
 }
 
+Json CurveJson(const v1::CurveSeries& series) {
+  Json x = Json::array(), y = Json::array();
+  for (const double value : series.x()) x.push_back(value);
+  // As short as a float is: 0.1, not 0.10000000149011612.
+  for (const float value : series.y()) y.push_back(Number(std::stod(fmt::format("{}", value))));
+  Json json = {{"name", series.name()}};
+  if (series.name().starts_with("rank_")) json["rank"] = series.rank();
+  json.update(
+      {{"points", series.points()}, {"parts", series.parts()}, {"x", std::move(x)}, {"y", y}});
+  return json;
+}
+
 Json EventJson(const v1::JobEvent& event) {
   return {{"sequence", event.sequence()},
           {"time", Utc(event.time())},

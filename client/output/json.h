@@ -6,6 +6,7 @@
 #include "sft/v1/artifact.pb.h"
 #include "sft/v1/cluster_service.pb.h"
 #include "sft/v1/job.pb.h"
+#include "sft/v1/job_service.pb.h"
 #include "sft/v1/node.pb.h"
 
 // The stable JSON that --json prints; described in docs/cli.md. Members are only ever added.
@@ -17,6 +18,7 @@ using Json = nlohmann::ordered_json;
 Json JobJson(const v1::Job& job);
 Json OutlookJson(const v1::Outlook& outlook);
 Json MetricJson(const v1::Metric& metric);
+Json CurveJson(const v1::CurveSeries& series);
 Json EventJson(const v1::JobEvent& event);
 Json ClusterEventJson(const v1::ClusterEvent& event);
 Json CheckpointJson(const v1::Checkpoint& checkpoint);

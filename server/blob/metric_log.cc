@@ -16,10 +16,11 @@ static_assert(SegmentFile::kSegmentBytes % MetricLog::kRecordBytes == 0);
 constexpr int64_t kThinBatch = 4096;
 constexpr char kFirstSegment[] = "00000000000000000000.seg";
 
-absl::Status RemoveAllButFirst(const std::string& folder) {
+absl::Status RemoveSegmentsButFirst(const std::string& folder) {
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
   for (const std::string& name : names) {
-    if (name != kFirstSegment) SFT_RETURN_IF_ERROR(io::RemoveAll(folder + "/" + name));
+    if (name == kFirstSegment || !name.ends_with(".seg")) continue;
+    SFT_RETURN_IF_ERROR(io::RemoveAll(folder + "/" + name));
   }
   return absl::OkStatus();
 }
@@ -59,7 +60,7 @@ absl::StatusOr<SegmentFile*> MetricLog::Find(const std::string& job_id) {
   SFT_ASSIGN_OR_RETURN(SegmentFile file, SegmentFile::Open(dir_ + "/" + job_id));
   // A hole is left by an interrupted thinning: the segments after it are old ones.
   if (file.stored_bytes() != file.size()) {
-    SFT_RETURN_IF_ERROR(RemoveAllButFirst(dir_ + "/" + job_id));
+    SFT_RETURN_IF_ERROR(RemoveSegmentsButFirst(dir_ + "/" + job_id));
     SFT_ASSIGN_OR_RETURN(file, SegmentFile::Open(dir_ + "/" + job_id));
   }
   // A record torn by a power failure; its batch was never acknowledged.
@@ -220,7 +221,7 @@ absl::Status MetricLog::Thin(const std::string& job_id, int64_t max_points) {
   }
   open_.remove_if([&](const Entry& entry) { return entry.job_id == job_id; });
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(folder + "/" + kFirstSegment, kept));
-  return RemoveAllButFirst(folder);
+  return RemoveSegmentsButFirst(folder);
 }
 
 absl::StatusOr<std::vector<std::string>> MetricLog::Jobs() const {

@@ -8,6 +8,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "server/blob/rank_log.h"
 #include "server/blob/segment_file.h"
 #include "server/state/records.h"
 
@@ -48,7 +49,7 @@ class MetricLog {
   static constexpr size_t kMaxName = 80;  // bytes of MetricPoint::name
   static constexpr size_t kMaxOpen = 64;
 
-  explicit MetricLog(std::string dir) : dir_(std::move(dir)) {}
+  explicit MetricLog(const std::string& dir) : dir_(dir), ranks_(dir) {}
 
   // Appends the points that come after the last stored one in the order (attempt, step, is_eval),
   // so that points sent twice are stored once. Durable when it returns.
@@ -75,6 +76,8 @@ class MetricLog {
   absl::StatusOr<bool> NeedsThinning(const std::string& job_id, int64_t max_points);
   // Removes the curve of an ended job; OK if it is missing.
   absl::Status Remove(const std::string& job_id);
+  // What each rank says of itself; removed with the curve.
+  RankLog& ranks() { return ranks_; }
   // Ids of jobs that have a curve.
   absl::StatusOr<std::vector<std::string>> Jobs() const;
 
@@ -96,6 +99,7 @@ class MetricLog {
       SFT_REQUIRES(mutex_);
 
   const std::string dir_;
+  RankLog ranks_;
   Mutex mutex_;
   std::list<Entry> open_ SFT_GUARDED_BY(mutex_);
 };

@@ -109,6 +109,13 @@ Ingest::Believed Ingest::BelievedOf(const v1::AppendEventsRequest& request, int 
     if (event.has_metric() && request.rank() == 0) {
       AddPoints(event.metric(), attempt, believed.points);
     }
+    if (event.has_metric() && event.metric().has_rank_loss() && request.rank() >= 0) {
+      const v1::Metric& metric = event.metric();
+      believed.of_rank.push_back({.attempt = attempt,
+                                  .step = metric.step(),
+                                  .loss = metric.rank_loss(),
+                                  .memory_bytes = metric.gpu_memory_bytes()});
+    }
     if (event.body_case() == v1::RankEvent::kNote) believed.notes.push_back(&event);
   }
   return believed;
@@ -138,10 +145,12 @@ absl::Status Ingest::StoreNotes(Database& db, const AttemptRecord& attempt, cons
   return absl::OkStatus();
 }
 
-absl::Status Ingest::StorePoints(const std::string& job_id,
-                                 const std::vector<MetricPoint>& points) {
-  if (points.empty()) return absl::OkStatus();
-  SFT_RETURN_IF_ERROR(metrics_.Append(job_id, points));
+absl::Status Ingest::StorePoints(const std::string& job_id, int rank, const Believed& believed) {
+  // What no decision is made by does not keep the attempt's events from being taken.
+  const absl::Status ranks = metrics_.ranks().Append(job_id, rank, believed.of_rank);
+  if (!ranks.ok()) spdlog::warn("points of rank {} of {}: {}", rank, job_id, Message(ranks));
+  if (believed.points.empty()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(metrics_.Append(job_id, believed.points));
   // Made of the metrics: what cannot be written now is made up for later.
   const absl::Status written = tensorboard_.Update(job_id, metrics_);
   if (!written.ok()) spdlog::warn("TensorBoard files of {}: {}", job_id, Message(written));
@@ -188,7 +197,8 @@ absl::StatusOr<int64_t> Ingest::TakeAgain(const AttemptRecord& attempt, int64_t 
                     request.node())));
   }
   if (request.begin_offset() != next || request.end_offset() <= next) return next;
-  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, BelievedOf(request, attempt.number).points));
+  SFT_RETURN_IF_ERROR(
+      StorePoints(attempt.job_id, request.rank(), BelievedOf(request, attempt.number)));
   // What is news begins there, and is sent once more, from there.
   next = std::min(request.end_offset(), acknowledged);
   bool given_up = false;
@@ -243,7 +253,7 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
 
   const Believed believed = BelievedOf(request, attempt.number);
   // First the curve, then the offset: a crash between them repeats points, which the log drops.
-  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, believed.points));
+  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, request.rank(), believed));
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,
                          store::GetRankStream(db, attempt.uid, request.rank(), request.node()));

@@ -38,7 +38,8 @@ class Ingest {
   // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch,
   // INVALID_ARGUMENT for what cannot be true of it (CheckLog, CheckEvents).
   absl::StatusOr<v1::AppendLogResponse> AppendLog(const v1::AppendLogRequest& request);
-  // Metrics of rank 0 become the job's curve and progress; notes of any rank become job events.
+  // Metrics of rank 0 become the job's curve and progress, what any rank says of its own rows that
+  // rank's; notes of any rank become job events.
   absl::StatusOr<v1::AppendEventsResponse> AppendEvents(const v1::AppendEventsRequest& request);
 
   // What a follower of a log needs to know. The stream is empty when the job has no such attempt
@@ -73,13 +74,14 @@ class Ingest {
   // it for ever, and nothing after it. Points are rank 0's alone: they are figures over all ranks.
   struct Believed {
     std::vector<MetricPoint> points;
+    std::vector<RankPoint> of_rank;  // what any rank says of its own rows
     std::vector<const v1::RankEvent*> notes;
   };
   Believed BelievedOf(const v1::AppendEventsRequest& request, int attempt) const;
   // Notes become events of the job, as many as there may be.
   absl::Status StoreNotes(Database& db, const AttemptRecord& attempt, const std::string& node,
                           const std::vector<const v1::RankEvent*>& notes);
-  absl::Status StorePoints(const std::string& job_id, const std::vector<MetricPoint>& points);
+  absl::Status StorePoints(const std::string& job_id, int rank, const Believed& believed);
   // Whether points of the attempt were acknowledged that are not there any more.
   absl::StatusOr<bool> HasLostPoints(const AttemptRecord& attempt);
   // Takes the points of an event file's part that was acknowledged before, for points that were

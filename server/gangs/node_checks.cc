@@ -122,7 +122,8 @@ absl::Status Metric(const v1::Metric& metric) {
         {"preference.rewards_accuracies", preference.rewards_accuracies()},
         {"preference.logps_chosen", preference.logps_chosen()},
         {"preference.logps_rejected", preference.logps_rejected()},
-        {"preference.kl", preference.kl()}}) {
+        {"preference.kl", preference.kl()},
+        {"rank_loss", metric.rank_loss()}}) {
     SFT_RETURN_IF_ERROR(Real(field, value));
   }
   SFT_RETURN_IF_ERROR(Number("traffic", metric.traffic_size(), 0, kMaxAxes));

@@ -57,6 +57,7 @@ void JobService::AddTo(Methods& methods) {
   methods.Unary({"JobService.ListEvents", kUser, kViewer, kNamed}, this, &Self::ListEvents);
   methods.Follow({"JobService.WatchJob", kUser, kViewer, kNamed}, this, &Self::WatchJob);
   methods.Follow({"JobService.ReadMetrics", kUser, kViewer, kNamed}, this, &Self::ReadMetrics);
+  methods.Unary({"JobService.GetCurve", kUser, kViewer, kNamed}, this, &Self::GetCurve);
   methods.Follow({"JobService.ReadLog", kUser, kViewer, kNamed}, this, &Self::ReadLog);
   methods.ServerStream({"JobService.ReadTensorBoard", kUser, kViewer, kNamed}, this,
                        &Self::ReadTensorBoard);

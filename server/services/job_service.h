@@ -49,6 +49,7 @@ class JobService final {
                                                      const v1::WatchJobRequest& request);
   absl::StatusOr<std::unique_ptr<Follower>> ReadMetrics(CallContext& call,
                                                         const v1::ReadMetricsRequest& request);
+  absl::StatusOr<v1::Curve> GetCurve(CallContext& call, const v1::GetCurveRequest& request);
   absl::StatusOr<std::unique_ptr<Follower>> ReadLog(CallContext& call,
                                                     const v1::ReadLogRequest& request);
   absl::Status ReadTensorBoard(CallContext& call, const v1::ReadTensorBoardRequest& request,

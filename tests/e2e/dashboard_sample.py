@@ -499,6 +499,15 @@ def sample_fleet():
         shape=(2.3, 0.58, 240),
     )
     add_run(fleet, "job-k3v9qx", "qwen3-8b-support", 816, 1200, seed=3, group="support")
+    numbers = random.Random(4)
+    fleet.ranks["job-k3v9qx"] = {
+        rank: [
+            (int(point["step"]), point["loss"] + numbers.gauss(0.02 * rank, 0.03), 60_900_000_000 + 150_000_000 * rank)
+            for point in fleet.points["job-k3v9qx"]
+            if not point["is_eval"]
+        ]
+        for rank in range(4)
+    }
     add_waiting(fleet)
     add_nodes(fleet)
     add_reports(fleet)

@@ -5,6 +5,7 @@ points, hostile names, a server that is gone at a chosen moment. dashboard_test.
 """
 
 import base64
+import datetime
 import gzip
 import http.server
 import json
@@ -45,6 +46,7 @@ class Fleet:
         self.lock = threading.RLock()
         self.jobs = {}  # id -> Job as JSON; the newest last
         self.points = {}  # id -> list of Metric
+        self.ranks = {}  # id -> {rank: [(step, loss, bytes of memory)]}
         self.logs = {}  # (id, rank) -> bytes
         self.events = {}  # id -> list of JobEvent
         self.checkpoints = {}
@@ -121,6 +123,47 @@ class Fleet:
         return self.jobs.get(name.rsplit("/", 1)[-1])
 
 
+VALUES = ("loss", "lr", "grad_norm", "tokens_per_second", "mfu", "of_limit", "gpu_memory_bytes")
+
+
+def stamp(seconds):
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def seconds_of(time):
+    return datetime.datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
+def drawn(name, rank, curve, limits, most, half):
+    """A series of an answer to GetCurve."""
+    if half:
+        keep, total, weight, mean = 0.5 ** (1 / half), 0.0, 0.0, []
+        for x, y in curve:
+            total, weight = keep * total + (1 - keep) * y, keep * weight + (1 - keep)
+            mean.append((x, total / weight))
+        curve = mean
+    inside = [i for i, (x, _) in enumerate(curve) if limits[0] <= x <= limits[1]]
+    curve = curve[max(0, inside[0] - 1) : inside[-1] + 2] if inside else []
+    count, parts = len(curve), 0
+    if count > 2 * most:
+        kept, parts = [], most
+        for part in range(most):
+            own = curve[count * part // most : count * (part + 1) // most]
+            real = [each for each in own if math.isfinite(each[1])]
+            gaps = [each for each in own if not math.isfinite(each[1])][:1]
+            value = lambda each: each[1]
+            kept += sorted({min(real, key=value), max(real, key=value), *gaps} if real else gaps)
+        curve = sorted({curve[0], *kept, curve[-1]}, key=lambda each: each[0])
+    return {
+        "name": name,
+        "rank": rank,
+        "x": [x for x, _ in curve],
+        "y": [y if math.isfinite(y) else "NaN" for _, y in curve],
+        "points": str(count),
+        "parts": parts,
+    }
+
+
 class Refused(Exception):
     def __init__(self, status, code, message, details=()):
         super().__init__(message)
@@ -167,6 +210,59 @@ class Calls:
             end = min(index + POINTS_A_MESSAGE, len(points))
             yield {"metrics": points[index:end], "next_index": str(end)}
             index = end
+
+    def get_curve(self, request):
+        """As the server draws it, in parts of as many points."""
+        job = self._job(request)["name"].rsplit("/", 1)[-1]
+        wanted, ranks = request.get("values") or [], self.fleet.ranks.get(job, {})
+        most, half = request.get("max_parts") or 1000, request.get("half_life") or 0
+        steps, series, validations, at = {}, {}, {}, {}
+        points = self.fleet.points[job]
+        first = {}
+        for point in points:
+            if not point["is_eval"]:
+                first.setdefault(point["attempt"], int(point["step"]))
+        begin, tokens, last = 0.0, 0, 0
+        for point in points:
+            step, attempt = int(point["step"]), point["attempt"]
+            if any(later > attempt and start <= step for later, start in first.items()):
+                continue
+            time = seconds_of(point["time"])
+            begin = begin or time - point["step_seconds"]
+            if not point["is_eval"]:
+                tokens += int(point["tokens"]) * (step - last)
+                last = step
+            x = {"TOKENS": tokens, "SECONDS": time - begin}.get(request.get("axis", "STEP"), step)
+            if point["is_eval"]:
+                for name, value in [("val_loss", point["val_loss"])] + [(v["name"], v["value"]) for v in point["values"]]:
+                    validations.setdefault(name, []).append((x, value))
+                continue
+            at[step] = x
+            for name in VALUES:
+                steps.setdefault(name, []).append((x, float(point[name])))
+            if preference := point.get("preference"):
+                margin = preference["rewards_chosen"] - preference["rewards_rejected"]
+                steps.setdefault("margin", []).append((x, margin))
+                steps.setdefault("accuracy", []).append((x, preference["rewards_accuracies"]))
+        for name, curve in {**steps, **validations}.items():
+            if not wanted or name in wanted:
+                series[name, 0] = curve
+        for rank, told in ranks.items():
+            for name, key in (("rank_loss", 1), ("rank_memory", 2)):
+                if name in wanted:
+                    series[name, rank] = [(at[each[0]], each[key]) for each in told if each[0] in at]
+        limits = request.get("begin", -math.inf), request.get("end", math.inf)
+        xs = list(at.values())
+        return {
+            "series": [drawn(name, rank, curve, limits, most, half) for (name, rank), curve in series.items() if curve],
+            "next_index": str(len(points)),
+            "first_x": xs[0] if xs else 0,
+            "last_x": xs[-1] if xs else 0,
+            "last_step": str(last),
+            "last_tokens": str(tokens),
+            "last_attempt": points[-1]["attempt"] if points else 0,
+            **({"begin_time": stamp(begin)} if points else {}),
+        }
 
     def read_log(self, request):
         job = self._job(request)["name"].rsplit("/", 1)[-1]

@@ -154,9 +154,9 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.see("restarted: 1 of")
         page.keyboard.press("1")
         self.see("5,000 points; zoom in for all")
-        page.goto(f"/jobs/{job}?from=1&to=4000")
-        self.see("all 4,000 points")
-        self.assertEqual(self.steps_of("Loss"), list(range(1, 4001)))
+        page.goto(f"/jobs/{job}?from=1&to=1900")
+        self.see("all 1,901 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(1, 1902)))
 
     def test_jobs_are_compared(self):
         jobs = [
@@ -189,20 +189,30 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.get_by_role("dialog").get_by_role("button", name="End the hold").click()
         node.locator(".state.UP").wait_for()
 
-    def test_a_curve_of_100000_points_comes_with_all_of_them(self):
-        job = self.submit(f"train steps={LONG} pace=0", ranks=1)
-        self.assert_ends(job, 0)
-        page = self.open("/queue")
-        self.see("What a job can ask for")
-        begin = time.monotonic()
-        page.goto(f"/jobs/{job}")
-        self.wait_for_steps(1)
-        first = time.monotonic() - begin
-        self.see("parts of 100,000 points")
-        print(f"{LONG} points: the first drawn after {first:.2f} s, all after {time.monotonic() - begin:.2f} s")
-        page.goto(f"/jobs/{job}?from=50000&to=50100")
-        self.see("all 102 points")
-        self.assertEqual(self.steps_of("Loss"), list(range(49_999, 50_101)))
+    def seconds_to_draw(self, job, text):
+        """From the click to a picture of the job's curve; the best of some tries, each from another page."""
+        seconds = []
+        for _ in range(3):
+            self.page.goto("/queue")
+            self.see("What a job can ask for")
+            begin = time.monotonic()
+            self.page.goto(f"/jobs/{job}")
+            self.see(text)
+            self.wait_for_steps(1)
+            seconds.append(time.monotonic() - begin)
+        return min(seconds)
+
+    def test_a_curve_of_100000_points_is_there_as_soon_as_a_short_one(self):
+        long, short = (self.submit(f"train steps={steps} pace=0", ranks=1, name=f"of-{steps}") for steps in (LONG, 100))
+        for job in (short, long):
+            self.assert_ends(job, 0)
+        self.open("/queue")
+        of_short, of_long = self.seconds_to_draw(short, "all 100 points"), self.seconds_to_draw(long, "of 100,000 points")
+        print(f"drawn after {of_short:.2f} s of 100 points, {of_long:.2f} s of {LONG}")
+        self.assertLess(of_long, of_short + 1)
+        self.page.goto(f"/jobs/{long}?from=50000&to=50100")
+        self.see("all 103 points")
+        self.assertEqual(self.steps_of("Loss"), list(range(49_999, 50_102)))
 
     def test_who_has_no_token_is_asked_for_one_and_a_session_ends_with_the_logout(self):
         self.kill("server")

@@ -103,6 +103,8 @@ class FakeTraining {
     event.tokens = 64;
     event.tokens_per_second = 640;
     event.seconds = 0.1;
+    event.rank_loss = event.loss + 0.01 * rank_;
+    event.gpu_memory_bytes = 1'000'000 * (rank_ + 1);
     write_(event);
   }
 

@@ -96,7 +96,8 @@ EDGES = {
                            "worker/engine/kernels", "worker/engine/dist"],
     "client/base": ["common", "proto", "client/output"],
     "client/output": ["common", "proto"],
-    "client/commands": ["common", "proto", "client/output", "client/base"],
+    "client/top": ["common", "proto", "client/output", "client/base"],
+    "client/commands": ["common", "proto", "client/output", "client/base", "client/top"],
     "client/app": ["common", "proto", "client"],
 }
 

@@ -104,6 +104,7 @@ void Fields(V& v, StepEvent& e) {
   v("epoch", e.epoch);
   v.ListIfAny("preference", e.preference);
   v.ListIfAny("traffic", e.traffic);
+  v("rank_loss", e.rank_loss);
 }
 
 template <typename V>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -95,6 +96,9 @@ struct StepEvent {
   double epoch = 0;              // position in the data, 0 .. n_epochs
   std::vector<PreferenceFigures> preference;  // one, or none for a job that has no preferences
   std::vector<AxisTraffic> traffic;           // none of one rank
+  // `loss` is over the rows of all ranks, this one over those of this rank; NaN: it had none, or is
+  // too old to say.
+  double rank_loss = std::numeric_limits<double>::quiet_NaN();
 };
 
 // Answers to prompts that there are so far, of all ranks. Sent by rank 0 of a job that answers.

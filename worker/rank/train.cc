@@ -154,7 +154,8 @@ class EventObserver : public engine::TrainObserver {
                                              .of_limit = report.of_limit,
                                              .epoch = report.epoch,
                                              .preference = FiguresOf(report.preference),
-                                             .traffic = traffic});
+                                             .traffic = traffic,
+                                             .rank_loss = report.rank_loss});
     facts_.losses.emplace_back(report.step, report.loss);
     const int64_t made = report.step - resumed_step_;
     if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "common/io/file.h"
@@ -75,9 +76,16 @@ struct BodyToProto {
   void operator()(const channel::PreparedEvent&) const { SetNote("prepared", line, out); }
   void operator()(const channel::ReadyEvent&) const { SetNote("ready", line, out); }
   void operator()(const channel::StepEvent& e) const {
-    if (rank != 0) return;
-    *out.mutable_metric() = MetricOf(e);
-    SetTime(time, *out.mutable_metric());
+    if (rank != 0 && !std::isfinite(e.rank_loss)) return;
+    v1::Metric& metric = *out.mutable_metric();
+    if (rank == 0) {
+      metric = MetricOf(e);
+    } else {
+      metric.set_step(e.step);
+      metric.set_gpu_memory_bytes(e.gpu_memory_bytes);
+    }
+    if (std::isfinite(e.rank_loss)) metric.set_rank_loss(e.rank_loss);
+    SetTime(time, metric);
   }
   void operator()(const channel::EvalEvent& e) const {
     if (rank != 0) return;

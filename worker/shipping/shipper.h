@@ -89,7 +89,7 @@ class Shipper {
 };
 
 // The parsed form of an event of that rank for the server; no body when the server does not need
-// it. Among step events only rank 0's count: they are figures over all ranks.
+// it. Of step events of another rank than 0 only what is its own: the rest is over all ranks.
 v1::RankEvent ToRankEvent(int rank, const channel::Event& event, std::string_view line);
 
 }  // namespace sft::worker

@@ -33,7 +33,7 @@ function median(values) {
   return sorted[sorted.length >> 1];
 }
 
-// What is said of one run: `curve` is its Curve.
+// What is said of one run: `curve` is its WholeCurve.
 export function figuresOf(job, curve) {
   const keys = parsed(job.resolved_json);
   const batch = Math.max(1, keys.get('hyperparameters.global_batch') || 1);
@@ -95,7 +95,3 @@ export function differences(runs) {
   }
   return out;
 }
-
-export const samplesOf = (run) => Float64Array.from(run.curve.steps.column('step'), (step) => step * run.batch);
-export const validationSamplesOf = (run) => Float64Array.from(run.curve.validations.column('step'), (step) =>
-  step * run.batch);

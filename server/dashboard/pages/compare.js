@@ -1,12 +1,12 @@
 // Several jobs over each other, and what they differ in.
 import { call, callAll } from '../lib/api.js';
-import { commonSamples, differences, figuresOf, lossAt, samplesOf, validationSamplesOf } from '../lib/comparison.js';
-import { Curve } from '../lib/curve.js';
+import { commonSamples, differences, figuresOf, lossAt } from '../lib/comparison.js';
+import { requestOf, seriesOf } from '../lib/curve.js';
 import { html, useEffect, useMemo, useRef, useState } from '../lib/dom.js';
-import { bytes, count, duration, figure, oneLine, shortName, whole } from '../lib/format.js';
+import { bytes, count, duration, figure, number, oneLine, shortName, whole } from '../lib/format.js';
 import { useKeys } from '../lib/keys.js';
 import { route, setQuery } from '../lib/router.js';
-import { smooth } from '../lib/series.js';
+import { WholeCurve } from '../lib/whole_curve.js';
 import { isEnded } from '../lib/words.js';
 import { Command, Failure, JobLink, State, Table } from '../parts/bits.js';
 import { Chart } from '../parts/chart.js';
@@ -26,44 +26,68 @@ const METRICS = {
   gpu_memory_bytes: { name: 'Memory per GPU', text: bytes },
 };
 
-// The jobs of the address with their curves, read again while one runs.
+// The jobs of the address, read again while one runs. `whole`: each point of them is there too, for
+// figures; curves are drawn before.
 function useRuns(ids, group) {
-  const [state, setState] = useState({ runs: [], error: null, reading: true, version: 0 });
+  const [state, setState] = useState({ runs: [], whole: false, error: null, reading: true, version: 0 });
   useEffect(() => {
     const stop = new AbortController();
     const curves = new Map();
     let timer = 0;
-    const readOne = async (name) => {
-      const job = await call('JobService/GetJob', { name }, stop.signal);
-      if (!curves.has(job.name)) curves.set(job.name, new Curve());
-      await curves.get(job.name).read(job.name, stop.signal);
-      return figuresOf(job, curves.get(job.name));
-    };
+    let told = false;
     const read = async () => {
       try {
         const names = group ? (await callAll('JobService/ListJobs', { group, page_size: MOST }, 'jobs', MOST))
           .map((job) => job.name) : ids;
-        const runs = [];
-        for (const name of names.slice(0, MOST)) runs.push(await readOne(name));
-        setState((seen) => ({ runs, error: null, reading: false, version: seen.version + 1 }));
-        if (runs.some((run) => !isEnded(run.job))) timer = setTimeout(read, LOOK_MS);
+        const jobs = await Promise.all(names.slice(0, MOST).map((name) =>
+          call('JobService/GetJob', { name }, stop.signal)));
+        for (const job of jobs) if (!curves.has(job.name)) curves.set(job.name, new WholeCurve());
+        const tell = (whole) => setState((seen) => ({ runs: jobs.map((job) => figuresOf(job, curves.get(job.name))),
+          whole: whole || seen.whole, error: null, reading: false, version: seen.version + 1 }));
+        if (!told) tell(false);
+        told = true;
+        for (const job of jobs) await curves.get(job.name).read(job.name, stop.signal);
+        tell(true);
+        if (jobs.some((job) => !isEnded(job))) timer = setTimeout(read, LOOK_MS);
       } catch (error) {
         if (error.name === 'AbortError') return;
         setState((seen) => ({ ...seen, error, reading: false }));
         timer = setTimeout(read, LOOK_MS);
       }
     };
+    setState({ runs: [], whole: false, error: null, reading: ids.length > 0 || !!group, version: 0 });
     if (ids.length > 0 || group) read();
-    else setState({ runs: [], error: null, reading: false, version: 0 });
     return () => { stop.abort(); clearTimeout(timer); };
   }, [ids.join(), group]);
   return state;
 }
 
-function curveOf(run, metric, x) {
-  const points = METRICS[metric].validation ? run.curve.validations : run.curve.steps;
-  if (x !== 'samples') return [points.column(x), points.column(metric)];
-  return [METRICS[metric].validation ? validationSamplesOf(run) : samplesOf(run), points.column(metric)];
+const NONE = { x: [], y: [], points: 0, parts: 0 };
+
+// A run's metric as the server draws it, with samples as x where they are asked for: a step has a
+// batch of them.
+async function drawnOf(run, metric, view) {
+  const unit = view.x === 'samples' ? run.batch : 1;
+  const range = view.range && view.range.map((each) => each / unit);
+  const answer = await call('JobService/GetCurve', { ...requestOf(run.job.name,
+    { x: view.x === 'samples' ? 'step' : view.x, range }), values: [metric], half_life: view.half });
+  const series = seriesOf(answer).get(metric) || NONE;
+  return { ...series, x: unit === 1 ? series.x : series.x.map((x) => x * unit),
+    extent: [number(answer.first_x) * unit, number(answer.last_x) * unit] };
+}
+
+// The curves of runs, in their order.
+function useDrawn(runs, metric, view, version) {
+  const [drawn, setDrawn] = useState({ curves: [], version: 0 });
+  const { x, half, range } = view;
+  useEffect(() => {
+    let ended = false;
+    Promise.all(runs.map((run) => drawnOf(run, metric, view))).then((curves) => {
+      if (!ended) setDrawn((seen) => ({ curves, version: seen.version + 1 }));
+    }, () => undefined);  // the page tells of a server that is away, and asks again
+    return () => { ended = true; };
+  }, [version, metric, x, half, range?.[0], range?.[1]]);
+  return drawn;
 }
 
 function nameOf({ job }) {
@@ -74,16 +98,13 @@ function nameOf({ job }) {
 function Overlay({ runs, metric, version }) {
   const query = route.use().query;
   const view = { ...viewOf(query), x: AXES[query.get('x')] ? query.get('x') : 'samples' };
-  const curves = useMemo(() => runs.map((run, i) => {
-    const [x, y] = curveOf(run, metric, view.x);
-    const text = METRICS[metric].text;
-    return { name: nameOf(run), x, text, colour: `curve-${(i % COLOURS) + 1}`,
-      dash: DASHES[Math.floor(i / COLOURS) % DASHES.length],
-      y: view.half > 0 ? smooth(y, view.half) : y, dots: METRICS[metric].validation };
-  }), [version, metric, view.x, view.half]);
+  const { curves: drawn, version: drawnVersion } = useDrawn(runs, metric, view, version);
+  const curves = runs.map((run, i) => ({ ...NONE, ...drawn[i], name: nameOf(run), text: METRICS[metric].text,
+    colour: `curve-${(i % COLOURS) + 1}`, dash: DASHES[Math.floor(i / COLOURS) % DASHES.length],
+    dots: METRICS[metric].validation }));
   const some = curves.filter((curve) => curve.x.length > 0);
-  const extent = some.length === 0 ? [0, 0] : [Math.min(...some.map((curve) => curve.x[0])),
-    Math.max(...some.map((curve) => curve.x[curve.x.length - 1]))];
+  const extent = some.length === 0 ? [0, 0] : [Math.min(...some.map((curve) => curve.extent[0])),
+    Math.max(...some.map((curve) => curve.extent[1]))];
   return html`<${ChartTools} view=${view} extent=${extent} axes=${AXES} />
     <ul class="legend">${curves.map((curve, i) => html`<li key=${curve.name}><span class="swatch" aria-hidden="true"
       style=${{ borderTop: `3px ${curve.dash ? (curve.dash[0] > 3
@@ -91,7 +112,7 @@ function Overlay({ runs, metric, version }) {
       <${JobLink} name=${runs[i].job.name}>${curve.name}</${JobLink}></li>`)}</ul>
     <${Chart} title=${METRICS[metric].name} curves=${curves} xName=${AXES[view.x].name} xText=${AXES[view.x].text}
       text=${METRICS[metric].text}
-      range=${view.range} onZoom=${zoomTo} version=${`${version}/${metric}/${view.x}/${view.half}`}
+      range=${view.range} onZoom=${zoomTo} version=${drawnVersion}
         log=${view.log && metric.endsWith('loss')} height=${320} />`;
 }
 
@@ -100,7 +121,7 @@ export function ComparePage() {
   const ids = (query.get('jobs') || '').split(',').map((id) => id.trim()).filter(Boolean).slice(0, MOST);
   const group = query.get('group') || '';
   const metric = METRICS[query.get('metric')] ? query.get('metric') : 'loss';
-  const { runs, error, reading, version } = useRuns(ids, group);
+  const { runs, whole: counted, error, reading, version } = useRuns(ids, group);
   const field = useRef(null);
   useKeys({ '/': () => field.current.focus() });
   const common = runs.length > 0 ? commonSamples(runs) : null;
@@ -134,6 +155,7 @@ export function ComparePage() {
         href="/">list</a> (<kbd>x</kbd>) and choose Compare, or name them above.`}</p>` : html`
       <${Overlay} runs=${runs} metric=${metric} version=${version} />
       <h2>Figures</h2>
+      ${counted ? null : html`<p class="dim">reading every point</p>`}
       <${Table} caption="Figures of the jobs" head=${[{ name: 'Figure', unseen: true }, ...heads
         .map((name) => ({ name, right: true }))]}
         rows=${figures.map(([name, of]) => ({ key: name, cells: [name, ...runs.map(of)] }))} />

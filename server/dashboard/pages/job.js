@@ -9,7 +9,7 @@ import { useKeys } from '../lib/keys.js';
 import { jobLink, route, setQuery } from '../lib/router.js';
 import { actionsOf, askJob, JobButtons, KEYS } from '../parts/actions.js';
 import { Ago, Bar, Command, Facts, Failure, JobLink, JobLinks, spoken, State } from '../parts/bits.js';
-import { JobCurves } from '../parts/curves.js';
+import { JobCurves, viewOf } from '../parts/curves.js';
 import { JobGpus } from '../parts/gpus.js';
 import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
@@ -22,16 +22,27 @@ const AGAIN_MS = 2000;
 const LATE_MS = 3000;
 
 // What the page knows of a job, and what keeps it so: {job, curve, log, error, ...}.
-function useJob(name, logPlace) {
+function useJob(name, logPlace, view) {
   const [, draw] = useState(0);
   const known = useRef(null);
-  if (known.current?.name !== name) known.current = { name, job: null, curve: new Curve(), log: null, error: null,
-    version: 0 };
+  if (known.current?.name !== name) known.current = { name, job: null, curve: new Curve(name), log: null,
+    error: null, version: 0 };
   const it = known.current;
   const show = () => {
     ++it.version;
     draw((count) => count + 1);
   };
+  // The curve is asked for again where something else is to be seen of it, or later points are many.
+  const readCurve = () => it.curve.read().then(show, () => { timer.current = setTimeout(readCurve, AGAIN_MS); });
+  const timer = useRef(0);
+  const catchUpCurve = () => {
+    const wait = it.curve.due();
+    clearTimeout(timer.current);
+    if (!Number.isNaN(wait)) timer.current = setTimeout(readCurve, wait);
+  };
+  const viewKey = JSON.stringify(view);
+  useEffect(() => { if (it.curve.look(view) && it.curve.ready) readCurve(); }, [name, viewKey]);
+  useEffect(() => () => clearTimeout(timer.current), [name]);
   // The stream is opened anew where it is to carry another log.
   const logKey = logPlace ? `${logPlace.attempt}/${logPlace.rank}/${logPlace.stream}` : '';
   useEffect(() => {
@@ -53,7 +64,11 @@ function useJob(name, logPlace) {
     const follows = () => it.log && !logPlace.attempt && logPlace.stream === 'log';
     const handlers = {
       job: tookJob,
-      metrics: ({ points, next }) => { if (it.curve.take(points, next)) show(); },
+      metrics: ({ points, next }) => {
+        if (!it.curve.take(points, next)) return;
+        catchUpCurve();
+        show();
+      },
       log: ({ rank, attempt, text, next, gap, error }) => {
         if (!follows() || rank !== logPlace.rank) return;
         it.log.of(attempt);
@@ -93,8 +108,13 @@ function useJob(name, logPlace) {
     };
     const start = async () => {
       try {
+        const drawn = it.curve.ready ? null : it.curve.read();
+        drawn?.catch(() => undefined);  // where the job is not there, that is said of it
         tookJob(await call('JobService/GetJob', { name }, stop.signal));
-        await it.curve.read(name, stop.signal, show);
+        it.curve.answers = countsAnswers(it.job);
+        await drawn;
+        if (stop.signal.aborted) return;
+        show();
         if (it.log) {
           await readLog(it.log, { ...request, tail_lines: TAIL_LINES }, stop.signal).catch((error) => {
             if (error.name === 'AbortError') throw error;
@@ -236,7 +256,9 @@ export function JobPage({ name }) {
   const view = VIEWS[query.get('view')] ? query.get('view') : 'curves';
   const logPlace = view === 'log' ? { attempt: Number(query.get('attempt')) || 0, rank: Number(query.get('rank')) || 0,
     stream: query.get('stream') === 'prepare' ? 'prepare' : 'log' } : null;
-  const { job, curve, log, error, logError, version, wholeLog } = useJob(name, logPlace);
+  const curveView = viewOf(query);
+  const { job, curve, log, error, logError, version, wholeLog } = useJob(name, logPlace,
+    { x: curveView.x, range: curveView.range, half: curveView.half });
   const actions = job ? actionsOf(job) : [];
   useKeys(Object.fromEntries(actions.map((action) => [KEYS[action], () => askJob(action, job)])));
   useEffect(() => { document.title = job ? `${oneLine(job.display_name) || shortName(name)} ${job.state}` : 'sft'; },
@@ -254,7 +276,8 @@ export function JobPage({ name }) {
     <${Verdict} job=${job} brief=${view !== 'curves'} />
     <${Figures} job=${job} />
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>
-    ${view === 'curves' ? html`<${JobCurves} curve=${curve} version=${curve.version} answers=${countsAnswers(job)}>
+    ${view === 'curves' ? html`<${JobCurves} job=${job} curve=${curve} view=${curveView} version=${curve.version}
+      answers=${countsAnswers(job)}>
       <${JobGpus} job=${job} /></${JobCurves}>` : null}
     ${view === 'log' ? html`<${LogTools} job=${job} place=${logPlace} />
       <${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()} version=${version} live=${live}

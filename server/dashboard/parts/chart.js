@@ -1,8 +1,8 @@
-// One chart: drawn when it is in view, from at most 2,000 buckets of each curve; the same figures as a
-// table below it.
+// One chart: drawn when it is in view, of the points that the server gives for it; the same figures as
+// a table below it.
 import { html, uPlot, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/dom.js';
 import { axisFigure, figure, whole } from '../lib/format.js';
-import { drawn, firstNotBelow, joined, MOST_BUCKETS } from '../lib/series.js';
+import { firstNotBelow, joined } from '../lib/series.js';
 
 const TABLE_ROWS = 200;
 
@@ -96,10 +96,12 @@ function makePlot(element, curves, options) {
 }
 
 // How much of the curves is drawn, in words.
-export function drawnText(parts) {
-  const points = parts.reduce((sum, part) => sum + part.points, 0);
-  if (parts.every((part) => part.buckets === 0)) return `all ${whole(points)} points`;
-  return `lowest and highest of ${whole(MOST_BUCKETS)} parts of ${whole(points)} points; zoom in for all`;
+function drawnText(curves) {
+  const shown = curves.filter((curve) => !curve.faint);
+  const points = shown.reduce((sum, curve) => sum + curve.points, 0);
+  const parts = shown.reduce((most, curve) => Math.max(most, curve.parts), 0);
+  if (parts === 0) return `all ${whole(points)} points`;
+  return `lowest and highest of ${whole(parts)} parts of ${whole(points)} points; zoom in for all`;
 }
 
 const near = (curve, x) => {
@@ -110,16 +112,26 @@ const near = (curve, x) => {
   return x - curve.x[i - 1] < curve.x[i] - x ? i - 1 : i;
 };
 
-// The values of the curves at x; at the end without one.
+// More values than these would be more than a line.
+const MOST_NAMED = 8;
+
+// The values of the curves at x; at the end without one. Of many the lowest and the highest.
 function readOut(curves, x, xText) {
   const shown = curves.filter((curve) => !curve.faint && curve.x.length > 0);
   if (shown.length === 0) return '';
   const at = x ?? Math.max(...shown.map((curve) => curve.x[curve.x.length - 1]));
-  const values = shown.map((curve) => `${curve.name} ${(curve.text || figure)(curve.y[near(curve, at)])}`);
+  const valueOf = (curve) => curve.y[near(curve, at)];
+  let named = shown;
+  if (shown.length > MOST_NAMED) {
+    const sorted = shown.filter((curve) => Number.isFinite(valueOf(curve))).sort((a, b) => valueOf(a) - valueOf(b));
+    named = [sorted[0], sorted[sorted.length - 1]].filter(Boolean);
+  }
+  const values = named.map((curve) => `${curve.name} ${(curve.text || figure)(valueOf(curve))}`);
   return `${xText(at)}: ${values.join(', ')}`;
 }
 
-// `curves`: {name, x, y, colour, dots, faint, text}, x ascending; `range`: [from, to] of x, or null.
+// `curves`: {name, x, y, points, parts, colour, dots, faint, text}, x ascending, as of a CurveSeries;
+// `range`: [from, to] of x, or null.
 export function Chart({ title, note, curves, xName, xText = whole, text = figure, range, onZoom, version, log, sync,
   height = 190 }) {
   const holder = useRef(null);
@@ -132,9 +144,9 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
   const shape = curves.map((curve) => `${curve.name}/${curve.colour}/${!!curve.faint}`).join(' ');
   latest.current = { range, onZoom, curves, xText: (x) => `${xName} ${xText(x)}` };
 
-  const parts = useMemo(() => {
+  const data = useMemo(() => {
     if (!inView) return null;
-    return curves.map((curve) => drawn(curve.x, curve.y, range?.[0], range?.[1]));
+    return joined(curves);
   }, [inView, version, range?.[0], range?.[1], shape]);
 
   useLayoutEffect(() => {
@@ -157,10 +169,10 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
     };
   }, [inView, theme, log, shape, sync]);
   useLayoutEffect(() => {
-    if (!plot.current || !parts) return;
-    plot.current.setData(joined(parts));
+    if (!plot.current || !data) return;
+    plot.current.setData(data);
     values.current.textContent = readOut(latest.current.curves, null, latest.current.xText);
-  }, [parts, inView, theme, log, shape, sync]);
+  }, [data, inView, theme, log, shape, sync]);
 
   const empty = curves.every((curve) => curve.x.length === 0);
   return html`<figure class="chart">
@@ -168,7 +180,7 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
     <div class="plot" ref=${holder} role="img" style=${{ minHeight: `${height}px` }}
       aria-label="${title}: ${empty ? 'no points yet' : readOut(curves, null, latest.current.xText)}"></div>
     ${empty ? html`<p class="dim center">no points yet</p>` : null}
-    <p class="dim note">${parts && !empty ? drawnText(parts) : ''}${note ? html` · ${note}` : ''}</p>
+    <p class="dim note">${data && !empty ? drawnText(curves) : ''}${note ? html` · ${note}` : ''}</p>
     <details onToggle=${(event) => setOpen(event.target.open)}><summary>Show as table</summary>
       ${open ? html`<${Figures} title=${title} curves=${curves} xName=${xName} xText=${xText} text=${text}
         range=${range} />` : null}
@@ -189,7 +201,8 @@ function Figures({ title, curves, xName, xText, text, range }) {
     return Number.isNaN(i) ? NaN : curve.y[i];
   };
   return html`<div class="scroll short" tabindex="0" role="region" aria-label="${title} as a table"><table>
-    <caption>${every > 1 ? `every ${whole(every)}th point` : 'all points'}</caption>
+    <caption>${every > 1 ? `every ${whole(every)}th point` : 'all points'}${main.parts > 0
+      ? ' of those that are drawn' : ''}</caption>
     <thead><tr><th scope="col" class="right">${xName}</th>
       ${[main, ...others].map((curve) => html`<th scope="col" class="right">${curve.name}</th>`)}</tr></thead>
     <tbody>${rows.map((i) => html`<tr key=${i}><td class="right">${xText(main.x[i])}</td>

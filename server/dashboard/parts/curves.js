@@ -1,8 +1,10 @@
-// The six charts of a job, with one zoom for all of them.
-import { html, useMemo } from '../lib/dom.js';
-import { bytes, count, duration, figure, number, whole } from '../lib/format.js';
+// The charts of a job, with one zoom for all of them.
+import { call } from '../lib/api.js';
+import { requestOf, seriesOf } from '../lib/curve.js';
+import { html, useEvery, useRef, useState } from '../lib/dom.js';
+import { bytes, count, duration, figure, whole } from '../lib/format.js';
 import { route, setQuery } from '../lib/router.js';
-import { smooth } from '../lib/series.js';
+import { isEnded } from '../lib/words.js';
 import { Chart } from './chart.js';
 
 // What x can be: name, column, and how a value is written.
@@ -66,41 +68,62 @@ export function ChartTools({ view, extent, axes = X_AXES }) {
     <${ZoomButtons} range=${view.range} extent=${empty ? [0, 1] : extent} /></div>`;
 }
 
-export function JobCurves({ curve, version, answers, children }) {
-  const view = viewOf(route.use().query);
+const COLOURS = 7;
+const RANK_PARTS = 250;
+const LOOK_S = 5;
+
+// Loss and memory of every rank of a job over its own rows.
+function RankCurves({ job, view, chart }) {
+  const [{ series, version }, setSeries] = useState({ series: new Map(), version: 0 });
+  const { x, range } = view;
+  const seen = useRef('');
+  const key = JSON.stringify([job.name, job.state, x, range]);
+  useEvery(LOOK_S, async (ended) => {
+    if (isEnded(job) && seen.current === key) return;
+    const answer = await call('JobService/GetCurve', { ...requestOf(job.name, view),
+      values: ['rank_loss', 'rank_memory'], max_parts: RANK_PARTS }).catch(() => null);
+    if (!answer || ended()) return;
+    seen.current = key;
+    setSeries((before) => ({ series: seriesOf(answer), version: before.version + 1 }));
+  }, [key]);
+  const of = (name, text) => [...series].filter(([key]) => key.startsWith(`${name}/`)).map(([key, each]) => {
+    const rank = Number(key.slice(name.length + 1));
+    return { ...each, name: `rank ${rank}`, colour: `curve-${(rank % COLOURS) + 1}`, text };
+  });
+  const losses = of('rank_loss');
+  if (losses.length < 2) return null;
+  const more = { version: `ranks/${version}`, note: `${losses.length} ranks` };
+  return html`${chart('Loss of each rank', losses, { ...more, log: view.log })}
+    ${chart('Memory of each rank', of('rank_memory', bytes), { ...more, text: bytes })}`;
+}
+
+export function JobCurves({ job, curve, view, version, answers, children }) {
   const axis = X_AXES[view.x];
-  const x = curve.steps.column(view.x);
-  const validationX = curve.validations.column(view.x);
-  const smoothed = useMemo(() => (view.half > 0 ? smooth(curve.steps.column('loss'), view.half) : null),
-    [version, view.half]);
-  const of = (name, label, colour, text) => ({ name: label, x, y: curve.steps.column(name), colour, text });
+  const of = (name, label, colour, text) => ({ ...curve.of(name), name: label, colour, text });
   const loss = of('loss', 'loss', 'curve-1');
-  const losses = smoothed
-    ? [{ ...loss, name: 'loss (each)', faint: true }, { ...loss, y: smoothed, name: 'loss' }] : [loss];
-  if (curve.validations.length > 0) {
-    losses.push({ name: 'validation', x: validationX, y: curve.validations.column('val_loss'), colour: 'curve-2',
-      dots: true });
-  }
+  const losses = view.half > 0
+    ? [{ ...loss, name: 'loss (each)', faint: true }, { ...curve.mean, name: 'loss', colour: 'curve-1' }] : [loss];
+  if (curve.of('val_loss').x.length > 0) losses.push({ ...of('val_loss', 'validation', 'curve-2'), dots: true });
   const chart = (title, curves, more = {}) => html`<${Chart} key=${title} title=${title} curves=${curves}
-    xName=${axis.name} xText=${axis.text}
-    range=${view.range} onZoom=${zoomTo} version=${`${version}/${view.x}/${view.half}`} sync="job" ...${more} />`;
-  const ofLimit = curve.steps.column('of_limit');
+    xName=${axis.name} xText=${axis.text} range=${view.range} onZoom=${zoomTo} sync="job" ...${more}
+    version=${`${version}/${more.version || ''}`} />`;
+  const ofLimit = curve.of('of_limit');
   const speed = chart('Tokens/s', [of('tokens_per_second', 'tokens/s', 'curve-3', count)], { text: count });
-  const extent = x.length > 0 ? [x[0], x[x.length - 1]] : [0, 0];
-  const tools = html`<${ChartTools} view=${view} extent=${extent} />`;
+  const tools = html`<${ChartTools} view=${view} extent=${curve.extent} />`;
   if (answers) return html`${tools}<div class="charts">${speed}</div>`;
+  const grades = curve.grades();
   return html`${tools}<div class="charts">
     ${chart('Loss', losses, { log: view.log })}
-    ${curve.prefers ? html`${chart('Margin of the rewards', [of('margin', 'margin', 'curve-2')])}
+    ${curve.of('margin').x.length > 0 ? html`${chart('Margin of the rewards', [of('margin', 'margin', 'curve-2')])}
       ${chart('Accuracy of the rewards', [of('accuracy', 'accuracy', 'curve-3', ratio)], { text: ratio })}` : null}
     ${chart('Learning rate', [of('lr', 'learning rate', 'curve-4')])}
     ${chart('Gradient norm', [of('grad_norm', 'gradient norm', 'curve-5')])}
     ${speed}
     ${chart('% of limit', [of('of_limit', 'of limit', 'curve-6', ratio)], { text: ratio,
-      note: ofLimit.length > 0 && number(ofLimit[ofLimit.length - 1]) === 0
+      note: ofLimit.y.length > 0 && ofLimit.y[ofLimit.y.length - 1] === 0
         ? 'the limit of these slots was not measured' : 'speed beside what the GPUs’ measured rates allow' })}
-    ${chart('Memory per GPU', [of('gpu_memory_bytes', 'memory', 'curve-7', bytes)],
-      { text: bytes, note: 'the rank with the most' })}
-  </div>${children}${curve.grades.size > 0 ? html`<p>Last validation: ${[...curve.grades]
+    ${chart('Memory per GPU', [of('gpu_memory_bytes', 'memory', 'curve-7', bytes)], { text: bytes, note: 'rank 0' })}
+    <${RankCurves} job=${job} view=${view} chart=${chart} />
+  </div>${children}${grades.length > 0 ? html`<p>Last validation: ${grades
     .map(([name, value]) => `${name} ${figure(value)}`).join(', ')}</p>` : null}`;
 }

@@ -69,11 +69,11 @@ class FakeServer::Jobs : public v1::JobService::Service {
     size_t index = 0;
     std::vector<v1::Job> jobs;
     for (const auto& [id, job] : fake_.jobs) {
-      const bool grouped = fake_.knows_groups && !request->group().empty();
       const auto& states = request->states();
-      const bool asked =
-          states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end();
-      if (!grouped || (asked && job.group() == request->group())) jobs.push_back(job);
+      const bool asked = (states.empty() ||
+                          std::find(states.begin(), states.end(), job.state()) != states.end()) &&
+                         (request->group().empty() || job.group() == request->group());
+      if (!fake_.knows_groups || asked) jobs.push_back(job);
     }
     if (fake_.counts_jobs && request->count()) {
       response->set_total(static_cast<int>(jobs.size()));
@@ -139,6 +139,12 @@ class FakeServer::Jobs : public v1::JobService::Service {
     if (read.on_written) read.on_written();
     while (read.until_cancelled && !context->IsCancelled()) std::this_thread::yield();
     return read.status;
+  }
+  grpc::Status GetCurve(grpc::ServerContext*, const v1::GetCurveRequest* request,
+                        v1::Curve* response) override {
+    fake_.curves.push_back(*request);
+    *response = fake_.curve;
+    return grpc::Status::OK;
   }
   grpc::Status ReadLog(grpc::ServerContext*, const v1::ReadLogRequest* request,
                        grpc::ServerWriter<v1::ReadLogResponse>* writer) override {

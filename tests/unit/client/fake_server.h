@@ -16,8 +16,8 @@
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
-#include "sft/v1/webhook_service.grpc.pb.h"
 #include "sft/v1/web_service.grpc.pb.h"
+#include "sft/v1/webhook_service.grpc.pb.h"
 
 // A server in this process: remembers what it was asked and answers what a test puts into its
 // public members. Tests change those only while no call is under way.
@@ -99,8 +99,10 @@ class FakeServer {
     std::function<void()> on_written;
   };
   std::vector<MetricRead> metric_reads;
-  std::vector<int64_t> metric_indexes;  // asked for
-  std::vector<v1::JobEvent> events;     // listed two a page
+  std::vector<int64_t> metric_indexes;      // asked for
+  v1::Curve curve;                          // GetCurve
+  std::vector<v1::GetCurveRequest> curves;  // asked for
+  std::vector<v1::JobEvent> events;         // listed two a page
   // Each ListClusterEvents or WatchClusterEvents takes the next of these; without any left it is
   // over.
   std::vector<v1::ListClusterEventsResponse> feed;

@@ -34,9 +34,9 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                                            "events", "download", "evaluate", "export", "push",
                                            "generate", "chat", "nodes", "variants", "models",
                                            "explain", "completion", "compare", "data", "admin",
-                                           "drain", "storage", "rm", "stats", "login", "whoami",
-                                           "hold", "release", "sweep", "webhook", "init", "doctor",
-                                           "web"),
+                                           "drain", "storage", "rm", "stats", "top", "login",
+                                           "whoami", "hold", "release", "sweep", "webhook", "init",
+                                           "doctor", "web"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

@@ -239,12 +239,16 @@ void Trainer::RunStep(const Step& step) {
   observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
 }
 
-void Trainer::CountFlops(const MicroBatch& batch) {
+void Trainer::Count(const MicroBatch& batch, StepLoss* loss) {
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < batch.documents(); ++i) {
     lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
   }
-  step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(model_.mesh().Size(Axis::kContext));
+  const Mesh& mesh = model_.mesh();
+  step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(mesh.Size(Axis::kContext));
+  // A loss of its own has a rank that has whole rows, and their logits.
+  const bool last_stage = mesh.Coordinate(Axis::kPipeline) + 1 == mesh.Size(Axis::kPipeline);
+  if (mesh.Size(Axis::kContext) == 1 && last_stage) loss->targets += TargetsOf(batch);
 }
 
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
@@ -258,7 +262,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   const auto batch_of = [&](int micro) {
     MicroBatch batch = plan_.GetMicroBatch(step, micro, model_.mesh().row_rank());
     // Each piece of a stage asks for it.
-    if (std::exchange(counted[static_cast<size_t>(micro)], 1) == 0) CountFlops(batch);
+    if (std::exchange(counted[static_cast<size_t>(micro)], 1) == 0) Count(batch, &loss);
     return batch;
   };
   TrainingModel::ObjectiveOf objective_of;
@@ -341,6 +345,10 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   const bool last = report.step == report.total_steps || loss.stop;
   if (report.step % options_.spec.hyperparameters.logging_steps != 0 && !last) return;
   report.loss = loss.total() / DivisorOf(step);
+  // 0 / 0 where it had no rows.
+  if (loss.targets > 0) {
+    report.rank_loss = loss.ranks[static_cast<size_t>(comm_.rank())] / loss.targets;
+  }
   report.grad_norm = grad_norm;
   report.lr = lr;
   report.epoch = EpochAfter(step);
@@ -359,6 +367,11 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
 
 double Trainer::DivisorOf(const Step& step) const {
   return static_cast<double>(std::max<int64_t>(1, preference_ ? step.samples : step.loss_tokens));
+}
+
+double Trainer::TargetsOf(const MicroBatch& batch) const {
+  if (!preference_) return static_cast<double>(batch.loss_tokens());
+  return static_cast<double>(batch.documents()) / (options_.spec.pairs() ? 2 : 1);
 }
 
 double Trainer::EpochAfter(const Step& step) const {

@@ -78,6 +78,7 @@ class Trainer {
  private:
   struct StepLoss {
     std::vector<double> micro;    // this rank's sums
+    double targets = 0;           // of this rank: what its sums are divided by
     std::vector<double> ranks;    // every rank's sum
     std::vector<uint32_t> flags;  // every rank's CheckpointSaver::Flag
     bool stop = false;            // some rank wants to stop
@@ -90,13 +91,15 @@ class Trainer {
   void CheckBeforeTraining();
   void RunStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
-  void CountFlops(const MicroBatch& batch);
+  void Count(const MicroBatch& batch, StepLoss* loss);
   void ExchangeLoss(StepLoss& loss);
   [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
   double EpochAfter(const Step& step) const;
   // What the step's summed loss is divided by.
   double DivisorOf(const Step& step) const;
+  // The part of it that a micro-batch has.
+  double TargetsOf(const MicroBatch& batch) const;
   bool EvalDue(const Step& step) const;
   // Whether the validation after so many steps has rows answered.
   bool AnswersDue(int64_t steps_taken) const;

@@ -223,6 +223,35 @@ TEST_F(IngestTest, StepsBecomeTheCurveAndTheProgress) {
   EXPECT_EQ(progress.eta_seconds(), 16);
 }
 
+TEST_F(IngestTest, WhatEachRankSaysOfItsOwnRowsIsKept) {
+  for (const int rank : {0, 1}) {
+    v1::AppendEventsRequest request = Steps(0, 10, 1);
+    request.set_rank(rank);
+    request.mutable_events(0)->mutable_metric()->set_rank_loss(0.25 + rank);
+    request.mutable_events(0)->mutable_metric()->set_gpu_memory_bytes(100 + rank);
+    ASSERT_EQ(ingest_.AppendEvents(request)->offset(), 10);
+    ASSERT_EQ(ingest_.AppendEvents(request)->offset(), 10);
+  }
+  EXPECT_EQ(metrics_.Count(job_).value(), 1) << "the curve is rank 0's";
+  const auto ranks = metrics_.ranks().Read(job_).value();
+  ASSERT_EQ(ranks.size(), 2u);
+  for (const int rank : {0, 1}) {
+    ASSERT_EQ(ranks.at(rank).size(), 1u);
+    EXPECT_EQ(ranks.at(rank)[0].loss, 0.25 + rank);
+    EXPECT_EQ(ranks.at(rank)[0].memory_bytes, 100 + rank);
+    EXPECT_EQ(ranks.at(rank)[0].attempt, 1);
+  }
+}
+
+TEST_F(IngestTest, ARankThatTheDiskHasNoRoomForKeepsNothingElseBack) {
+  // Where its file would be is a folder.
+  ASSERT_TRUE(io::MakeDirs(dir_ + "/metrics/" + job_ + "/rank-0.points").ok());
+  v1::AppendEventsRequest request = Steps(0, 10, 1);
+  request.mutable_events(0)->mutable_metric()->set_rank_loss(0.25);
+  EXPECT_EQ(ingest_.AppendEvents(request)->offset(), 10);
+  EXPECT_EQ(metrics_.Count(job_).value(), 1);
+}
+
 TEST_F(IngestTest, RepeatedEventsAndGapsAreAnsweredWithTheOffsetItHas) {
   ASSERT_TRUE(ingest_.AppendEvents(Steps(0, 100, 1)).ok());
   EXPECT_EQ(ingest_.AppendEvents(Steps(0, 100, 1))->offset(), 100);

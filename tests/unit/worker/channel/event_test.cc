@@ -33,6 +33,8 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   step.mfu = 0.41;
   step.of_limit = 0.87;
   step.epoch = 1.5;
+  EXPECT_TRUE(std::isnan(RoundTrip(step).rank_loss));
+  step.rank_loss = 0.375;
   EXPECT_TRUE(RoundTrip(step).preference.empty());
   EXPECT_TRUE(RoundTrip(step).traffic.empty());
   step.traffic = {{"shard", 0.125, 41.5}, {"replicate", 0.01, 3}};
@@ -60,6 +62,7 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   EXPECT_EQ(back.traffic[0].exposed_share, 0.125);
   EXPECT_EQ(back.traffic[0].gigabytes_per_second, 41.5);
   EXPECT_EQ(back.traffic[1].axis, "replicate");
+  EXPECT_EQ(back.rank_loss, 0.375);
   ASSERT_EQ(back.preference.size(), 1u);
   EXPECT_EQ(back.preference[0].rewards_chosen, 0.1);
   EXPECT_EQ(back.preference[0].rewards_rejected, -0.2);

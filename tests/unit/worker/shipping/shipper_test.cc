@@ -265,6 +265,23 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   EXPECT_EQ(metric.traffic(0).axis(), "replicate");
   EXPECT_EQ(metric.traffic(0).exposed_share(), 0.125);
   EXPECT_EQ(metric.traffic(0).gigabytes_per_second(), 2.5);
+  EXPECT_FALSE(metric.has_rank_loss());
+}
+
+TEST(RankEventTest, AStepOfAnotherRankIsItsOwnLossAndMemory) {
+  channel::StepEvent step{.step = 3, .loss = 9, .tokens = 7, .gpu_memory_bytes = 5};
+  EXPECT_EQ(ToRankEvent(1, {2, step}, "line").body_case(), v1::RankEvent::BODY_NOT_SET);
+  step.rank_loss = 0.5;
+  const v1::Metric metric = ToRankEvent(1, {2, step}, "line").metric();
+  EXPECT_EQ(metric.step(), 3);
+  EXPECT_EQ(metric.gpu_memory_bytes(), 5);
+  EXPECT_EQ(metric.rank_loss(), 0.5);
+  EXPECT_EQ(metric.time().seconds(), 2);
+  EXPECT_EQ(metric.loss(), 0);
+  EXPECT_EQ(metric.tokens(), 0);
+  const v1::Metric first = ToRankEvent(0, {2, step}, "line").metric();
+  EXPECT_EQ(first.rank_loss(), 0.5);
+  EXPECT_EQ(first.loss(), 9);
 }
 
 TEST(RankEventTest, AValidationPointIsMarked) {

@@ -90,6 +90,23 @@ TEST_F(TrainerTest, TokensWithoutLossDoNotDiluteTheGradient) {
   EXPECT_NEAR(longer.grad_norm, alone.grad_norm, 1e-5 * alone.grad_norm);
 }
 
+TEST_F(TrainerTest, EachRankReportsTheLossOfItsOwnRows) {
+  // A row each with as many targets: the mean of both is the step's loss.
+  TrainerOptions options = Options(spec::Mode::kLora, 2);
+  options.spec.hyperparameters.max_steps = 1;
+  options.train = Dataset::FromDocuments({{1, 2, 3}, {9, 8, 7}}, {{0, 1, 1}, {0, 1, 1}});
+  const auto ranks = RunTrainer(options, 2);
+  const StepReport &first = ranks[0].steps.at(0), &second = ranks[1].steps.at(0);
+  EXPECT_EQ(first.loss, second.loss);
+  EXPECT_GT(std::abs(first.rank_loss - second.rank_loss), 1e-3);
+  EXPECT_NEAR((first.rank_loss + second.rank_loss) / 2, first.loss, 1e-6);
+  // Of one row for two ranks the other has none.
+  options.train = Dataset::FromDocuments({{1, 2, 3}}, {{0, 1, 1}});
+  const auto lone = RunTrainer(options, 2);
+  EXPECT_NEAR(lone[0].steps.at(0).rank_loss, lone[0].steps.at(0).loss, 1e-9);
+  EXPECT_TRUE(std::isnan(lone[1].steps.at(0).rank_loss));
+}
+
 TEST_F(TrainerTest, FullShardGathersWhatIsDelivered) {
   TrainerOptions options = Options(spec::Mode::kFullFinetune, 3);
   options.spec.parallelism.sharding = spec::Sharding::kFullShard;
