@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "server/store/states.h"
+
 namespace sft::server::store {
 namespace {
 
@@ -77,7 +79,7 @@ absl::StatusOr<Cost> LostCostOfJob(Database& db, const PriceList& prices,
       db.Prepare("SELECT j.gpu_type, max(a.created_us, coalesce((SELECT max(c.committed_us) FROM "
                  "checkpoints c WHERE c.attempt_uid = t.uid), 0)), coalesce(a.freed_us, 0) FROM "
                  "attempts t JOIN allocations a ON a.attempt_uid = t.uid JOIN jobs j ON j.id = "
-                 "t.job_id WHERE t.job_id = ? AND (t.number < j.attempt OR (j.state = 1 AND "
+                 "t.job_id WHERE t.job_id = ? AND (t.number < j.attempt OR (j.state " SFT_IS_PENDING " AND "
                  "t.number = j.attempt))"));
   return Sum(spans.Bind(job_id), prices);
 }

@@ -22,6 +22,8 @@ constexpr WebhookEvent kEvents[] = {
     {"job.restarted", true, "an attempt failed, and the job goes on with another"},
     {"job.preempted", true, "it made room for another job, or for work on its node, and goes on"},
     {"checkpoint.committed", true, "a checkpoint can be gone on from"},
+    {"budget.warned", true, "a project has spent the share of its budget that it is warned at"},
+    {"budget.reached", true, "a project has used up its budget: no more of its jobs start"},
     {"node.suspect", false, "a node is silent"},
     {"node.held", false, "an operator keeps work off a node"},
     {"disk.low", false, "the server's disk is below its first mark"},
@@ -105,6 +107,18 @@ absl::Status TellCheckpoint(Database& db, const CheckpointRecord& checkpoint, in
 absl::Status TellNode(Database& db, std::string_view type, const std::string& node,
                       const std::string& reason, int64_t now_us) {
   return Tell(db, type, "", now_us, [&] { return Json{{"node", node}, {"reason", reason}}; });
+}
+
+absl::Status TellBudget(Database& db, std::string_view type, const BudgetRecord& budget,
+                        int64_t spent_micros, const std::string& currency, int64_t now_us) {
+  return Tell(db, type, budget.project, now_us, [&] {
+    return Json{{"project", budget.project},
+                {"spent_micros", spent_micros},
+                {"budget_micros", budget.amount_micros},
+                {"currency", currency},
+                {"period", budget.period == BudgetRecord::Period::kMonth ? "month" : "total"},
+                {"period_start", FormatUtc(FromUnixMicros(budget.begin_us))}};
+  });
 }
 
 absl::Status TellDisk(Database& db, int64_t free_bytes, int64_t total_bytes, int64_t now_us) {
