@@ -86,6 +86,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddData(app, session);
   AddModels(app, session);
   AddWebhook(app, session);
+  AddPrice(app, session);
   AddStats(app, session);
   AddStorage(app, session);
   AddLogin(app, session);

@@ -23,8 +23,8 @@ absl::StatusOr<std::optional<v1::Cost>> CostOfJob(Database& db, const PriceList&
   return std::optional<v1::Cost>(std::move(cost));
 }
 
-std::optional<v1::Cost> PlannedCost(const PriceList& prices, const std::string& gpu_type,
-                                    int slots, int64_t start_us, int64_t expected_us) {
+std::optional<v1::Cost> PlannedCost(const PriceList& prices, const std::string& gpu_type, int slots,
+                                    int64_t start_us, int64_t expected_us) {
   Cost run;
   for (int i = 0; i < slots; ++i) run += prices.Of(gpu_type, start_us, start_us + expected_us);
   v1::Cost cost;

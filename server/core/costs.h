@@ -18,7 +18,7 @@ absl::StatusOr<std::optional<v1::Cost>> CostOfJob(Database& db, const PriceList&
                                                   bool with_lost);
 
 // Of a run on as many slots of the type, from a time on, as long as is expected (0: not known).
-std::optional<v1::Cost> PlannedCost(const PriceList& prices, const std::string& gpu_type,
-                                    int slots, int64_t start_us, int64_t expected_us);
+std::optional<v1::Cost> PlannedCost(const PriceList& prices, const std::string& gpu_type, int slots,
+                                    int64_t start_us, int64_t expected_us);
 
 }  // namespace sft::server

@@ -213,7 +213,8 @@ class Reader {
         std::max(begin_us_, known == facts.end() ? begin_us_ : known->second.first_seen_us);
     if (until_us < since) return;
     for (const SlotRecord& slot : node.slots) {
-      types_[slot.gpu_type].available_hours += static_cast<double>(until_us - since) / kMicrosPerHour;
+      types_[slot.gpu_type].available_hours +=
+          static_cast<double>(until_us - since) / kMicrosPerHour;
     }
     if (by_ == v1::GetStatsRequest::NODE) rows_[node.name];
   }

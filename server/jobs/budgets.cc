@@ -28,8 +28,8 @@ absl::Status TakeChanges(const v1::Budget& asked, BudgetRecord& budget) {
   }
   return budget.amount_micros > 0
              ? absl::OkStatus()
-             : InvalidArgument(fmt::format("project {} has no budget yet: give its amount",
-                                           budget.project));
+             : InvalidArgument(
+                   fmt::format("project {} has no budget yet: give its amount", budget.project));
 }
 
 }  // namespace
@@ -46,8 +46,7 @@ absl::Status ChangeBudget(Database& db, const std::string& project, const v1::Bu
   budget.project = project;
   SFT_RETURN_IF_ERROR(TakeChanges(asked, budget));
   if (!before.has_value() || before->period != budget.period) {
-    budget.begin_us =
-        budget.period == BudgetRecord::Period::kMonth ? MonthOf(now_us) : now_us;
+    budget.begin_us = budget.period == BudgetRecord::Period::kMonth ? MonthOf(now_us) : now_us;
     SFT_RETURN_IF_ERROR(store::Recount(db, prices, budget));
   }
   SFT_RETURN_IF_ERROR(store::PutBudget(db, budget));

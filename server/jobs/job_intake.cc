@@ -232,7 +232,8 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
   }
   if (!resolution.ok()) return response;
   response.set_resolved_json(store::SpecText(resolution.spec));
-  *response.mutable_plan() = planner_.Plan(resolution.spec, reader.project.empty() ? kDefaultProject : reader.project);
+  *response.mutable_plan() =
+      planner_.Plan(resolution.spec, reader.project.empty() ? kDefaultProject : reader.project);
   return response;
 }
 

@@ -55,11 +55,10 @@ absl::Status CheckPrice(const PriceRecord& price) {
 // What was used keeps its price.
 absl::Status CheckStart(const PriceList& prices, const PriceRecord& price, int64_t now_us) {
   if (!prices.HasBetween(price.gpu_type, price.start_us, now_us)) return absl::OkStatus();
-  return FailedPrecondition(
-      fmt::format("{} had a price since {}, and what was used keeps it: set one from now on, or "
-                  "from a later time",
-                  price.gpu_type.empty() ? "GPUs" : price.gpu_type,
-                  FormatUtc(FromUnixMicros(price.start_us))));
+  return FailedPrecondition(fmt::format(
+      "{} had a price since {}, and what was used keeps it: set one from now on, or "
+      "from a later time",
+      price.gpu_type.empty() ? "GPUs" : price.gpu_type, FormatUtc(FromUnixMicros(price.start_us))));
 }
 
 // A price from a time that has passed counts for what was used since.
@@ -97,8 +96,8 @@ absl::StatusOr<v1::Price> Prices::Set(const v1::SetPriceRequest& request, const 
                  request.currency().empty() ? prices.currency() : request.currency(), actor.name};
         SFT_RETURN_IF_ERROR(CheckPrice(price));
         if (!prices.empty() && price.currency != prices.currency()) {
-          return FailedPrecondition(fmt::format(
-              "prices are in {}, and what was used stays in it", prices.currency()));
+          return FailedPrecondition(
+              fmt::format("prices are in {}, and what was used stays in it", prices.currency()));
         }
         SFT_RETURN_IF_ERROR(CheckStart(prices, price, now_us));
         SFT_RETURN_IF_ERROR(store::PutPrice(db, price));

@@ -26,7 +26,6 @@ absl::Status TellBudget(Database& db, const std::string& project, int64_t now_us
 bool EndsByBudget(const LiveJob& live, const std::vector<store::SpentBudget>& budgets);
 // Has it write a checkpoint and wait, where the budget still says so. Inside a transaction of the
 // store.
-absl::Status StopForBudget(Database& db, const LiveJob& live, int64_t now_us,
-                           ChangedJobs& changed);
+absl::Status StopForBudget(Database& db, const LiveJob& live, int64_t now_us, ChangedJobs& changed);
 
 }  // namespace sft::server

@@ -84,7 +84,7 @@ struct BudgetRecord {
   Action on_reached = Action::kHold;
   // The period that the rest is about: from then on.
   int64_t begin_us = 0;
-  Cost freed;  // of slots that were freed in it
+  Cost freed;                            // of slots that were freed in it
   bool warned = false, reached = false;  // was told
 };
 

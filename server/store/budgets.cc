@@ -9,7 +9,7 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_BUDGET_COLUMNS                                                              \
+#define SFT_BUDGET_COLUMNS                                                             \
   "project, amount_micros, period, warn_percent, on_reached, begin_us, freed_micros, " \
   "freed_rest, warned, reached"
 
@@ -128,8 +128,7 @@ absl::Status Recount(Database& db, const PriceList& prices, BudgetRecord& budget
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, freed.Step());
     if (!row) return absl::OkStatus();
-    budget.freed +=
-        prices.Of(freed.Text(0), std::max(freed.Int(1), budget.begin_us), freed.Int(2));
+    budget.freed += prices.Of(freed.Text(0), std::max(freed.Int(1), budget.begin_us), freed.Int(2));
   }
 }
 

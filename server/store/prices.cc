@@ -20,9 +20,9 @@ absl::StatusOr<Cost> Sum(Statement& spans, const PriceList& prices) {
 }  // namespace
 
 absl::StatusOr<std::vector<PriceRecord>> AllPrices(Database& db) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement list, db.Prepare("SELECT gpu_type, start_us, micros_per_hour, currency, set_by "
-                                 "FROM prices ORDER BY gpu_type, start_us"));
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT gpu_type, start_us, micros_per_hour, currency, set_by "
+                                  "FROM prices ORDER BY gpu_type, start_us"));
   std::vector<PriceRecord> prices;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
@@ -47,8 +47,8 @@ absl::Status PutPrice(Database& db, const PriceRecord& price) {
   SFT_ASSIGN_OR_RETURN(Statement count, db.Prepare("SELECT count(*) FROM prices"));
   SFT_RETURN_IF_ERROR(count.Step().status());
   if (count.Int(0) <= kMaxPrices) return absl::OkStatus();
-  return ResourceExhausted(fmt::format("there are {} prices already, which is the most",
-                                       kMaxPrices));
+  return ResourceExhausted(
+      fmt::format("there are {} prices already, which is the most", kMaxPrices));
 }
 
 absl::Status DeletePrice(Database& db, const std::string& gpu_type, int64_t start_us) {
@@ -79,7 +79,8 @@ absl::StatusOr<Cost> LostCostOfJob(Database& db, const PriceList& prices,
       db.Prepare("SELECT j.gpu_type, max(a.created_us, coalesce((SELECT max(c.committed_us) FROM "
                  "checkpoints c WHERE c.attempt_uid = t.uid), 0)), coalesce(a.freed_us, 0) FROM "
                  "attempts t JOIN allocations a ON a.attempt_uid = t.uid JOIN jobs j ON j.id = "
-                 "t.job_id WHERE t.job_id = ? AND (t.number < j.attempt OR (j.state " SFT_IS_PENDING " AND "
+                 "t.job_id WHERE t.job_id = ? AND (t.number < j.attempt OR (j.state " SFT_IS_PENDING
+                 " AND "
                  "t.number = j.attempt))"));
   return Sum(spans.Bind(job_id), prices);
 }
