@@ -46,7 +46,14 @@ absl::StatusOr<WebhookAnswer> HttpWebhookTransport::Post(const WebhookPost& post
       return Unavailable(fmt::format("its answer has more than {} bytes", kMostAnswer));
     }
   }
-  return WebhookAnswer{response.status, SecondsOfHeader(response.Header("retry-after"))};
+  constexpr int kGone = 410;
+  WebhookAnswer answer{response.status, SecondsOfHeader(response.Header("retry-after"))};
+  answer.gone = response.status == kGone;
+  if (response.status / 100 != 2) {
+    answer.said = fmt::format("it answered with HTTP status {}{}", response.status,
+                              response.status / 100 == 3 ? ", which is not followed" : "");
+  }
+  return answer;
 }
 
 }  // namespace sft::server
