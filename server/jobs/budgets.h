@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <string>
 
-#include "server/database/sqlite.h"
 #include "server/store/budgets.h"
 #include "sft/v1/scheduling_service.pb.h"
 

@@ -26,6 +26,9 @@ struct WebhookAnswer {
   std::string said;           // where it is not taken: why, for people
 };
 
+// Of a status of HTTP.
+WebhookAnswer HttpAnswer(int status, int64_t retry_after_s = 0);
+
 // Sends webhooks. Used by one thread.
 class WebhookTransport {
  public:
