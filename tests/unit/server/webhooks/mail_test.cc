@@ -55,8 +55,8 @@ TEST(MailTextTest, SaysWhatHappenedAndWhatToType) {
 
 TEST(MailTextTest, ABudgetIsTextForPeople) {
   const Mail mail = MailOf(
-      R"({"type": "budget.reached", "timestamp": "t", "data": {"project": "vision", "currency": "EUR",
-          "spent_micros": 1000010000, "budget_micros": 1000000000}})");
+      R"({"type": "budget.reached", "timestamp": "t", "data": {"project": "vision",
+          "currency": "EUR", "spent_micros": 1000010000, "budget_micros": 1000000000}})");
   EXPECT_EQ(mail.subject, "budget.reached: project vision");
   EXPECT_NE(mail.text.find("spent        1000.01 EUR\n"), std::string::npos) << mail.text;
   EXPECT_NE(mail.text.find("budget       1000.00 EUR\n"), std::string::npos) << mail.text;
