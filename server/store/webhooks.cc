@@ -8,6 +8,7 @@
 
 #include "common/base/ids.h"
 #include "server/store/jobs.h"
+#include "server/store/states.h"
 #include "server/store/tallies.h"
 
 namespace sft::server::store {
@@ -112,6 +113,26 @@ absl::Status ForgetOldest(Database& db, const std::string& hook) {
   return forget.Bind(hook).Bind(kMaxEnded).Run();
 }
 
+// Where the project's jobs have named as many addresses as they may, forgets the one that was tried
+// longest ago of those whose jobs have ended and been told.
+absl::Status MakeRoomForAddress(Database& db, const std::string& project) {
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement count,
+        db.Prepare("SELECT count(*) FROM webhooks WHERE project = ? AND of_jobs = 1"));
+    SFT_RETURN_IF_ERROR(count.Bind(project).Step().status());
+    if (count.Int(0) < kMaxJobAddresses) return absl::OkStatus();
+  }
+  SFT_ASSIGN_OR_RETURN(
+      Statement forget,
+      db.Prepare("DELETE FROM webhooks WHERE id = (SELECT w.id FROM webhooks w WHERE w.project = ? "
+                 "AND w.of_jobs = 1 AND NOT EXISTS (SELECT 1 FROM job_mail m JOIN jobs j ON j.id = "
+                 "m.job_id WHERE m.hook = w.id AND j.state " SFT_IS_LIVE
+                 ") AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d WHERE d.hook = w.id AND "
+                 "d.state " SFT_WAITS ") ORDER BY w.tried_us, w.id LIMIT 1)"));
+  return forget.Bind(project).Run();
+}
+
 }  // namespace
 
 absl::Status InsertWebhook(Database& db, const WebhookRecord& hook) {
@@ -123,7 +144,7 @@ absl::Status InsertWebhook(Database& db, const WebhookRecord& hook) {
     if (count.Int(0) >= (hook.of_jobs ? kMaxJobAddresses : kMaxHooks)) {
       return ResourceExhausted(fmt::format(
           "there are {} {} already: remove one first (`sftctl webhook remove`)", count.Int(0),
-          hook.of_jobs ? "addresses that jobs of the project told" : "webhooks"));
+          hook.of_jobs ? "addresses that jobs of the project have named" : "webhooks"));
     }
   }
   SFT_ASSIGN_OR_RETURN(
@@ -216,6 +237,7 @@ absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& a
   }
   if (hook.id.empty()) {
     hook.id = RandomId("hook");
+    SFT_RETURN_IF_ERROR(MakeRoomForAddress(db, hook.project));
     SFT_RETURN_IF_ERROR(InsertWebhook(db, hook));
   }
   SFT_ASSIGN_OR_RETURN(Statement ask, db.Prepare("INSERT OR REPLACE INTO job_mail (job_id, hook, "

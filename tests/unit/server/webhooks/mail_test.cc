@@ -456,6 +456,36 @@ TEST_F(MailHookTest, JobsOfOneOwnerShareTheirAddressAndCountForNoWebhooks) {
   EXPECT_EQ(AddMail("ann@example.com").status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(MailHookTest, AddressesOfJobsThatHaveEndedMakeRoomForOthers) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string ended = SubmitAsking({"first@example.com"}, {"job.failed"});
+  Tick();
+  Say("a", worker, ended, S::RUNNING);
+  Say("a", worker, ended, S::DONE, v1::Verdict::USER, "bad_data");
+  for (int i = 1; i < store::kMaxJobAddresses; ++i) {
+    SubmitAsking({fmt::format("a{}@example.com", i)}, {"job.failed"});
+  }
+  const auto has = [&](const std::string& address) {
+    const auto list = hooks_.List("default");
+    return std::ranges::any_of(list->webhooks(), [&](const v1::Webhook& hook) {
+      return hook.url() == "mailto:" + address;
+    });
+  };
+  JobRecord more;
+  more.project = "default";
+  more.owner = "ann";
+  more.id = ended;
+  const auto ask = [&](const std::string& address) {
+    return store_->Write([&](Database& db) { return store::AskForMail(db, more, address, {}); });
+  };
+  EXPECT_EQ(ask("b@example.com").code(), absl::StatusCode::kResourceExhausted)
+      << "the first has something to be told";
+  EXPECT_EQ(SendAll(), 1);
+  EXPECT_TRUE(ask("b@example.com").ok());
+  EXPECT_FALSE(has("first@example.com"));
+  EXPECT_TRUE(has("a1@example.com") && has("b@example.com"));
+}
+
 TEST_F(MailHookTest, WhoRemovesAJobsAddressHearsNoMore) {
   const std::string job = SubmitAsking({"ann@example.com"}, {});
   EXPECT_EQ(SendAll(), 1);
