@@ -88,6 +88,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddModels(app, session);
   AddWebhook(app, session);
   AddTop(app, session);
+  AddPrice(app, session);
   AddStats(app, session);
   AddStorage(app, session);
   AddLogin(app, session);

@@ -22,7 +22,7 @@ void AddStatus(Command& app, Session& session);
 void AddList(Command& app, Session& session);
 void AddSweep(Command& app, Session& session);
 void AddHold(Command& app, Session& session);       // hold and release
-void AddProject(Command& admin, Session& session);  // admin project list and set
+void AddProject(Command& admin, Session& session);  // admin project list, show and set
 void AddLogs(Command& app);
 void AddCancel(Command& app, Session& session);
 void AddCheckpoints(Command& app, Session& session);  // checkpoint, checkpoints and resume
@@ -48,6 +48,7 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session);
 void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
 void AddWebhook(Command& app, Session& session);
+void AddPrice(Command& app, Session& session);
 void AddStats(Command& app, Session& session);
 void AddTop(Command& app, Session& session);
 void AddWeb(Command& app, Session& session);

@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "client/base/job_group.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
+#include "common/base/money.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -50,6 +53,27 @@ std::string ProgressText(const v1::Job& job) {
   return fmt::format("{}/{} loss {:.3f}", progress.step(), progress.total_steps(), progress.loss());
 }
 
+// With what they cost where any has a price.
+std::string TableOf(const std::vector<v1::Job>& jobs) {
+  const bool costs = std::ranges::any_of(jobs, [](const v1::Job& job) { return job.has_cost(); });
+  std::vector<std::string> header = {"JOB",     "NAME",      "STATE", "PROGRESS",
+                                     "VARIANT", "SUBMITTED", "REASON"};
+  if (costs) header.insert(header.end() - 1, "COST");
+  Table table(header);
+  for (const v1::Job& job : jobs) {
+    std::vector<std::string> row = {
+        ShortName(job.name()), job.display_name(), StateName(job.state()),
+        ProgressText(job),     job.variant(),      Utc(job.create_time()),
+        job.reason()};
+    if (costs) {
+      const v1::Cost& cost = job.cost();
+      row.insert(row.end() - 1, job.has_cost() ? MoneyText(cost.micros(), cost.currency()) : "-");
+    }
+    table.Add(row);
+  }
+  return table.Render();
+}
+
 absl::StatusOr<v1::ListJobsRequest> RequestOf(const ListOptions& options) {
   v1::ListJobsRequest request;
   for (const std::string& name : options.states) {
@@ -91,7 +115,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
   absl::StatusOr<v1::ListJobsRequest> request = RequestOf(options);
   if (!request.ok()) return Fail(connection, request.status());
   int total = 0;
-  Table table({"JOB", "NAME", "STATE", "PROGRESS", "VARIANT", "SUBMITTED", "REASON"});
+  std::vector<v1::Job> jobs;
   Json list = Json::array();
   int left = options.limit;
   while (left > 0) {
@@ -105,8 +129,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     request->set_count(false);
     for (const v1::Job& job : page->jobs()) {
       if (json) list.push_back(JobJson(job));
-      table.Add({ShortName(job.name()), job.display_name(), StateName(job.state()),
-                 ProgressText(job), job.variant(), Utc(job.create_time()), job.reason()});
+      if (!json) jobs.push_back(job);
     }
     left -= page->jobs_size();
     if (page->next_page_token().empty() || page->jobs().empty()) break;
@@ -115,7 +138,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
   const int shown = options.limit - left;
   const absl::Status exists = shown > 0 ? absl::OkStatus() : CheckExists(connection, options);
   if (!exists.ok()) return Fail(connection, exists);
-  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : TableOf(jobs));
   if (total > shown) {
     connection.console().err << fmt::format("{} of {}{} jobs; --limit shows more\n", shown, total,
                                             total < kMaxCounted ? "" : " or more");

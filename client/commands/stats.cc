@@ -7,6 +7,7 @@
 #include "client/output/table.h"
 #include "client/output/text.h"
 #include "common/base/json.h"
+#include "common/base/money.h"
 #include "sft/v1/operator_service.grpc.pb.h"
 
 namespace sft::client {
@@ -49,6 +50,7 @@ Json RowJson(const v1::StatsRow& row) {
            row.has_wait_median_seconds() ? Json(row.wait_median_seconds()) : Json(nullptr)},
           {"wait_p90_seconds",
            row.has_wait_p90_seconds() ? Json(row.wait_p90_seconds()) : Json(nullptr)},
+          {"cost_micros", row.cost_micros()},
           {"failures", failures}};
 }
 
@@ -76,14 +78,38 @@ Json StatsJson(const v1::Stats& stats) {
     types.push_back({{"gpu_type", type.gpu_type()},
                      {"held_hours", type.held_hours()},
                      {"available_hours", type.available_hours()},
+                     {"cost_micros", type.cost_micros()},
                      {"utilization_percent", Share(type.held_hours(), type.available_hours())}});
   }
   return {{"begin", Utc(stats.begin())},
           {"end", Utc(stats.end())},
+          {"currency", stats.currency().empty() ? Json(nullptr) : Json(stats.currency())},
           {"total", RowJson(stats.total())},
           {"rows", rows},
           {"types", types},
           {"estimates", estimates}};
+}
+
+std::string RowsText(const v1::Stats& stats, const std::string& by) {
+  const bool nodes = by == "node", costs = !stats.currency().empty();
+  const auto with_cost = [costs](std::vector<std::string> cells, const std::string& cost) {
+    if (costs) cells.insert(cells.begin() + 2, cost);
+    return cells;
+  };
+  Table table(
+      with_cost({nodes           ? "NODE"
+                 : by == "owner" ? "OWNER"
+                                 : "PROJECT",
+                 "GPU-HOURS", nodes ? "ATTEMPTS OK/FAILED/OTHER" : "JOBS OK/FAILED/CANCELLED",
+                 "WAIT", "P90", nodes ? "FAILURES THAT BLAME IT" : "FAILED ATTEMPTS"},
+                "COST"));
+  for (const v1::StatsRow& row : stats.rows()) {
+    table.Add(with_cost({row.name(), fmt::format("{:.2f}", row.gpu_hours()), Ended(row),
+                         Wait(row.has_wait_median_seconds(), row.wait_median_seconds()),
+                         Wait(row.has_wait_p90_seconds(), row.wait_p90_seconds()), Failures(row)},
+                        MoneyText(row.cost_micros(), stats.currency())));
+  }
+  return table.Render();
 }
 
 void Print(Connection& connection, const v1::Stats& stats, const std::string& by) {
@@ -94,11 +120,17 @@ void Print(Connection& connection, const v1::Stats& stats, const std::string& by
   };
   line("from", fmt::format("{} to {}", Utc(stats.begin()), Utc(stats.end())));
   for (const v1::TypeUse& type : stats.types()) {
-    line(type.gpu_type(),
-         fmt::format("{:.1f} of {:.1f} hours held: {:.1f}% utilisation", type.held_hours(),
-                     type.available_hours(), Share(type.held_hours(), type.available_hours())));
+    line(
+        type.gpu_type(),
+        fmt::format(
+            "{:.1f} of {:.1f} hours held: {:.1f}% utilisation{}", type.held_hours(),
+            type.available_hours(), Share(type.held_hours(), type.available_hours()),
+            type.cost_micros() == 0 ? "" : ", " + MoneyText(type.cost_micros(), stats.currency())));
   }
   line("GPU-hours", fmt::format("{:.2f}", total.gpu_hours()));
+  if (!stats.currency().empty()) {
+    line("cost", MoneyText(total.cost_micros(), stats.currency()));
+  }
   line("jobs", fmt::format("{} succeeded, {} failed, {} cancelled", total.succeeded(),
                            total.failed(), total.cancelled()));
   line("waits", fmt::format("{} placed, median {}, p90 {}", total.placed(),
@@ -109,18 +141,7 @@ void Print(Connection& connection, const v1::Stats& stats, const std::string& by
     line("failures", fmt::format("{} {} ({})", each.count(), each.code(), each.domain()));
   }
   if (by.empty()) return;
-  const bool nodes = by == "node";
-  Table table({by == "node"    ? "NODE"
-               : by == "owner" ? "OWNER"
-                               : "PROJECT",
-               "GPU-HOURS", nodes ? "ATTEMPTS OK/FAILED/OTHER" : "JOBS OK/FAILED/CANCELLED", "WAIT",
-               "P90", nodes ? "FAILURES THAT BLAME IT" : "FAILED ATTEMPTS"});
-  for (const v1::StatsRow& row : stats.rows()) {
-    table.Add({row.name(), fmt::format("{:.2f}", row.gpu_hours()), Ended(row),
-               Wait(row.has_wait_median_seconds(), row.wait_median_seconds()),
-               Wait(row.has_wait_p90_seconds(), row.wait_p90_seconds()), Failures(row)});
-  }
-  out << "\n" << table.Render();
+  out << "\n" << RowsText(stats, by);
 }
 
 ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {

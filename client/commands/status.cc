@@ -10,6 +10,7 @@
 #include "client/base/job_follow.h"
 #include "client/base/one_job.h"
 #include "client/commands/commands.h"
+#include "client/output/cost.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/progress.h"
@@ -102,6 +103,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   } else {
     line("progress", progress.phase());
   }
+  line("cost", CostText(job));
   line("submitted", Utc(job.create_time()));
   if (job.has_start_time()) line("started", Utc(job.start_time()));
   if (job.has_end_time()) line("ended", Utc(job.end_time()));

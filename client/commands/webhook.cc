@@ -38,7 +38,24 @@ Request AboutHook(const WebhookOptions& options) {
 }
 
 std::string FormatName(v1::Webhook::Format format) {
-  return format == v1::Webhook::SLACK ? "slack" : "standard";
+  switch (format) {
+    case v1::Webhook::SLACK:
+      return "slack";
+    case v1::Webhook::MAIL:
+      return "mail";
+    default:
+      return "standard";
+  }
+}
+
+v1::Webhook::Format FormatOf(const WebhookOptions& options) {
+  if (options.url.starts_with("mailto:")) return v1::Webhook::MAIL;
+  return options.format == "slack" ? v1::Webhook::SLACK : v1::Webhook::STANDARD;
+}
+
+std::string EventsText(const v1::Webhook& hook) {
+  if (hook.of_jobs()) return "those that jobs of " + hook.created_by() + " ask for";
+  return hook.events().empty() ? "all" : fmt::format("{}", fmt::join(hook.events(), ","));
 }
 
 std::string DeliveryStateName(Delivery::State state) {
@@ -67,6 +84,7 @@ Json HookJson(const v1::Webhook& hook) {
       {"url", hook.url()},
       {"format", FormatName(hook.format())},
       {"events", std::vector<std::string>(hook.events().begin(), hook.events().end())},
+      {"of_jobs", hook.of_jobs()},
       {"created_by", hook.created_by()},
       {"create_time", Utc(hook.create_time())},
       {"off_time", TimeOrNull(hook.has_off_time(), hook.off_time())},
@@ -91,7 +109,7 @@ Json DeliveryJson(const Delivery& delivery) {
 ExitCode AddHook(Connection& connection, const WebhookOptions& options, bool json) {
   auto request = AboutHook<v1::AddWebhookRequest>(options);
   request.set_url(options.url);
-  request.set_format(options.format == "slack" ? v1::Webhook::SLACK : v1::Webhook::STANDARD);
+  request.set_format(FormatOf(options));
   for (size_t at = 0; at < options.events.size();) {
     const size_t end = std::min(options.events.find(',', at), options.events.size());
     request.add_events(options.events.substr(at, end - at));
@@ -131,8 +149,7 @@ ExitCode ListHooks(Connection& connection, const WebhookOptions& options, bool j
     const std::string state = hook.has_off_time()   ? "off: " + hook.off_reason()
                               : hook.failures() > 0 ? fmt::format("failing ({})", hook.failures())
                                                     : "on";
-    table.Add({hook.id(), hook.url(),
-               hook.events().empty() ? "all" : fmt::format("{}", fmt::join(hook.events(), ",")),
+    table.Add({hook.id(), hook.url(), EventsText(hook),
                hook.has_last_delivery_time() ? Utc(hook.last_delivery_time()) : "-", state});
   }
   out << table.Render();
@@ -266,10 +283,12 @@ Command* AddOne(Command* webhook, const SharedHookOptions& options, const std::s
 }
 
 void AddAdding(Command* webhook, const SharedHookOptions& options, Session& session) {
-  Command* add = AddOne(webhook, options, "add", "Add an address; prints its id and its secret",
+  Command* add = AddOne(webhook, options, "add",
+                        "Add an address; prints its id and, where it has one, its secret",
                         "sftctl webhook add https://example.com/hooks/sft "
                         "--events job.failed,job.succeeded");
-  add->AddOption("URL", options->url, "Where to send to, https://...")->Required();
+  add->AddOption("URL", options->url, "Where to send to: https://..., or mailto:ann@example.com")
+      ->Required();
   add->AddOption("--events", options->events,
                  "Only these, with commas between them (docs/webhooks.md lists them)");
   add->AddOption("--format", options->format,
@@ -302,7 +321,7 @@ void AddReplay(Command* webhook, const SharedHookOptions& options, Session& sess
 }  // namespace
 
 void AddWebhook(Command& app, Session& session) {
-  Command* webhook = app.AddCommand("webhook", "Addresses that are told of events",
+  Command* webhook = app.AddCommand("webhook", "Addresses that are told of events, by HTTP or mail",
                                     "sftctl webhook add https://example.com/hooks/sft");
   webhook->RequireCommand();
   const auto options = std::make_shared<WebhookOptions>();

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "client/output/cost.h"
 #include "client/output/format.h"
 #include "client/output/progress.h"
 #include "common/base/json.h"
@@ -179,6 +180,7 @@ Json JobJson(const v1::Job& job) {
   json["after"] = std::vector<std::string>(job.after().begin(), job.after().end());
   json["deadline"] = TimeJson(job.deadline());
   json["outlook"] = job.has_outlook() ? OutlookJson(job.outlook()) : Json(nullptr);
+  json["cost"] = CostJson(job.has_cost(), job.cost());
   json["resumed_from"] =
       job.resumed_from().empty()
           ? Json(nullptr)

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "client/output/cost.h"
 #include "client/output/format.h"
 #include "client/output/progress.h"
 #include "client/output/table.h"
@@ -44,6 +45,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"tokens_per_second", plan.tokens_per_second()},
                   {"speed_from_peaks", plan.speed_from_peaks()},
                   {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
+                  {"cost", CostJson(plan.has_cost(), plan.cost())},
                   {"wait", plan.has_wait() ? WaitJson(plan.wait()) : Json(nullptr)},
                   {"note", plan.note()}};
   return json;
@@ -91,6 +93,9 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
                      plan.placement());
   if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
     out << fmt::format("expected     {}\n", outlook);
+  }
+  if (const std::string cost = CostText(plan); !cost.empty()) {
+    out << fmt::format("cost         {}\n", cost);
   }
   PrintWait(plan.wait(), [&](const char* label, const std::string& text) {
     out << fmt::format("{:<12} {}\n", label, OneLine(text));

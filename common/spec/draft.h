@@ -139,6 +139,7 @@ void ResolvePrecision(Draft* draft);                                        // m
 void ResolveValidation(Draft* draft);                                       // method.cc
 void ResolveSaving(Draft* draft);                                           // method.cc
 void ResolveScheduling(Draft* draft);                                       // scheduling.cc
+void ResolveNotify(Draft* draft);                                           // notify.cc
 void ResolveTemplate(const ResolveOptions& options, Draft* draft);          // template_settings.cc
 
 // The value of a list; empty where there is none.

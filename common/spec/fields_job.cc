@@ -1,6 +1,6 @@
 #include "common/spec/fields.h"
 
-// [job] [compute] [scheduling] [data.topology] [data] [checkpoint]
+// [job] [compute] [scheduling] [notify] [data.topology] [data] [checkpoint]
 
 namespace sft::spec {
 namespace {
@@ -245,6 +245,24 @@ constexpr Field kJobTable[] = {
      .def = "true",
      .doc = "A job of a higher class may preempt this one: it writes a checkpoint, goes back to "
             "the queue and later continues from there. That uses up no restart.",
+     .since = 2,
+     .server_only = true},
+
+    {.key = "notify.mail",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Addresses that get a mail when something of notify.events happens to the job, at most "
+            "5; for servers that send mail (docs/webhooks.md).",
+     .max = 5,
+     .may_be_empty = true,
+     .since = 2,
+     .server_only = true},
+    {.key = "notify.events",
+     .type = Type::kList,
+     .def = "job.succeeded,job.failed,job.cancelled",
+     .doc = "What they are told of: events of jobs in docs/webhooks.md. Empty: all of them.",
+     .max = 8,
+     .may_be_empty = true,
      .since = 2,
      .server_only = true},
 

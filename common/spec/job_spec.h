@@ -131,6 +131,12 @@ struct JobSpec {
     bool preemptible = true;         // may be preempted by a job of a higher class
   } scheduling;
 
+  // Who is told of the job; only the server acts on it.
+  struct Notify {
+    std::vector<std::string> mail;  // addresses
+    std::vector<std::string> events = {"job.succeeded", "job.failed", "job.cancelled"};
+  } notify;
+
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;

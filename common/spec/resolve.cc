@@ -444,6 +444,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveValidation(&draft);
     ResolveSaving(&draft);
     ResolveScheduling(&draft);
+    ResolveNotify(&draft);
     WarnIgnored(&draft);
     if (!draft.Has("job.name")) {
       draft.Derive("job.name", NameOf(file_name), "the file's name");

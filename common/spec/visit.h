@@ -225,6 +225,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("job.output_dir", s.job.output_dir);
   VisitCompute(s.compute, visit);
   VisitScheduling(s.scheduling, visit);
+  visit("notify.mail", s.notify.mail);
+  visit("notify.events", s.notify.events);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);

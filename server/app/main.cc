@@ -150,6 +150,11 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.judges = {options.judge_urls, options.judge_ca};
   settings.webhook_allow = options.webhook_allow;
   settings.webhook_ca = options.webhook_ca;
+  if (!options.mail_relay.empty()) {
+    SFT_ASSIGN_OR_RETURN(settings.mail, ParseMailRelay(options.mail_relay, options.mail_from,
+                                                       options.mail_tls, options.mail_ca));
+    settings.mail_to = options.mail_to;
+  }
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/mail_address.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
 #include "common/hub/http.h"
@@ -156,6 +157,40 @@ void AddWebhooks(CLI::App& app, Options& options) {
                  "PEM file with the authorities that vouch for receivers [SSL_CERT_FILE, or the "
                  "system's]")
       ->group(kWebhooks);
+}
+
+void AddMail(CLI::App& app, Options& options) {
+  const char* kMail = "Mail (docs/webhooks.md)";
+  CLI::Option* const relay =
+      app.add_option("--mail-relay", options.mail_relay,
+                     "HOST or HOST:PORT of the mail relay (SMTP) that takes mails about events")
+          ->group(kMail);
+  CLI::Option* const from =
+      app.add_option("--mail-from", options.mail_from, "Address that they come from")
+          ->check(CLI::Validator(
+              [](std::string& text) {
+                return IsMailAddress(text) ? "" : "must be an address such as sft@example.com";
+              },
+              ""))
+          ->needs(relay)
+          ->group(kMail);
+  relay->needs(from);
+  app.add_option("--mail-tls", options.mail_tls,
+                 "starttls: nothing is sent to the relay without TLS; off [off on this machine, "
+                 "otherwise starttls]")
+      ->check(CLI::IsMember({"off", "starttls"}))
+      ->needs(relay)
+      ->group(kMail);
+  app.add_option("--mail-ca", options.mail_ca,
+                 "PEM file with the authorities that vouch for the relay [the system's]")
+      ->check(CLI::ExistingFile)
+      ->needs(relay)
+      ->group(kMail);
+  app.add_option("--mail-to", options.mail_to,
+                 "Domain that mail may go to, with those below it; may be given several times "
+                 "[all]")
+      ->needs(relay)
+      ->group(kMail);
 }
 
 void AddDevelopment(CLI::App& app, Options& options) {
@@ -334,6 +369,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   AddHub(app, options);
   AddJudges(app, options);
   AddWebhooks(app, options);
+  AddMail(app, options);
   AddDevelopment(app, options);
   CLI::App* check =
       app.add_subcommand("check",

@@ -56,6 +56,11 @@ struct Options {
   std::vector<std::string> webhook_allow;
   std::string webhook_ca;
 
+  // Who takes this server's mail, from which address it comes, with TLS or not ("off", "starttls";
+  // empty: by the relay's address), and the domains that it may go to.
+  std::string mail_relay, mail_from, mail_tls, mail_ca;
+  std::vector<std::string> mail_to;
+
   // Passed on to the worker of --dev.
   std::string model_cache, model_cache_limit;
   std::vector<std::string> models;

@@ -66,6 +66,10 @@ absl::StatusOr<WebhookGuards> MakeGuards(const std::vector<std::string>& allowed
   return WebhookGuards{std::move(sends), std::move(adds)};
 }
 
+MailRules RulesOf(const Server::Settings& settings) {
+  return {settings.mail.has_value(), settings.mail_to};
+}
+
 }  // namespace
 
 // Members in the order of construction; destroyed in reverse.
@@ -106,7 +110,7 @@ struct Server::Parts {
         serving(*store, relay),
         secrets(settings.data_dir + "/secrets"),
         judges(settings.judges, *store, serving, secrets, clock),
-        intake(*store, *blobs, jobs, planner, &limits, &judges),
+        intake(*store, *blobs, jobs, planner, &limits, &judges, RulesOf(settings)),
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
@@ -114,9 +118,12 @@ struct Server::Parts {
         projects(*store, clock, &hub_models, &secrets),
         webhook_secrets(settings.data_dir + "/webhooks"),
         webhook_transport(std::move(guards.sends), HttpOptionsOf(settings.webhook_ca)),
-        webhook_sender(*store, webhook_secrets, webhook_transport, clock, Chance()),
-        webhooks(*store, clock, webhook_secrets, std::move(guards.adds),
-                 [this] { webhook_sender.Wake(); }),
+        mail(settings.mail.has_value() ? std::make_unique<SmtpTransport>(*settings.mail, clock)
+                                       : nullptr),
+        webhook_sender(*store, webhook_secrets, webhook_transport, clock, Chance(), mail.get()),
+        webhooks(
+            *store, clock, webhook_secrets, std::move(guards.adds),
+            [this] { webhook_sender.Wake(); }, RulesOf(settings)),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         waits(*store, registry, intake, clock),
         job_service(intake, jobs, checkpoints, ingest, serving, waits),
@@ -204,6 +211,7 @@ struct Server::Parts {
   Projects projects;
   WebhookSecrets webhook_secrets;
   HttpWebhookTransport webhook_transport;
+  const std::unique_ptr<SmtpTransport> mail;  // null: none is sent
   WebhookSender webhook_sender;
   Webhooks webhooks;
   Reconciler reconciler;

@@ -19,6 +19,7 @@
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
 #include "server/stored/removal.h"
+#include "server/webhooks/mail_relay.h"
 
 namespace sft::server {
 
@@ -47,6 +48,8 @@ class Server {
     Judges::Options judges;
     std::vector<std::string> webhook_allow;  // as Options::webhook_allow
     std::string webhook_ca;
+    std::optional<MailRelay> mail;     // absent: no mail is sent
+    std::vector<std::string> mail_to;  // as Options::mail_to
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -642,6 +642,89 @@ CREATE TABLE files (
 ) STRICT;
 CREATE INDEX files_of_project ON files (project, sequence);
 CREATE INDEX files_by_dataset ON files (sha256, project);
+)sql"},
+                                     {20, R"sql(
+-- What an hour of a slot costs from a time on. gpu_type: empty: of each type of GPU without a price
+-- of its own. Amounts are in millionths of the currency, which is the same for all.
+CREATE TABLE prices (
+  gpu_type TEXT NOT NULL,
+  start_us INTEGER NOT NULL,
+  micros_per_hour INTEGER NOT NULL CHECK (micros_per_hour >= 0),
+  currency TEXT NOT NULL,
+  set_by TEXT NOT NULL,
+  PRIMARY KEY (gpu_type, start_us)
+) STRICT, WITHOUT ROWID;
+
+-- What a project's slots may cost. period: 1 a month, 2 without end. on_reached: 1 nothing more
+-- starts, 2 what runs stops too. begin_us: of the period that what follows is about. freed_*: the
+-- cost of slots that were freed in it, whole and beyond that in millionths times microseconds of an
+-- hour. warned, reached: it was told.
+CREATE TABLE budgets (
+  project TEXT NOT NULL PRIMARY KEY,
+  amount_micros INTEGER NOT NULL CHECK (amount_micros > 0),
+  period INTEGER NOT NULL CHECK (period IN (1, 2)),
+  warn_percent INTEGER NOT NULL CHECK (warn_percent BETWEEN 1 AND 100),
+  on_reached INTEGER NOT NULL CHECK (on_reached IN (1, 2)),
+  begin_us INTEGER NOT NULL,
+  freed_micros INTEGER NOT NULL DEFAULT 0,
+  freed_rest INTEGER NOT NULL DEFAULT 0,
+  warned INTEGER NOT NULL DEFAULT 0,
+  reached INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- Webhooks of format 3: mail, whose url is mailto:. of_jobs: of jobs that ask for it (job_mail)
+-- alone. The tables are made anew, because a CHECK cannot be changed.
+CREATE TABLE new_webhooks (
+  id TEXT NOT NULL PRIMARY KEY,
+  project TEXT NOT NULL,
+  url TEXT NOT NULL,
+  format INTEGER NOT NULL CHECK (format IN (1, 2, 3)),
+  events TEXT NOT NULL,
+  created_by TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  off_us INTEGER NOT NULL DEFAULT 0,
+  off_reason TEXT NOT NULL DEFAULT '',
+  failures INTEGER NOT NULL DEFAULT 0,
+  rest_until_us INTEGER NOT NULL DEFAULT 0,
+  delivered_us INTEGER NOT NULL DEFAULT 0,
+  tried_us INTEGER NOT NULL DEFAULT 0,
+  told INTEGER NOT NULL DEFAULT 0,
+  of_jobs INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+INSERT INTO new_webhooks SELECT id, project, url, format, events, created_by, created_us, off_us,
+  off_reason, failures, rest_until_us, delivered_us, tried_us, told, 0 FROM webhooks;
+CREATE TABLE new_deliveries (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  hook TEXT NOT NULL REFERENCES new_webhooks (id) ON DELETE CASCADE,
+  type TEXT NOT NULL,
+  body TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  state INTEGER NOT NULL DEFAULT 1 CHECK (state BETWEEN 1 AND 4),
+  tries INTEGER NOT NULL DEFAULT 0,
+  next_us INTEGER NOT NULL,
+  last_us INTEGER NOT NULL DEFAULT 0,
+  status INTEGER NOT NULL DEFAULT 0,
+  error TEXT NOT NULL DEFAULT ''
+) STRICT;
+INSERT INTO new_deliveries SELECT sequence, id, hook, type, body, created_us, state, tries, next_us,
+  last_us, status, error FROM webhook_deliveries;
+DROP TABLE webhook_deliveries;
+DROP TABLE webhooks;
+ALTER TABLE new_webhooks RENAME TO webhooks;
+ALTER TABLE new_deliveries RENAME TO webhook_deliveries;
+CREATE INDEX webhooks_by_project ON webhooks (project);
+CREATE INDEX webhook_deliveries_of_hook ON webhook_deliveries (hook, state, sequence);
+CREATE INDEX webhook_deliveries_due ON webhook_deliveries (hook, next_us) WHERE state = 1;
+
+-- Jobs that ask for mail (notify.mail): to which of these webhooks. events: as webhooks.events.
+CREATE TABLE job_mail (
+  job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+  hook TEXT NOT NULL REFERENCES webhooks (id) ON DELETE CASCADE,
+  events TEXT NOT NULL,
+  PRIMARY KEY (job_id, hook)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX job_mail_by_hook ON job_mail (hook);
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

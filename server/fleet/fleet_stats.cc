@@ -11,6 +11,7 @@
 #include "server/store/history.h"
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
+#include "server/store/prices.h"
 #include "server/store/schedules.h"
 
 namespace sft::server {
@@ -35,6 +36,7 @@ std::string_view DomainName(Verdict::Domain domain) {
 // A row of the result while it is summed up.
 struct Row {
   v1::StatsRow row;
+  Cost cost;
   std::vector<int64_t> waits;
   std::map<std::string, std::pair<Verdict::Domain, int64_t>> failures;
 
@@ -52,7 +54,8 @@ struct Row {
     domain = verdict.domain;
     ++count;
   }
-  void AddHours(const std::string& type, double hours) {
+  void AddUse(const std::string& type, double hours, const Cost& of_it) {
+    cost += of_it;
     if (type == kCpuType) {
       row.set_cpu_slot_hours(row.cpu_slot_hours() + hours);
     } else {
@@ -61,6 +64,7 @@ struct Row {
   }
   v1::StatsRow Finish(const std::string& name) {
     row.set_name(name);
+    row.set_cost_micros(cost.micros());
     row.set_placed(static_cast<int64_t>(waits.size()));
     if (!waits.empty()) {
       // Nearest rank: returns a wait that really occurred.
@@ -95,12 +99,17 @@ class Reader {
         end_us_(now_us) {}
 
   absl::StatusOr<v1::Stats> Read() {
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(prices_, store::ReadPrices(db));
+      return absl::OkStatus();
+    }));
     SFT_RETURN_IF_ERROR(ReadSlots());
     SFT_RETURN_IF_ERROR(ReadEnds());
     SFT_RETURN_IF_ERROR(ReadParts());
     SFT_RETURN_IF_ERROR(ReadWaits());
     SFT_RETURN_IF_ERROR(ReadCapacity());
     v1::Stats stats;
+    stats.set_currency(prices_.currency());
     SFT_RETURN_IF_ERROR(ReadEstimates(stats));
     *stats.mutable_begin() = ToTimestamp(begin_us_);
     *stats.mutable_end() = ToTimestamp(end_us_);
@@ -111,8 +120,9 @@ class Reader {
     for (const auto& [type, use] : types_) {
       v1::TypeUse& added = *stats.add_types();
       added.set_gpu_type(type);
-      added.set_held_hours(use.first);
-      added.set_available_hours(use.second);
+      added.set_held_hours(use.held_hours);
+      added.set_available_hours(use.available_hours);
+      added.set_cost_micros(use.cost.micros());
     }
     return stats;
   }
@@ -143,13 +153,14 @@ class Reader {
 
   absl::Status ReadSlots() {
     const auto take = [&](const store::HeldSlot& slot) {
+      const int64_t begin = std::max(slot.begin_us, begin_us_);
       const int64_t end = slot.end_us == 0 ? end_us_ : slot.end_us;
-      const double hours =
-          static_cast<double>(std::max<int64_t>(0, end - std::max(slot.begin_us, begin_us_))) /
-          kMicrosPerHour;
-      types_[slot.gpu_type].first += hours;
-      Both(slot.project, slot.owner, [&](Row& row) { row.AddHours(slot.gpu_type, hours); });
-      if (by_ == v1::GetStatsRequest::NODE) rows_[slot.node].AddHours(slot.gpu_type, hours);
+      const double hours = static_cast<double>(std::max<int64_t>(0, end - begin)) / kMicrosPerHour;
+      const Cost cost = prices_.Of(slot.asked_type, begin, end);
+      types_[slot.gpu_type].held_hours += hours;
+      types_[slot.gpu_type].cost += cost;
+      Both(slot.project, slot.owner, [&](Row& row) { row.AddUse(slot.gpu_type, hours, cost); });
+      if (by_ == v1::GetStatsRequest::NODE) rows_[slot.node].AddUse(slot.gpu_type, hours, cost);
     };
     SFT_RETURN_IF_ERROR(Each(store::FreedSlots, {begin_us_, ""}, take));
     return Each(store::HeldSlots, {}, take);
@@ -202,7 +213,8 @@ class Reader {
         std::max(begin_us_, known == facts.end() ? begin_us_ : known->second.first_seen_us);
     if (until_us < since) return;
     for (const SlotRecord& slot : node.slots) {
-      types_[slot.gpu_type].second += static_cast<double>(until_us - since) / kMicrosPerHour;
+      types_[slot.gpu_type].available_hours +=
+          static_cast<double>(until_us - since) / kMicrosPerHour;
     }
     if (by_ == v1::GetStatsRequest::NODE) rows_[node.name];
   }
@@ -239,7 +251,12 @@ class Reader {
   const int64_t begin_us_, end_us_;
   Row total_;
   std::map<std::string, Row> rows_;
-  std::map<std::string, std::pair<double, double>> types_;  // hours held, hours available
+  struct Use {
+    double held_hours = 0, available_hours = 0;
+    Cost cost;
+  };
+  std::map<std::string, Use> types_;
+  PriceList prices_;
 };
 
 }  // namespace

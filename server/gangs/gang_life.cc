@@ -73,7 +73,8 @@ absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attemp
 
 // Its job goes on later, though nothing failed.
 bool IsSetAside(const AttemptRecord& attempt) {
-  return (attempt.stop_code == kPreempted || attempt.stop_code == kMoved) &&
+  return (attempt.stop_code == kPreempted || attempt.stop_code == kMoved ||
+          attempt.stop_code == kBudgetReached) &&
          attempt.verdict.code == attempt.stop_code;
 }
 

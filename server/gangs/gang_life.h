@@ -13,9 +13,10 @@
 
 namespace sft::server {
 
-// Why an attempt is told to stop though nothing failed: codes of verdicts. With the first two its
-// job goes on later, at once or as soon as there is room.
-inline constexpr char kPreempted[] = "preempted", kMoved[] = "moved", kTimeLimit[] = "time_limit";
+// Why an attempt is told to stop though nothing failed: codes of verdicts. With all but the last
+// its job goes on later, at once or as soon as there is room, or money.
+inline constexpr char kPreempted[] = "preempted", kMoved[] = "moved",
+                      kBudgetReached[] = "budget_reached", kTimeLimit[] = "time_limit";
 // How long its ranks may take for a checkpoint before they are ended all the same.
 inline constexpr int kStopPatienceSeconds = 120;
 
@@ -44,8 +45,8 @@ absl::Status GiveUpNode(Database& db, const std::string& attempt_uid, const std:
                         const RestartPace& pace, int64_t now_us, ChangedJobs& changed);
 
 // Tells an attempt to write a checkpoint and end, for a verdict's code and a reason: with
-// kPreempted and kMoved its job goes back to its place in the line, which uses up no restart; with
-// kTimeLimit it ends. One that is stopping already is left as it is. Where a node shall not be used
+// kTimeLimit its job ends; with the others it goes back to its place in the line, which uses up no
+// restart. One that is stopping already is left as it is. Where a node shall not be used
 // again, something else has to say so.
 absl::Status StopAttempt(Database& db, const std::string& attempt_uid, const std::string& code,
                          const std::string& reason, int64_t now_us, ChangedJobs& changed);

@@ -181,6 +181,11 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_RETURN_IF_ERROR(PinCheckpoint(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   if (judges_ != nullptr) SFT_RETURN_IF_ERROR(judges_->Check(reader.project, resolution));
+  for (const std::string& address : resolution.spec.notify.mail) {
+    const std::string problem = mail_.Problem(address);
+    if (problem.empty() || IsFaulty(resolution, "notify.mail")) continue;
+    AddProblem(resolution, "notify.mail", problem);
+  }
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
   if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);
@@ -250,7 +255,8 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
   }
   if (!resolution.ok()) return response;
   response.set_resolved_json(store::SpecText(resolution.spec));
-  *response.mutable_plan() = planner_.Plan(resolution.spec);
+  *response.mutable_plan() =
+      planner_.Plan(resolution.spec, reader.project.empty() ? kDefaultProject : reader.project);
   return response;
 }
 

@@ -6,6 +6,7 @@
 #include "common/spec/resolve.h"
 #include "server/blob/blob_store.h"
 #include "server/core/intake_limits.h"
+#include "server/core/mail_rules.h"
 #include "server/jobs/job_manager.h"
 #include "server/jobs/judges.h"
 #include "server/resume/job_folders.h"
@@ -33,15 +34,16 @@ class JobIntake {
   static constexpr size_t kMaxSourceBytes = 1 << 20;
 
   // `limits` keeps jobs out where there is no room, `judges` those whose judges cannot be asked;
-  // null: nothing does.
+  // null: nothing does. `mail`: to whom they may have mail sent.
   JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner,
-            IntakeLimits* limits = nullptr, Judges* judges = nullptr)
+            IntakeLimits* limits = nullptr, Judges* judges = nullptr, MailRules mail = {})
       : store_(store),
         blobs_(blobs),
         jobs_(jobs),
         planner_(planner),
         limits_(limits),
-        judges_(judges) {}
+        judges_(judges),
+        mail_(std::move(mail)) {}
 
   // Problems are part of the answer. With for_submit also those that Submit has without its files,
   // and RESOURCE_EXHAUSTED as of Submit.
@@ -106,6 +108,7 @@ class JobIntake {
   Planner& planner_;
   IntakeLimits* const limits_;
   Judges* const judges_;
+  const MailRules mail_;
 };
 
 }  // namespace sft::server

@@ -12,6 +12,7 @@
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
+#include "server/core/costs.h"
 #include "server/core/project_limits.h"
 #include "server/gangs/gang_life.h"
 #include "server/jobs/adapter_check.h"
@@ -22,6 +23,7 @@
 #include "server/store/audit.h"
 #include "server/store/checkpoints.h"
 #include "server/store/files.h"
+#include "server/store/prices.h"
 #include "server/store/progress.h"
 #include "server/store/schedules.h"
 #include "server/store/storage.h"
@@ -141,9 +143,9 @@ v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedu
   return proto;
 }
 
-// The row with what other tables know of it.
 absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
-                                         std::string spec_text) const {
+                                         const PriceList& prices, std::string spec_text,
+                                         bool with_lost) const {
   SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
   v1::Job proto = ViewOfNew(job, schedule, std::move(spec_text));
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
@@ -156,6 +158,9 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
   SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
                        store::ArtifactsOfJob(db, job.id));
   for (const ArtifactRecord& artifact : artifacts) proto.add_artifacts(ArtifactName(artifact.id));
+  SFT_ASSIGN_OR_RETURN(std::optional<v1::Cost> cost,
+                       CostOfJob(db, prices, job, UnixMicros(clock_.Wall()), with_lost));
+  if (cost.has_value()) *proto.mutable_cost() = *std::move(cost);
   return proto;
 }
 
@@ -163,7 +168,9 @@ absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) con
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
   SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
   SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
-  SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job, std::move(spec_text)));
+  SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
+  SFT_ASSIGN_OR_RETURN(v1::Job proto,
+                       View(db, job, prices, std::move(spec_text), /*with_lost=*/true));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
   return proto;
 }
@@ -231,7 +238,8 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
                 SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
                 SFT_ASSIGN_OR_RETURN(spec_text, store::ReadSpecText(db, *first));
               }
-              SFT_ASSIGN_OR_RETURN(views[i], View(db, *first, std::move(spec_text)));
+              SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
+              SFT_ASSIGN_OR_RETURN(views[i], View(db, *first, prices, std::move(spec_text)));
             } else {
               // All that are to come at once: none of a sweep is stored where not all may wait.
               const size_t more = std::exchange(counted, true) ? 0 : jobs.size() - i;
@@ -324,9 +332,10 @@ absl::StatusOr<JobManager::Page> JobManager::List(const store::JobFilter& filter
     if (count) {
       SFT_ASSIGN_OR_RETURN(page.total, store::CountJobs(db, filter, kMaxCounted));
     }
+    SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> jobs, store::ListJobs(db, filter));
     for (const JobRecord& job : jobs) {
-      SFT_ASSIGN_OR_RETURN(v1::Job view, View(db, job));
+      SFT_ASSIGN_OR_RETURN(v1::Job view, View(db, job, prices));
       if (view.has_progress()) view.mutable_progress()->clear_ranks();
       page.jobs.push_back(std::move(view));
     }

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "server/core/change_hub.h"
 #include "server/core/outlooks.h"
+#include "server/state/prices.h"
 #include "server/store/job_lists.h"
 #include "server/store/jobs.h"
 #include "server/store/store.h"
@@ -93,8 +94,9 @@ class JobManager {
                                                  const std::vector<JobFileRecord>& files,
                                                  const std::string* shared_text,
                                                  const Actor& actor);
-  absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job,
-                               std::string spec_text = "") const;
+  // The row with what other tables know of it.
+  absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job, const PriceList& prices,
+                               std::string spec_text = "", bool with_lost = false) const;
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
                     std::string spec_text) const;

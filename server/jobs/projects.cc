@@ -11,9 +11,12 @@
 #include "common/spec/value.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
+#include "server/jobs/budgets.h"
 #include "server/sched/order.h"
 #include "server/state/names.h"
+#include "server/store/budgets.h"
 #include "server/store/jobs.h"
+#include "server/store/prices.h"
 #include "server/store/schedules.h"
 #include "server/store/tenancy.h"
 
@@ -90,6 +93,11 @@ absl::StatusOr<v1::ListProjectsResponse> Projects::List() {
       project.set_running(project.running() + 1);
       project.set_gpus(project.gpus() + job.gpus_per_node * job.nodes);
     }
+    SFT_ASSIGN_OR_RETURN(const auto budgets, store::AllSpent(db, now_us));
+    SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
+    for (const store::SpentBudget& spent : budgets) {
+      *at(spent.budget.project).mutable_budget() = ToProto(spent, prices.currency());
+    }
     return absl::OkStatus();
   }));
   v1::ListProjectsResponse response;
@@ -138,13 +146,19 @@ absl::StatusOr<v1::Project> Projects::Set(const v1::SetProjectRequest& request,
   if (!IsValidLabel(request.name())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.name()));
   }
+  if (request.no_budget() && request.has_budget()) {
+    return InvalidArgument("a budget is set or taken away, not both");
+  }
   SFT_RETURN_IF_ERROR(CheckFiles(request));
   ProjectLimits limits;
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
         SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
-        return store::PutLimits(db, limits);
+        SFT_RETURN_IF_ERROR(store::PutLimits(db, limits));
+        if (request.no_budget()) return store::DeleteBudget(db, request.name());
+        if (!request.has_budget()) return absl::OkStatus();
+        return ChangeBudget(db, request.name(), request.budget(), UnixMicros(clock_.Wall()));
       },
       actor.audit));
   SFT_RETURN_IF_ERROR(WriteFiles(request));

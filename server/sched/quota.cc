@@ -29,6 +29,7 @@ std::string Quota::Refusal(const PendingJob& job) const {
     return fmt::format("never fits: it needs {} GPUs and project {} may use {} at once", job.gpus(),
                        job.project, limit.max_gpus);
   }
+  if (!limit.spent.empty()) return limit.spent;
   if (limit.max_gpus > 0 && in_use.gpus + job.gpus() > limit.max_gpus) {
     return fmt::format("waiting for jobs of project {} to end: it may use {} GPUs at once",
                        job.project, limit.max_gpus);

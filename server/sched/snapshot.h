@@ -122,6 +122,7 @@ struct ProjectView {
   double usage_us = 0;  // used GPU microseconds, decayed (order.h)
   int max_gpus = 0;     // GPUs in use at once; 0: any number
   int max_running = 0;  // running jobs
+  std::string spent{};  // why none of its jobs starts, as its budget is used up; empty: they may
 };
 
 // Everything that a decision depends on.

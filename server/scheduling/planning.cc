@@ -19,6 +19,7 @@
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "server/core/convert.h"
+#include "server/core/costs.h"
 #include "server/resume/job_folders.h"
 #include "server/scheduling/dependencies.h"
 #include "server/scheduling/expectations.h"
@@ -28,6 +29,7 @@
 #include "server/state/names.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/prices.h"
 #include "server/store/schedules.h"
 
 namespace sft::server {
@@ -211,7 +213,7 @@ std::vector<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
   return warnings;
 }
 
-v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
+v1::JobPlan Planner::Plan(const spec::JobSpec& spec, const std::string& project, int64_t rows) {
   v1::JobPlan plan;
   plan.set_variant(spec.compute.variant);
   plan.set_nodes(spec.compute.nodes);
@@ -226,16 +228,18 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
-  job.project = kDefaultProject;
+  job.project = project;
   job.priority = static_cast<int>(spec.scheduling.priority);
   job.exclusive = spec.scheduling.exclusive;
   job.expected_us = ExpectedRun(spec, rows).duration_us;
   job.bound_us = static_cast<int64_t>(static_cast<double>(job.expected_us) * kBoundFactor);
   sched::Snapshot snapshot;
+  PriceList prices;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(SchedulerInput input,
                          ReadSchedulerInput(db, registry_, registry_.now_us(), {}));
     snapshot = std::move(input.snapshot);
+    SFT_ASSIGN_OR_RETURN(prices, store::ReadPrices(db));
     job.submitted_us = snapshot.now_us;
     return absl::OkStatus();
   });
@@ -250,6 +254,9 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
     };
     if (outlook.start_us > 0) set(outlook.start_us, plan.mutable_outlook()->mutable_start_time());
     if (outlook.end_us > 0) set(outlook.end_us, plan.mutable_outlook()->mutable_end_time());
+    auto cost = PlannedCost(prices, job.gpu_type, job.gpus(),
+                            std::max(outlook.start_us, snapshot.now_us), job.expected_us);
+    if (cost.has_value()) *plan.mutable_cost() = *std::move(cost);
   } else {
     plan.set_placement("not known: " + std::string(Message(previewed)));
   }

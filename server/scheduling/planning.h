@@ -31,8 +31,9 @@ class Planner {
   FleetCatalog& fleet() { return fleet_; }
   HubModels* hub() { return hub_; }
 
-  // Never fails: `note` says what cannot be known. `rows` as in ExpectedRun.
-  v1::JobPlan Plan(const spec::JobSpec& spec, int64_t rows = 0);
+  // For a submit to the project. Never fails: `note` says what cannot be known. `rows` as in
+  // ExpectedRun.
+  v1::JobPlan Plan(const spec::JobSpec& spec, const std::string& project, int64_t rows = 0);
 
   // The job's run time by the plan's time model, with full rows; 0: unknown. `rows` is the number
   // of its training rows; 0 means unknown, and then only max_steps tells its length.

@@ -9,6 +9,7 @@
 #include "server/fleet/node_events.h"
 #include "server/fleet/node_holds.h"
 #include "server/gangs/desired.h"
+#include "server/scheduling/budgets.h"
 #include "server/scheduling/dependencies.h"
 #include "server/scheduling/expectations.h"
 #include "server/scheduling/scheduler_jobs.h"
@@ -122,6 +123,9 @@ absl::StatusOr<bool> Reconciler::StillStands(Database& db, const sched::Placemen
   if (job.state != JobState::kPending) return false;
   SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
   if (schedule.held) return false;
+  SFT_ASSIGN_OR_RETURN(const auto spent,
+                       store::SpentOf(db, job.project, UnixMicros(clock_.Wall())));
+  if (spent.has_value() && spent->is_reached()) return false;
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
   for (const sched::Part& part : placement.parts) {
     SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, part.node));
@@ -194,9 +198,18 @@ void Reconciler::AddJobChanges(const SchedulerInput& input, int64_t now_us, Chan
         return KeepTimeLimit(db, live, age_us, now_us, changed);
       });
     }
+    if (EndsByBudget(live, input.budgets)) {
+      changes.push_back(
+          [&, now_us](Database& db) { return StopForBudget(db, live, now_us, changed); });
+    }
     if (HasPaceToStore(live) && !noted_.contains(live.attempt.uid)) {
       changes.push_back([&, now_us](Database& db) { return StorePace(db, live, now_us); });
     }
+  }
+  for (const store::SpentBudget& each : input.budgets) {
+    if (!HasNews(each)) continue;
+    changes.push_back(
+        [&, now_us](Database& db) { return TellBudget(db, each.budget.project, now_us); });
   }
   for (const Explanation& each : input.explanations) {
     changes.push_back([&, now_us](Database& db) -> absl::Status {

@@ -13,11 +13,13 @@
 #include "server/gangs/gang_life.h"
 #include "server/gangs/node_checks.h"
 #include "server/resume/resume.h"
+#include "server/scheduling/budgets.h"
 #include "server/scheduling/dependencies.h"
 #include "server/scheduling/scheduler_jobs.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/prices.h"
 #include "server/store/schedules.h"
 
 namespace sft::server {
@@ -147,6 +149,23 @@ absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t no
   return absl::OkStatus();
 }
 
+// Adds the budgets, and keeps jobs of projects that have used up theirs from being placed.
+absl::Status AddBudgets(Database& db, int64_t now_us, SchedulerInput& input) {
+  SFT_ASSIGN_OR_RETURN(input.budgets, store::AllSpent(db, now_us));
+  if (input.budgets.empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
+  for (const store::SpentBudget& each : input.budgets) {
+    if (!each.is_reached()) continue;
+    std::vector<sched::ProjectView>& projects = input.snapshot.projects;
+    auto view = std::find_if(projects.begin(), projects.end(), [&](const auto& project) {
+      return project.name == each.budget.project;
+    });
+    if (view == projects.end()) view = projects.insert(view, {each.budget.project});
+    view->spent = BudgetReason(each, prices.currency());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<SchedulerInput> ReadSchedulerInput(Database& db, const WorkerRegistry& registry,
@@ -163,6 +182,7 @@ absl::StatusOr<SchedulerInput> ReadSchedulerInput(Database& db, const WorkerRegi
     input.waits_for_time = input.nodes_changed = true;
   }
   SFT_RETURN_IF_ERROR(AddRunning(db, input.live, now_us, input.snapshot));
+  SFT_RETURN_IF_ERROR(AddBudgets(db, now_us, input));
   SFT_RETURN_IF_ERROR(AddPending(db, registry, now_us, margin, input));
   SFT_ASSIGN_OR_RETURN(input.explanations,
                        ExplainStuckJobs(db, registry, input.live, input.nodes, now_us));

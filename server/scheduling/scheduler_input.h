@@ -10,6 +10,7 @@
 #include "server/sched/decide.h"
 #include "server/scheduling/stuck_jobs.h"
 #include "server/state/records.h"
+#include "server/store/budgets.h"
 
 namespace sft::server {
 
@@ -32,6 +33,7 @@ struct SchedulerInput {
   // continue from.
   std::vector<JobRecord> released, stranded;
   std::vector<Explanation> explanations;
+  std::vector<store::SpentBudget> budgets;
   // Time alone will change something.
   bool waits_for_time = false;
   // Changes of nodes must be stored before anything else: UpdateNodes.

@@ -47,6 +47,10 @@ void OperatorService::AddTo(Methods& methods) {
   methods.Unary(rule("OperatorService.ReleaseNode", Audit::kChange), this, &Self::ReleaseNode);
   methods.Unary(rule("OperatorService.RemoveNode", Audit::kChange), this, &Self::RemoveNode);
   methods.Unary(rule("OperatorService.GetStats", Audit::kNone), this, &Self::GetStats);
+  methods.Unary({"OperatorService.ListPrices", Caller::kUser, Role::kViewer, Place::kAny}, this,
+                &Self::ListPrices);
+  methods.Unary(rule("OperatorService.SetPrice", Audit::kChange), this, &Self::SetPrice);
+  methods.Unary(rule("OperatorService.RemovePrice", Audit::kChange), this, &Self::RemovePrice);
 }
 
 absl::StatusOr<v1::Node> OperatorService::Show(Database& db, const std::string& node) {
@@ -119,6 +123,22 @@ absl::StatusOr<v1::Stats> OperatorService::GetStats(CallContext&,
   SFT_ASSIGN_OR_RETURN(v1::Stats stats, ReadStats(store_, clock_, request));
   stats.set_warning(disk_.Warning());
   return stats;
+}
+
+absl::StatusOr<v1::ListPricesResponse> OperatorService::ListPrices(CallContext&,
+                                                                   const v1::ListPricesRequest&) {
+  return prices_.List();
+}
+
+absl::StatusOr<v1::Price> OperatorService::SetPrice(CallContext& call,
+                                                    const v1::SetPriceRequest& request) {
+  return prices_.Set(request, call.actor());
+}
+
+absl::StatusOr<v1::RemovePriceResponse> OperatorService::RemovePrice(
+    CallContext& call, const v1::RemovePriceRequest& request) {
+  SFT_RETURN_IF_ERROR(prices_.Remove(request, call.actor()));
+  return v1::RemovePriceResponse();
 }
 
 }  // namespace sft::server

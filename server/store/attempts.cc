@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "server/store/budgets.h"
 #include "server/store/progress.h"
 #include "server/store/states.h"
 #include "server/store/tallies.h"
@@ -50,18 +51,21 @@ AttemptRecord ReadAttempt(const Statement& row) {
 }
 
 // Frees an attempt's slots, whose job and beginning `release` returns, and counts their time for
-// the project.
+// the project, and what they cost for its budget.
 absl::Status Release(Database& db, Statement& release, int64_t now_us) {
   int64_t held_us = 0;
   std::string job_id;
+  std::vector<int64_t> begins_us;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, release.Step());
     if (!row) break;
     job_id = release.Text(0);
     held_us += std::max<int64_t>(now_us - release.Int(1), 0);
+    begins_us.push_back(release.Int(1));
   }
   if (job_id.empty()) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::string project, ProjectOfJob(db, job_id));
+  SFT_RETURN_IF_ERROR(ChargeBudget(db, project, job_id, begins_us, now_us));
   return AddTally(db, {Tally::kGpuSeconds, project, "", static_cast<double>(held_us) / 1e6});
 }
 

@@ -13,7 +13,7 @@ int64_t KeyOf(const HistoryCursor& cursor) {
 }
 
 HeldSlot ReadSlot(const Statement& row) {
-  return {row.Text(2), row.Text(3), row.Text(4), row.Text(5), row.Int(6), row.Int(1)};
+  return {row.Text(2), row.Text(3), row.Text(4), row.Text(5), row.Text(7), row.Int(6), row.Int(1)};
 }
 
 }  // namespace
@@ -21,11 +21,11 @@ HeldSlot ReadSlot(const Statement& row) {
 absl::StatusOr<std::vector<HeldSlot>> FreedSlots(Database& db, HistoryCursor& cursor, int limit) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare(
-          "SELECT a.id, a.freed_us, a.node, g.gpu_type, j.project, j.owner, a.created_us "
-          "FROM allocations a JOIN gpus g ON g.node = a.node AND g.slot = a.slot JOIN jobs j "
-          "ON j.id = a.job_id WHERE a.freed_us IS NOT NULL AND (a.freed_us, a.id) > (?, ?) "
-          "ORDER BY a.freed_us, a.id LIMIT ?"));
+      db.Prepare("SELECT a.id, a.freed_us, a.node, g.gpu_type, j.project, j.owner, a.created_us, "
+                 "j.gpu_type FROM allocations a JOIN gpus g ON g.node = a.node AND g.slot = a.slot "
+                 "JOIN jobs j "
+                 "ON j.id = a.job_id WHERE a.freed_us IS NOT NULL AND (a.freed_us, a.id) > (?, ?) "
+                 "ORDER BY a.freed_us, a.id LIMIT ?"));
   list.Bind(cursor.time_us).Bind(KeyOf(cursor)).Bind(limit);
   std::vector<HeldSlot> slots;
   while (true) {
@@ -40,7 +40,8 @@ absl::StatusOr<std::vector<HeldSlot>> HeldSlots(Database& db, HistoryCursor& cur
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT a.slot, CASE n.removed WHEN 1 THEN n.last_seen_us ELSE 0 END, a.node, "
-                 "g.gpu_type, j.project, j.owner, a.created_us FROM allocations a JOIN gpus g ON "
+                 "g.gpu_type, j.project, j.owner, a.created_us, j.gpu_type FROM allocations a JOIN "
+                 "gpus g ON "
                  "g.node = a.node AND g.slot = a.slot JOIN jobs j ON j.id = a.job_id JOIN nodes n "
                  "ON n.name = a.node WHERE a.freed_us IS NULL AND (a.node, a.slot) > (?, ?) ORDER "
                  "BY a.node, a.slot LIMIT ?"));

@@ -20,6 +20,7 @@ struct HistoryCursor {
 // A slot that was held, for a while or still.
 struct HeldSlot {
   std::string node, gpu_type, project, owner;
+  std::string asked_type;  // that its job asked for: what it is priced by
   int64_t begin_us = 0;
   int64_t end_us = 0;  // 0: still held; of a removed node: when it was last heard of
 };

@@ -12,6 +12,7 @@
 #include "server/store/states.h"
 #include "server/store/tallies.h"
 #include "server/store/webhook_events.h"
+#include "server/store/webhooks.h"
 
 namespace sft::server::store {
 namespace {
@@ -164,6 +165,15 @@ absl::StatusOr<std::vector<JobRecord>> ReadJobs(Statement& statement) {
   }
 }
 
+// notify.mail
+absl::Status AskForMails(Database& db, const JobRecord& job) {
+  if (!job.spec.has_value()) return absl::OkStatus();
+  for (const std::string& address : job.spec->notify.mail) {
+    SFT_RETURN_IF_ERROR(AskForMail(db, job, address, job.spec->notify.events));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status NoJob(const std::string& id) {
@@ -225,6 +235,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
     add.Bind(file.client_path).Bind(file.node_path);
     SFT_RETURN_IF_ERROR(add.Run());
   }
+  SFT_RETURN_IF_ERROR(AskForMails(db, job));
   return TellJob(db, "job.queued", job, Verdict(), job.created_us);
 }
 

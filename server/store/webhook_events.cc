@@ -22,6 +22,8 @@ constexpr WebhookEvent kEvents[] = {
     {"job.restarted", true, "an attempt failed, and the job goes on with another"},
     {"job.preempted", true, "it made room for another job, or for work on its node, and goes on"},
     {"checkpoint.committed", true, "a checkpoint can be gone on from"},
+    {"budget.warned", true, "a project has spent the share of its budget that it is warned at"},
+    {"budget.reached", true, "a project has used up its budget: no more of its jobs start"},
     {"node.suspect", false, "a node is silent"},
     {"node.held", false, "an operator keeps work off a node"},
     {"disk.low", false, "the server's disk is below its first mark"},
@@ -35,9 +37,9 @@ std::string BodyOf(std::string_view type, int64_t now_us, Json data) {
 // `make_data` is asked only where somebody wants to hear of it.
 template <typename MakeData>
 absl::Status Tell(Database& db, std::string_view type, const std::string& project, int64_t now_us,
-                  const MakeData& make_data) {
+                  const MakeData& make_data, const std::string& job_id = "") {
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> hooks,
-                       HooksFor(db, project, std::string(type)));
+                       HooksFor(db, project, std::string(type), job_id));
   if (hooks.empty()) return absl::OkStatus();
   const std::string body = BodyOf(type, now_us, make_data());
   for (const std::string& hook : hooks) {
@@ -61,15 +63,18 @@ std::span<const WebhookEvent> WebhookEvents() { return kEvents; }
 
 absl::Status TellJob(Database& db, std::string_view type, const JobRecord& job,
                      const Verdict& verdict, int64_t now_us) {
-  return Tell(db, type, job.project, now_us, [&] {
-    Json data = DataOf(job);
-    data["state"] = ToString(job.state);
-    if (!verdict.empty()) {
-      data["verdict"] = {{"code", verdict.code}, {"domain", ToString(verdict.domain)}};
-      if (!verdict.node.empty()) data["verdict"]["node"] = verdict.node;
-    }
-    return data;
-  });
+  return Tell(
+      db, type, job.project, now_us,
+      [&] {
+        Json data = DataOf(job);
+        data["state"] = ToString(job.state);
+        if (!verdict.empty()) {
+          data["verdict"] = {{"code", verdict.code}, {"domain", ToString(verdict.domain)}};
+          if (!verdict.node.empty()) data["verdict"]["node"] = verdict.node;
+        }
+        return data;
+      },
+      job.id);
 }
 
 absl::Status TellEdge(Database& db, const JobRecord& job, int64_t now_us) {
@@ -92,19 +97,34 @@ absl::Status TellEdge(Database& db, const JobRecord& job, int64_t now_us) {
 
 absl::Status TellCheckpoint(Database& db, const CheckpointRecord& checkpoint, int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, GetJob(db, checkpoint.job_id));
-  return Tell(db, "checkpoint.committed", job.project, now_us, [&] {
-    Json data = DataOf(job);
-    data["attempt"] = checkpoint.attempt;
-    data["step"] = checkpoint.step;
-    data["bytes"] = checkpoint.bytes;
-    data["best"] = checkpoint.best;
-    return data;
-  });
+  return Tell(
+      db, "checkpoint.committed", job.project, now_us,
+      [&] {
+        Json data = DataOf(job);
+        data["attempt"] = checkpoint.attempt;
+        data["step"] = checkpoint.step;
+        data["bytes"] = checkpoint.bytes;
+        data["best"] = checkpoint.best;
+        return data;
+      },
+      job.id);
 }
 
 absl::Status TellNode(Database& db, std::string_view type, const std::string& node,
                       const std::string& reason, int64_t now_us) {
   return Tell(db, type, "", now_us, [&] { return Json{{"node", node}, {"reason", reason}}; });
+}
+
+absl::Status TellBudget(Database& db, std::string_view type, const BudgetRecord& budget,
+                        int64_t spent_micros, const std::string& currency, int64_t now_us) {
+  return Tell(db, type, budget.project, now_us, [&] {
+    return Json{{"project", budget.project},
+                {"spent_micros", spent_micros},
+                {"budget_micros", budget.amount_micros},
+                {"currency", currency},
+                {"period", budget.period == BudgetRecord::Period::kMonth ? "month" : "total"},
+                {"period_start", FormatUtc(FromUnixMicros(budget.begin_us))}};
+  });
 }
 
 absl::Status TellDisk(Database& db, int64_t free_bytes, int64_t total_bytes, int64_t now_us) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/database/sqlite.h"
+#include "server/state/prices.h"
 #include "server/state/records.h"
 
 // What webhooks are told. Each function writes the deliveries of one event in the transaction that
@@ -33,6 +34,9 @@ absl::Status TellCheckpoint(Database& db, const CheckpointRecord& checkpoint, in
 // "node.suspect", "node.held"
 absl::Status TellNode(Database& db, std::string_view type, const std::string& node,
                       const std::string& reason, int64_t now_us);
+// "budget.warned", "budget.reached"
+absl::Status TellBudget(Database& db, std::string_view type, const BudgetRecord& budget,
+                        int64_t spent_micros, const std::string& currency, int64_t now_us);
 absl::Status TellDisk(Database& db, int64_t free_bytes, int64_t total_bytes, int64_t now_us);
 // To one hook, whatever it asks for. The delivery's id.
 absl::StatusOr<std::string> TellTest(Database& db, const std::string& hook,

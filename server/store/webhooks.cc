@@ -8,6 +8,7 @@
 
 #include "common/base/ids.h"
 #include "server/store/jobs.h"
+#include "server/store/states.h"
 #include "server/store/tallies.h"
 
 namespace sft::server::store {
@@ -15,7 +16,7 @@ namespace {
 
 #define SFT_HOOK_COLUMNS                                                                     \
   "id, project, url, format, events, created_by, created_us, off_us, off_reason, failures, " \
-  "rest_until_us, delivered_us, tried_us"
+  "rest_until_us, delivered_us, tried_us, of_jobs"
 #define SFT_DELIVERY_COLUMNS                                                              \
   "d.sequence, d.id, d.hook, d.type, d.body, d.created_us, d.state, d.tries, d.next_us, " \
   "d.last_us, d.status, d.error"
@@ -41,6 +42,7 @@ WebhookRecord ReadHook(const Statement& row) {
   hook.rest_until_us = row.Int(10);
   hook.delivered_us = row.Int(11);
   hook.tried_us = row.Int(12);
+  hook.of_jobs = row.Bool(13);
   return hook;
 }
 
@@ -111,25 +113,47 @@ absl::Status ForgetOldest(Database& db, const std::string& hook) {
   return forget.Bind(hook).Bind(kMaxEnded).Run();
 }
 
+// Where the project's jobs have named as many addresses as they may, forgets the one that was tried
+// longest ago of those whose jobs have ended and been told.
+absl::Status MakeRoomForAddress(Database& db, const std::string& project) {
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement count,
+        db.Prepare("SELECT count(*) FROM webhooks WHERE project = ? AND of_jobs = 1"));
+    SFT_RETURN_IF_ERROR(count.Bind(project).Step().status());
+    if (count.Int(0) < kMaxJobAddresses) return absl::OkStatus();
+  }
+  SFT_ASSIGN_OR_RETURN(
+      Statement forget,
+      db.Prepare("DELETE FROM webhooks WHERE id = (SELECT w.id FROM webhooks w WHERE w.project = ? "
+                 "AND w.of_jobs = 1 AND NOT EXISTS (SELECT 1 FROM job_mail m JOIN jobs j ON j.id = "
+                 "m.job_id WHERE m.hook = w.id AND j.state " SFT_IS_LIVE
+                 ") AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d WHERE d.hook = w.id AND "
+                 "d.state " SFT_WAITS ") ORDER BY w.tried_us, w.id LIMIT 1)"));
+  return forget.Bind(project).Run();
+}
+
 }  // namespace
 
 absl::Status InsertWebhook(Database& db, const WebhookRecord& hook) {
   {
     SFT_ASSIGN_OR_RETURN(Statement count,
-                         db.Prepare("SELECT count(*) FROM webhooks WHERE project = ?"));
-    SFT_RETURN_IF_ERROR(count.Bind(hook.project).Step().status());
-    if (count.Int(0) >= kMaxHooks) {
-      return ResourceExhausted(
-          fmt::format("there are {} webhooks already: remove one first (`sftctl webhook remove`)",
-                      count.Int(0)));
+                         db.Prepare("SELECT count(*) FROM webhooks WHERE project = ? AND of_jobs "
+                                    "= ?"));
+    SFT_RETURN_IF_ERROR(count.Bind(hook.project).Bind(hook.of_jobs).Step().status());
+    if (count.Int(0) >= (hook.of_jobs ? kMaxJobAddresses : kMaxHooks)) {
+      return ResourceExhausted(fmt::format(
+          "there are {} {} already: remove one first (`sftctl webhook remove`)", count.Int(0),
+          hook.of_jobs ? "addresses that jobs of the project have named" : "webhooks"));
     }
   }
-  SFT_ASSIGN_OR_RETURN(Statement insert,
-                       db.Prepare("INSERT INTO webhooks (id, project, url, format, events, "
-                                  "created_by, created_us) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement insert,
+      db.Prepare("INSERT INTO webhooks (id, project, url, format, events, "
+                 "created_by, created_us, of_jobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(hook.id).Bind(hook.project).Bind(hook.url).Bind(static_cast<int>(hook.format));
   insert.Bind(fmt::format("{}", fmt::join(hook.events, ",")));
-  return insert.Bind(hook.created_by).Bind(hook.created_us).Run();
+  return insert.Bind(hook.created_by).Bind(hook.created_us).Bind(hook.of_jobs).Run();
 }
 
 absl::StatusOr<WebhookRecord> FindWebhook(Database& db, const std::string& id) {
@@ -194,13 +218,48 @@ absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& rea
   return ForgetOldest(db, hook.id);
 }
 
+absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& address,
+                        const std::vector<std::string>& events) {
+  WebhookRecord hook;
+  hook.project = job.project;
+  hook.url = fmt::format("{}{}", kMailScheme, address);
+  hook.format = WebhookFormat::kMail;
+  hook.created_by = job.owner;
+  hook.created_us = job.created_us;
+  hook.of_jobs = true;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement find,
+                         db.Prepare("SELECT id FROM webhooks WHERE project = ? AND of_jobs = 1 AND "
+                                    "created_by = ? AND url = ?"));
+    SFT_ASSIGN_OR_RETURN(const bool row,
+                         find.Bind(hook.project).Bind(hook.created_by).Bind(hook.url).Step());
+    if (row) hook.id = find.Text(0);
+  }
+  if (hook.id.empty()) {
+    hook.id = RandomId("hook");
+    SFT_RETURN_IF_ERROR(MakeRoomForAddress(db, hook.project));
+    SFT_RETURN_IF_ERROR(InsertWebhook(db, hook));
+  }
+  SFT_ASSIGN_OR_RETURN(Statement ask, db.Prepare("INSERT OR REPLACE INTO job_mail (job_id, hook, "
+                                                 "events) VALUES (?, ?, ?)"));
+  ask.Bind(job.id).Bind(hook.id).Bind(fmt::format("{}", fmt::join(events, ",")));
+  return ask.Run();
+}
+
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
-                                                  const std::string& type) {
+                                                  const std::string& type,
+                                                  const std::string& job_id) {
+#define SFT_HEARS(events) \
+  "(" events " = '' OR instr(',' || " events " || ',', ',' || ?2 || ',') > 0)"
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT id FROM webhooks WHERE project IN (?, '') AND off_us = 0 AND (events = '' "
-                 "OR instr(',' || events || ',', ',' || ? || ',') > 0) ORDER BY id"));
-  list.Bind(project).Bind(type);
+      db.Prepare("SELECT id FROM webhooks WHERE project IN (?1, '') AND off_us = 0 AND of_jobs = 0 "
+                 "AND " SFT_HEARS(
+                     "events") " UNION SELECT w.id FROM job_mail m JOIN webhooks w ON "
+                               "w.id = m.hook WHERE m.job_id = ?3 AND w.off_us = 0 AND " SFT_HEARS(
+                                   "m.events") " ORDER BY 1"));
+#undef SFT_HEARS
+  list.Bind(project).Bind(type).Bind(job_id);
   std::vector<std::string> hooks;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());

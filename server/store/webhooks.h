@@ -2,21 +2,28 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/database/sqlite.h"
+#include "server/state/records.h"
 
 // Rows of webhooks, addresses that are told of events, and of their deliveries. As jobs.h.
 
 namespace sft::server::store {
 
 // Stored: never renumber.
-enum class WebhookFormat : int { kStandard = 1, kSlack = 2 };
+enum class WebhookFormat : int { kStandard = 1, kSlack = 2, kMail = 3 };
 enum class DeliveryState : int { kWaiting = 1, kDelivered = 2, kFailed = 3, kDropped = 4 };
+
+// What the url of mail begins with.
+inline constexpr std::string_view kMailScheme = "mailto:";
 
 // Hooks of a project (of the server: the same), deliveries of a hook that wait, and those that
 // ended and are kept.
 inline constexpr int kMaxHooks = 20, kMaxWaiting = 1000, kMaxEnded = 1000;
+// Addresses of a project that jobs ask to be told (WebhookRecord::of_jobs).
+inline constexpr int kMaxJobAddresses = 200;
 // Only each time that a hook has been told so much more it is looked for those beyond kMaxWaiting.
 inline constexpr int kTrimEvery = 64;
 
@@ -35,6 +42,8 @@ struct WebhookRecord {
   int64_t rest_until_us = 0;  // no try before
   int64_t delivered_us = 0;   // the last time that it took something
   int64_t tried_us = 0;       // the last try; 0: none
+  // Mail that jobs of `created_by` have asked for: it hears of those alone (AskForMail).
+  bool of_jobs = false;
 };
 
 // One event for one hook.
@@ -53,7 +62,7 @@ struct DeliveryRecord {
   std::string error;
 };
 
-// RESOURCE_EXHAUSTED where the project has kMaxHooks.
+// RESOURCE_EXHAUSTED where the project has kMaxHooks (of jobs: kMaxJobAddresses).
 absl::Status InsertWebhook(Database& db, const WebhookRecord& hook);
 // NOT_FOUND also for a hook of another project than the one named.
 absl::StatusOr<WebhookRecord> GetWebhook(Database& db, const std::string& project,
@@ -74,10 +83,16 @@ absl::Status SwitchOn(Database& db, const std::string& id);
 absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& reason,
                        int64_t now_us);
 
-// Hooks that are on and want to hear of the event: those of the project and of the server; of an
-// empty project the server's.
+// Has the job's events told to an address (notify.mail), by the hook that there is for it or a new
+// one. `events` as WebhookRecord::events.
+absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& address,
+                        const std::vector<std::string>& events);
+
+// Hooks that are on and want to hear of the event: those of the project and of the server, and of
+// the job, if it is about one; of an empty project the server's.
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
-                                                  const std::string& type);
+                                                  const std::string& type,
+                                                  const std::string& job_id = "");
 // A new delivery, which is due now; its id. Of those beyond kMaxWaiting the oldest are dropped,
 // kTrimEvery at a time.
 absl::StatusOr<std::string> Enqueue(Database& db, const std::string& hook, const std::string& type,

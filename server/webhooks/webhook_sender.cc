@@ -24,13 +24,19 @@ using Json = nlohmann::json;
 
 constexpr int64_t kSecondUs = 1'000'000;
 constexpr size_t kMostError = 300;
-constexpr int kGone = 410;
 
 std::string TextAt(const Json& json, const char* pointer) {
   const Json::json_pointer at(pointer);
   if (!json.is_object() || !json.contains(at)) return "";
   const Json& value = json.at(at);
   return value.is_string() ? value.get<std::string>() : DumpJson(value);
+}
+
+bool IsTaken(const WebhookAnswer& answer) { return answer.status / 100 == 2; }
+
+std::string GoneText(const WebhookRecord& hook, const std::string& said) {
+  return hook.format == WebhookFormat::kMail ? Plain(said, kMostError)
+                                             : "the receiver answered 410: it is gone";
 }
 
 // What Slack reads as signs of its own.
@@ -138,6 +144,7 @@ absl::StatusOr<std::optional<WebhookSender::Tried>> WebhookSender::TryNext() {
 
 absl::StatusOr<WebhookAnswer> WebhookSender::Try(const WebhookRecord& hook,
                                                  const DeliveryRecord& delivery) const {
+  if (hook.format == WebhookFormat::kMail) return TryMail(hook, delivery);
   const int64_t now_us = UnixMicros(clock_.Wall()), seconds = now_us / kSecondUs;
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> secrets, secrets_.Get(hook.id, now_us));
   if (secrets.empty()) return FailedPrecondition("its secret is empty");
@@ -154,6 +161,18 @@ absl::StatusOr<WebhookAnswer> WebhookSender::Try(const WebhookRecord& hook,
   return transport_.Post(post);
 }
 
+absl::StatusOr<WebhookAnswer> WebhookSender::TryMail(const WebhookRecord& hook,
+                                                     const DeliveryRecord& delivery) const {
+  if (mail_ == nullptr) {
+    return FailedPrecondition("this server sends no mail any more: it has no --mail-relay");
+  }
+  Mail mail = MailOf(delivery.body);
+  mail.id = delivery.id;
+  mail.to = hook.url.substr(store::kMailScheme.size());
+  mail.date = clock_.Wall();
+  return mail_->Send(mail);
+}
+
 absl::Status WebhookSender::Settle(Database& db, const Tried& tried) {
   const absl::StatusOr<WebhookAnswer>& answer = tried.answer;
   SFT_ASSIGN_OR_RETURN(WebhookRecord hook, store::FindWebhook(db, tried.hook.id));
@@ -161,17 +180,13 @@ absl::Status WebhookSender::Settle(Database& db, const Tried& tried) {
   ++delivery.tries;
   delivery.last_us = tried.at_us;
   delivery.status = answer.ok() ? answer->status : 0;
-  delivery.error = answer.ok() ? "" : Plain(std::string(Message(answer.status())), kMostError);
+  delivery.error = Plain(
+      answer.ok() ? (IsTaken(*answer) ? "" : answer->said) : std::string(Message(answer.status())),
+      kMostError);
   hook.tried_us = tried.at_us;
   const auto rest = std::chrono::duration_cast<std::chrono::microseconds>(kSlowCounts * tried.took);
   hook.rest_until_us = tried.took > kSlow ? tried.at_us + rest.count() : 0;
-  if (delivery.status / 100 != 2) {
-    if (answer.ok()) {
-      delivery.error = fmt::format("it answered with HTTP status {}{}", delivery.status,
-                                   delivery.status / 100 == 3 ? ", which is not followed" : "");
-    }
-    return SettleFailure(db, tried, hook, delivery);
-  }
+  if (!answer.ok() || !IsTaken(*answer)) return SettleFailure(db, tried, hook, delivery);
   delivery.state = DeliveryState::kDelivered;
   SFT_RETURN_IF_ERROR(store::UpdateDelivery(db, delivery));
   hook.failures = 0;
@@ -181,7 +196,8 @@ absl::Status WebhookSender::Settle(Database& db, const Tried& tried) {
 
 absl::Status WebhookSender::SettleFailure(Database& db, const Tried& tried, WebhookRecord& hook,
                                           DeliveryRecord& delivery) {
-  const bool gone = delivery.status == kGone;
+  const bool gone = tried.answer.ok() && tried.answer->gone;
+  const bool final = tried.answer.ok() && tried.answer->final;
   const bool last = delivery.tries > static_cast<int>(std::size(kDelaysS));
   const int64_t asked_s = tried.answer.ok() && !gone ? tried.answer->retry_after_s : 0;
   const int64_t asked_us = std::min(asked_s, kLongestRetryAfterS) * kSecondUs;
@@ -190,7 +206,7 @@ absl::Status WebhookSender::SettleFailure(Database& db, const Tried& tried, Webh
   ++hook.failures;
   hook.rest_until_us =
       std::max(hook.rest_until_us, tried.at_us + std::max(rest_s * kSecondUs, asked_us));
-  if (gone || last) {
+  if (gone || final || last) {
     delivery.state = DeliveryState::kFailed;
   } else {
     const auto delay_us =
@@ -204,7 +220,7 @@ absl::Status WebhookSender::SettleFailure(Database& db, const Tried& tried, Webh
     return store::UpdateWebhook(db, hook);
   }
   const std::string reason =
-      gone ? "the receiver answered 410: it is gone"
+      gone ? GoneText(hook, tried.answer->said)
            : fmt::format("nothing was taken for {} hours: {}",
                          (tried.at_us - delivery.created_us) / (3600 * kSecondUs), delivery.error);
   spdlog::warn("webhook {} is off: {}; `sftctl webhook test {}` turns it on", hook.id, reason,

@@ -10,15 +10,17 @@
 #include "common/base/mutex.h"
 #include "server/store/store.h"
 #include "server/store/webhooks.h"
+#include "server/webhooks/mail_relay.h"
 #include "server/webhooks/webhook_secrets.h"
 #include "server/webhooks/webhook_transport.h"
 
 namespace sft::server {
 
-// The one thread that sends webhooks: what the database says is due. What was not taken with a
-// status of 2xx is tried again after kDelaysS, each a little longer by chance, and not before the
-// time that the receiver asks for; a hook whose try has failed rests meanwhile. Status 410 puts a
-// hook off, and so does the last try of a delivery since which it has taken nothing.
+// The one thread that sends webhooks, and mail as one kind of them: what the database says is due.
+// What was not taken with a status of 2xx is tried again after kDelaysS, each a little longer by
+// chance, and not before the time that the receiver asks for; a hook whose try has failed rests
+// meanwhile. A receiver that is gone puts its hook off (status 410; of mail a refused address), and
+// so does the last try of a delivery since which it has taken nothing.
 //
 // So that nobody's receivers keep the others waiting, the project whose turn is the longest ago
 // comes next (the server's own hooks are as one of another project), with that hook of its that was
@@ -35,14 +37,15 @@ class WebhookSender {
   static constexpr std::chrono::seconds kSlow{2};
   static constexpr int kSlowCounts = 20;
 
-  // All but `chance` borrowed, which gives numbers from 0 to 1.
+  // All but `chance` borrowed, which gives numbers from 0 to 1. `mail` null: no mail is sent.
   WebhookSender(Store& store, const WebhookSecrets& secrets, WebhookTransport& transport,
-                Clock& clock, std::function<double()> chance)
+                Clock& clock, std::function<double()> chance, MailTransport* mail = nullptr)
       : store_(store),
         secrets_(secrets),
         transport_(transport),
         clock_(clock),
-        chance_(std::move(chance)) {}
+        chance_(std::move(chance)),
+        mail_(mail) {}
   ~WebhookSender() { Stop(); }
 
   void Start();
@@ -69,6 +72,8 @@ class WebhookSender {
   absl::StatusOr<std::optional<Tried>> TryNext();
   absl::StatusOr<WebhookAnswer> Try(const store::WebhookRecord& hook,
                                     const store::DeliveryRecord& delivery) const;
+  absl::StatusOr<WebhookAnswer> TryMail(const store::WebhookRecord& hook,
+                                        const store::DeliveryRecord& delivery) const;
   absl::Status Settle(Database& db, const Tried& tried);
   absl::Status SettleFailure(Database& db, const Tried& tried, store::WebhookRecord& hook,
                              store::DeliveryRecord& delivery);
@@ -78,6 +83,7 @@ class WebhookSender {
   WebhookTransport& transport_;
   Clock& clock_;
   const std::function<double()> chance_;
+  MailTransport* const mail_;
   // Used by the thread that sends: what is not stored yet, and when projects had their turns.
   std::optional<Tried> unsettled_;
   std::map<std::string, MonoTime> turns_;

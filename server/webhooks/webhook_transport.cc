@@ -22,6 +22,17 @@ int64_t SecondsOfHeader(std::string_view text) {
 
 }  // namespace
 
+WebhookAnswer HttpAnswer(int status, int64_t retry_after_s) {
+  constexpr int kGone = 410;
+  WebhookAnswer answer{status, retry_after_s};
+  answer.gone = status == kGone;
+  if (status / 100 != 2) {
+    answer.said = fmt::format("it answered with HTTP status {}{}", status,
+                              status / 100 == 3 ? ", which is not followed" : "");
+  }
+  return answer;
+}
+
 HttpWebhookTransport::HttpWebhookTransport(AddressGuard guard, hub::HttpOptions http)
     : guard_(std::move(guard)), http_(Direct(std::move(http))) {}
 
@@ -46,7 +57,7 @@ absl::StatusOr<WebhookAnswer> HttpWebhookTransport::Post(const WebhookPost& post
       return Unavailable(fmt::format("its answer has more than {} bytes", kMostAnswer));
     }
   }
-  return WebhookAnswer{response.status, SecondsOfHeader(response.Header("retry-after"))};
+  return HttpAnswer(response.status, SecondsOfHeader(response.Header("retry-after")));
 }
 
 }  // namespace sft::server

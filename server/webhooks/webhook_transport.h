@@ -21,7 +21,13 @@ struct WebhookPost {
 struct WebhookAnswer {
   int status = 0;
   int64_t retry_after_s = 0;  // that it asks for; 0: it does not, or by a date
+  bool final = false;         // this message will not be taken, however often it is tried
+  bool gone = false;          // nor will any other
+  std::string said;           // where it is not taken: why, for people
 };
+
+// Of a status of HTTP.
+WebhookAnswer HttpAnswer(int status, int64_t retry_after_s = 0);
 
 // Sends webhooks. Used by one thread.
 class WebhookTransport {

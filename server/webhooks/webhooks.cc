@@ -29,6 +29,7 @@ v1::Webhook ToProto(const WebhookRecord& hook) {
   if (hook.off_us > 0) *proto.mutable_off_time() = ToTimestamp(hook.off_us);
   proto.set_off_reason(hook.off_reason);
   proto.set_failures(hook.failures);
+  proto.set_of_jobs(hook.of_jobs);
   if (hook.delivered_us > 0) *proto.mutable_last_delivery_time() = ToTimestamp(hook.delivered_us);
   return proto;
 }
@@ -81,6 +82,15 @@ int64_t SinceOf(const v1::ReplayWebhookRequest& request) {
 
 }  // namespace
 
+absl::Status Webhooks::CheckMail(const std::string& url) const {
+  if (!url.starts_with(store::kMailScheme)) {
+    return InvalidArgument("the address of mail is like mailto:ann@example.com");
+  }
+  const std::string problem = mail_.Problem(url.substr(store::kMailScheme.size()));
+  if (problem.empty()) return absl::OkStatus();
+  return mail_.sends ? InvalidArgument(problem) : FailedPrecondition(problem);
+}
+
 absl::StatusOr<v1::AddWebhookResponse> Webhooks::Add(const std::string& project,
                                                      const v1::AddWebhookRequest& request,
                                                      const Actor& actor) {
@@ -88,20 +98,25 @@ absl::StatusOr<v1::AddWebhookResponse> Webhooks::Add(const std::string& project,
   if (request.url().size() > kLongestUrl) {
     return InvalidArgument(fmt::format("an address has at most {} bytes", kLongestUrl));
   }
-  SFT_RETURN_IF_ERROR(guard_.Check(request.url()).status());
   const bool slack = request.format() == v1::Webhook::SLACK;
+  const bool mail = request.format() == v1::Webhook::MAIL;
+  SFT_RETURN_IF_ERROR(mail ? CheckMail(request.url()) : guard_.Check(request.url()).status());
   WebhookRecord hook;
   hook.id = RandomId("hook");
   hook.project = project;
   hook.url = slack ? hub::OriginOf(request.url()) + "/..." : request.url();
-  hook.format = slack ? WebhookFormat::kSlack : WebhookFormat::kStandard;
+  hook.format = mail    ? WebhookFormat::kMail
+                : slack ? WebhookFormat::kSlack
+                        : WebhookFormat::kStandard;
   hook.events = {request.events().begin(), request.events().end()};
   hook.created_by = actor.name;
   hook.created_us = now_us();
   v1::AddWebhookResponse response;
-  if (!slack) response.set_secret(MakeWebhookSecret());
-  SFT_RETURN_IF_ERROR(
-      secrets_.Put(hook.id, slack ? request.url() : response.secret(), hook.created_us));
+  if (hook.format == WebhookFormat::kStandard) response.set_secret(MakeWebhookSecret());
+  if (!mail) {
+    SFT_RETURN_IF_ERROR(
+        secrets_.Put(hook.id, slack ? request.url() : response.secret(), hook.created_us));
+  }
   const absl::Status added =
       store_.Write([&](Database& db) { return store::InsertWebhook(db, hook); }, actor.audit);
   if (!added.ok()) {
@@ -198,7 +213,10 @@ absl::StatusOr<v1::RotateWebhookResponse> Webhooks::Rotate(const std::string& pr
         SFT_ASSIGN_OR_RETURN(const WebhookRecord hook, store::GetWebhook(db, project, id));
         if (hook.format == WebhookFormat::kStandard) return absl::OkStatus();
         return FailedPrecondition(
-            "a webhook in Slack's format has no secret but its address: remove it and add another");
+            hook.format == WebhookFormat::kMail
+                ? "mail has no secret"
+                : "a webhook in Slack's format has no secret but its address: remove it and add "
+                  "another");
       },
       actor.audit));
   SFT_RETURN_IF_ERROR(secrets_.Put(id, response.secret(), now_us()));

@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "server/core/mail_rules.h"
 #include "server/store/store.h"
 #include "server/webhooks/address_guard.h"
 #include "server/webhooks/webhook_secrets.h"
@@ -20,14 +21,15 @@ class Webhooks {
   // Tests of a hook that wait; more are refused with RESOURCE_EXHAUSTED.
   static constexpr int64_t kMaxTests = 10;
 
-  // All borrowed but `guard` and `wake`, which says that there is something to send.
+  // All borrowed but `guard`, `mail` and `wake`, which says that there is something to send.
   Webhooks(Store& store, Clock& clock, const WebhookSecrets& secrets, AddressGuard guard,
-           std::function<void()> wake)
+           std::function<void()> wake, MailRules mail = {})
       : store_(store),
         clock_(clock),
         secrets_(secrets),
         guard_(std::move(guard)),
-        wake_(std::move(wake)) {}
+        wake_(std::move(wake)),
+        mail_(std::move(mail)) {}
 
   absl::StatusOr<v1::AddWebhookResponse> Add(const std::string& project,
                                              const v1::AddWebhookRequest& request,
@@ -47,6 +49,7 @@ class Webhooks {
   absl::Status Remove(const std::string& project, const std::string& id, const Actor& actor);
 
  private:
+  absl::Status CheckMail(const std::string& url) const;
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
 
   Store& store_;
@@ -54,6 +57,7 @@ class Webhooks {
   const WebhookSecrets& secrets_;
   const AddressGuard guard_;
   const std::function<void()> wake_;
+  const MailRules mail_;
   // Held over a whole change of a row and its file, so that changes do not overlap.
   Mutex changing_;
 };

@@ -33,6 +33,22 @@ export function outlookText(outlook) {
   return parts.join(', ');
 }
 
+// "12.40 EUR", as sftctl writes millionths; what is not nothing but less than a hundredth is "< 0.01 EUR".
+export function money(micros, currency) {
+  const amount = number(micros);
+  return `${amount > 0 && amount < 10000 ? '< 0.01' : (amount / 1e6).toFixed(2)} ${oneLine(currency)}`;
+}
+
+// What a job has cost, or a plan will; empty where nothing has a price.
+export function costText(cost, what = 'so far') {
+  if (!cost) return '';
+  const parts = [];
+  if (number(cost.micros) > 0) parts.push(`${money(cost.micros, cost.currency)} ${what}`.trim());
+  if (number(cost.lost_micros) > 0) parts.push(`${money(cost.lost_micros, cost.currency)} of it for lost work`);
+  if (number(cost.micros_per_hour) > 0) parts.push(`${money(cost.micros_per_hour, cost.currency)} an hour`);
+  return parts.join(', ');
+}
+
 export const STORED_KINDS = {
   DATASETS: 'data sets', ARTIFACTS: 'artifacts', CHECKPOINTS: 'checkpoints', LOGS: 'logs', METRICS: 'metrics',
   UPLOADS: 'uploads', BACKUPS: 'backups', DATABASE: 'database', DAMAGED: 'damaged',

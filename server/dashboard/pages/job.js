@@ -13,7 +13,7 @@ import { JobCurves, viewOf } from '../parts/curves.js';
 import { JobGpus } from '../parts/gpus.js';
 import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
-import { countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
+import { costText, countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
 
 const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results',
   settings: 'Settings' };
@@ -228,6 +228,7 @@ function Head({ job }) {
         ${started ? ` after ${duration((Date.parse(job.end_time) - Date.parse(started)) / 1000)}` : ''}`],
       !isEnded(job) && job.outlook && ['expected', outlookText(job.outlook)],
       job.deadline && ['deadline', utc(job.deadline)],
+      job.cost && ['cost', costText(job.cost, isEnded(job) ? '' : 'so far')],
       number(job.checkpoint_step) > 0 && ['checkpoint', `step ${number(job.checkpoint_step)}`],
     ]} />`;
 }

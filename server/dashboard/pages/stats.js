@@ -3,6 +3,7 @@ import { call } from '../lib/api.js';
 import { html, useEvery, useState } from '../lib/dom.js';
 import { duration, number, oneLine, utc, whole } from '../lib/format.js';
 import { route, setQuery } from '../lib/router.js';
+import { money } from '../lib/words.js';
 import { Bar, Command, Facts, Failure, Table } from '../parts/bits.js';
 
 const DAY_S = 86400;
@@ -34,6 +35,9 @@ export function StatsPage() {
   }, [since, by]);
   const { stats, error } = state;
   const total = stats?.total || {};
+  const currency = stats?.currency;
+  // A column of costs, where there are prices.
+  const withCost = (cells, cost) => (currency ? [...cells.slice(0, 2), cost, ...cells.slice(2)] : cells);
   return html`<div class="head"><h1>Stats</h1><div class="tools">
       <label>the last <select value=${since} onChange=${(event) =>
         setQuery({ since: event.target.value === '30d' ? '' : event.target.value })}>
@@ -46,6 +50,7 @@ export function StatsPage() {
     ${stats.warning ? html`<p class="warning">${oneLine(stats.warning)}</p>` : null}
     <${Facts} items=${[['from', utc(stats.begin)], ['to', utc(stats.end)],
       ['GPU-hours', number(total.gpu_hours).toFixed(2)],
+      currency && ['cost', money(total.cost_micros, currency)],
       ['jobs', ended(total)],
       ['waits', waits(total)]]} />
     <h2>Utilisation</h2>
@@ -57,14 +62,15 @@ export function StatsPage() {
         `${number(type.held_hours).toFixed(1)} h`, `${number(type.available_hours).toFixed(1)} h`,
           share(number(type.held_hours), number(type.available_hours))] }))} />
     <h2>By ${by}</h2>
-    <${Table} caption="By ${by}" head=${[by, { name: 'GPU-hours', right: true }, { name: 'Succeeded', right: true },
-      { name: 'Failed', right: true }, { name: by === 'node' ? 'Other' : 'Cancelled', right: true },
+    <${Table} caption="By ${by}" head=${withCost([by, { name: 'GPU-hours', right: true },
+      { name: 'Succeeded', right: true }, { name: 'Failed', right: true },
+      { name: by === 'node' ? 'Other' : 'Cancelled', right: true },
       { name: 'Wait', right: true }, { name: 'p90', right: true }, by === 'node'
-        ? 'Failures that blame it' : 'Failed attempts']}
+        ? 'Failures that blame it' : 'Failed attempts'], { name: 'Cost', right: true })}
       rows=${(stats.rows || []).map((row) => ({ key: row.name,
-        cells: [oneLine(row.name), number(row.gpu_hours).toFixed(2), whole(row.succeeded), whole(row.failed),
-          whole(row.cancelled),
-        wait(row.wait_median_seconds), wait(row.wait_p90_seconds), failures(row)] }))} />
+        cells: withCost([oneLine(row.name), number(row.gpu_hours).toFixed(2), whole(row.succeeded), whole(row.failed),
+          whole(row.cancelled), wait(row.wait_median_seconds), wait(row.wait_p90_seconds), failures(row)],
+        money(row.cost_micros, currency)) }))} />
     <div class="two"><section><h2>Failures by verdict</h2><${Table} caption="Failures by verdict"
       head=${['Verdict', 'Domain', { name: 'Attempts', right: true }]} empty="none"
       rows=${(total.failures || []).map((each) => ({ key: each.code,

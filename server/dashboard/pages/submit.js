@@ -3,7 +3,7 @@ import { call, CallError, requestId } from '../lib/api.js';
 import { html, useRef, useState } from '../lib/dom.js';
 import { bytes, count, number, oneLine, plural, shortName, whole } from '../lib/format.js';
 import { go, jobLink } from '../lib/router.js';
-import { outlookText } from '../lib/words.js';
+import { costText, outlookText } from '../lib/words.js';
 import { Command, Facts, Failure, Table, tell } from '../parts/bits.js';
 
 const KEPT = 'sft-job-file';
@@ -59,7 +59,8 @@ function Plan({ plan, resolved }) {
   const memory = (plan.memory || []).reduce((sum, item) => sum + number(item.bytes), 0);
   return html`<section><h2>What it would be</h2><${Facts} items=${[
     ['GPUs', `${oneLine(plan.variant)}${plan.nodes > 1 ? `, ${plan.nodes} nodes` : ''}, ${plural(plan.ranks, 'rank')}`],
-    ['placement', oneLine(plan.placement)], ['expected', outlookText(plan.outlook)], ['batch', oneLine(plan.batch)],
+    ['placement', oneLine(plan.placement)], ['expected', outlookText(plan.outlook)],
+    plan.cost && ['cost', costText(plan.cost, 'for the expected run')], ['batch', oneLine(plan.batch)],
     number(plan.total_parameters) > 0 && ['parameters',
       `${count(plan.trainable_parameters)} of ${count(plan.total_parameters)} train`],
     memory > 0 && ['memory per rank', `${bytes(memory)}${number(plan.memory_limit_bytes) > 0

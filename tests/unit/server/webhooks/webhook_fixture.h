@@ -72,7 +72,7 @@ class WebhookTest : public LifeTest {
     }
   }
   void Answer(int status, int64_t retry_after_s = 0) {
-    receiver_.answer = [=](const WebhookPost&) { return WebhookAnswer{status, retry_after_s}; };
+    receiver_.answer = [=](const WebhookPost&) { return HttpAnswer(status, retry_after_s); };
   }
   v1::Webhook Hook(const std::string& id, const std::string& project = "default") {
     const auto list = webhooks_.List(project);

@@ -279,7 +279,7 @@ TEST_F(WebhookTest, WhatAloneIsNotTakenDoesNotPutTheHookOff) {
   Test(hook);
   const std::string bad = Deliveries(hook).front().id();
   receiver_.answer = [&](const WebhookPost& post) {
-    return WebhookAnswer{Header(post, "webhook-id") == bad ? 400 : 200, 0};
+    return HttpAnswer(Header(post, "webhook-id") == bad ? 400 : 200);
   };
   for (int hour = 0; hour < 100; ++hour) {
     Send();

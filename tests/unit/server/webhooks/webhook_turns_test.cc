@@ -27,7 +27,7 @@ class WebhookTurnsTest : public WebhookTest {
     receiver_.answer = [=, this](const WebhookPost& post) {
       const auto slow = took.find(HookOf(post));
       clock_.Advance(slow == took.end() ? Nanos(std::chrono::milliseconds(50)) : slow->second);
-      return WebhookAnswer{status, 0};
+      return HttpAnswer(status);
     };
   }
   static std::string HookOf(const WebhookPost& post) {
