@@ -148,6 +148,9 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.judges = {options.judge_urls, options.judge_ca};
   settings.webhook_allow = options.webhook_allow;
   settings.webhook_ca = options.webhook_ca;
+  if (!options.oidc.empty()) {
+    SFT_ASSIGN_OR_RETURN(settings.oidc, ReadOidcConfig(options.oidc));
+  }
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();

@@ -52,6 +52,8 @@ struct Options {
   std::vector<std::string> webhook_allow;
   std::string webhook_ca;
 
+  std::string oidc;  // file of OidcConfig; empty: no company login
+
   // Passed on to the worker of --dev.
   std::string model_cache, model_cache_limit;
   std::vector<std::string> models;

@@ -16,11 +16,13 @@
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
 #include "server/jobs/wait_explainer.h"
+#include "server/oidc/oidc.h"
 #include "server/services/admin_service.h"
 #include "server/services/auth_service.h"
 #include "server/services/cluster_service.h"
 #include "server/services/data_service.h"
 #include "server/services/job_service.h"
+#include "server/services/login_service.h"
 #include "server/services/operator_service.h"
 #include "server/services/scheduling_service.h"
 #include "server/services/serving_service.h"
@@ -69,11 +71,12 @@ absl::StatusOr<WebhookGuards> MakeGuards(const std::vector<std::string>& allowed
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
-        std::unique_ptr<Access> loaded_access, WebhookGuards guards, bool open,
-        const Settings& settings, Clock& clock)
+        std::unique_ptr<Access> loaded_access, std::unique_ptr<Oidc> made_oidc,
+        WebhookGuards guards, bool open, const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         access(std::move(loaded_access)),
+        oidc(std::move(made_oidc)),
         gate(*access, *store, clock, open),
         blobs(std::move(opened_blobs)),
         checkpoint_blobs(std::move(opened_checkpoint_blobs)),
@@ -123,6 +126,7 @@ struct Server::Parts {
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
+        login_service(oidc.get(), *access),
         operator_service(*store, clock, registry, disk,
                          [this] {
                            hub.Bump(ChangeHub::kSomeNode);
@@ -150,6 +154,7 @@ struct Server::Parts {
     data_service.AddTo(all);
     admin_service.AddTo(all);
     auth_service.AddTo(all);
+    login_service.AddTo(all);
     operator_service.AddTo(all);
     scheduling_service.AddTo(all);
     serving_service.AddTo(all);
@@ -162,6 +167,7 @@ struct Server::Parts {
   DataDirLock lock;
   std::unique_ptr<Store> store;
   std::unique_ptr<Access> access;
+  std::unique_ptr<Oidc> oidc;  // null: there is no company login
   Gate gate;
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<BlobStore> checkpoint_blobs;
@@ -206,6 +212,7 @@ struct Server::Parts {
   DataService data_service;
   AdminService admin_service;
   AuthService auth_service;
+  LoginService login_service;
   OperatorService operator_service;
   SchedulingService scheduling_service;
   ServingService serving_service;
@@ -235,11 +242,18 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
       settings.data_dir));
 }
 
+absl::Status NoLoginHere() {
+  return InvalidArgument(
+      "--oidc: this server asks nobody for a token, so there is nobody to log in; run `sft-server "
+      "init` and start it with --require-token, or with another --listen");
+}
+
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
-  std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
-                                    "metrics", "tensorboard", "backups", "gpu-use",     "webhooks"};
+  std::vector<std::string> names = {"tls",     "server.lock", "blobs",       "checkpoints",
+                                    "logs",    "metrics",     "tensorboard", "backups",
+                                    "gpu-use", "webhooks",    "logins"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -269,11 +283,17 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   if (credentials.has_value()) authority = credentials->authority;
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,
                        Access::Load(*store, clock, std::move(authority)));
+  std::unique_ptr<Oidc> oidc;
+  if (settings.oidc.has_value()) {
+    if (open) return NoLoginHere();
+    SFT_ASSIGN_OR_RETURN(oidc, Oidc::Make(*settings.oidc, HttpOptionsOf(""), *access, clock,
+                                          settings.data_dir + "/logins"));
+  }
   SFT_ASSIGN_OR_RETURN(WebhookGuards guards, MakeGuards(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
-  server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
-                                           std::move(checkpoint_blobs), std::move(access),
-                                           std::move(guards), open, settings, clock);
+  server->parts_ = std::make_unique<Parts>(
+      std::move(lock), std::move(store), std::move(blobs), std::move(checkpoint_blobs),
+      std::move(access), std::move(oidc), std::move(guards), open, settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,
@@ -287,6 +307,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
   parts.webhook_sender.Start();
+  if (parts.oidc != nullptr && parts.oidc->renewal() != nullptr) parts.oidc->renewal()->Start();
   return server;
 }
 
@@ -325,6 +346,8 @@ Server::~Server() {
   parts_->judges.Stop();
   if (parts_->grpc != nullptr) parts_->grpc->Stop();
   parts_->http.reset();
+  if (parts_->oidc != nullptr && parts_->oidc->renewal() != nullptr)
+    parts_->oidc->renewal()->Stop();
   parts_->webhook_sender.Stop();
   parts_->housekeeping.Stop();
   parts_->loop.Stop();

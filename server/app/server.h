@@ -16,6 +16,7 @@
 #include "server/fleet/delivery_limits.h"
 #include "server/fleet/hub_models.h"
 #include "server/jobs/judges.h"
+#include "server/oidc/oidc_config.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
 #include "server/stored/removal.h"
@@ -47,6 +48,7 @@ class Server {
     Judges::Options judges;
     std::vector<std::string> webhook_allow;  // as Options::webhook_allow
     std::string webhook_ca;
+    std::optional<OidcConfig> oidc;  // absent: no company login
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -80,7 +80,8 @@ RestApi::~RestApi() {
 
 bool RestApi::Serves(const Method& method) {
   const Caller caller = method.rule.caller;
-  const bool of_users = caller == Caller::kUser || caller == Caller::kEither;
+  const bool of_users =
+      caller == Caller::kUser || caller == Caller::kEither || caller == Caller::kAnybody;
   return of_users && method.kind != Method::Kind::kClientStream &&
          method.kind != Method::Kind::kStanding;
 }
@@ -110,16 +111,19 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
     refusal.status = 415;
     return stream->Respond(refusal);
   }
-  // Of who is nobody no body is read; the door says why, and counts it.
-  if (!door_.gate().Authenticate(caller.origin).ok()) {
+  // Of who is nobody no body is read, but for what anybody may ask; the door says why, and counts
+  // it.
+  const bool anybody = method->rule.caller == Caller::kAnybody;
+  if (!anybody && !door_.gate().Authenticate(caller.origin).ok()) {
     return Run(std::move(stream), std::move(caller), *method, "");
   }
   HttpStream& asked = *stream;
-  asked.ReadBody(kMostBodyBytes, [this, stream = std::move(stream), caller = std::move(caller),
-                                  method](absl::StatusOr<std::string> body) mutable {
-    if (!body.ok()) return stream->Respond(RestError(body.status()));
-    Run(std::move(stream), std::move(caller), *method, *std::move(body));
-  });
+  asked.ReadBody(anybody ? kMostOfAnybody : kMostBodyBytes,
+                 [this, stream = std::move(stream), caller = std::move(caller),
+                  method](absl::StatusOr<std::string> body) mutable {
+                   if (!body.ok()) return stream->Respond(RestError(body.status()));
+                   Run(std::move(stream), std::move(caller), *method, *std::move(body));
+                 });
 }
 
 void RestApi::Give(Hands& hands, std::atomic<int>& waiting, std::shared_ptr<HttpStream> stream,
