@@ -143,6 +143,9 @@ struct Server::Parts {
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
+    web_sessions.WhenLoggedOut([this](const std::string& token_id) {
+      if (oidc != nullptr && oidc->renewal() != nullptr) oidc->renewal()->LogOut(token_id);
+    });
     store->WhenFed([this] { hub.Bump(kFeedKey); });
   }
 

@@ -50,6 +50,12 @@ void LoginRenewal::Keep(const std::string& token_id, const std::string& refresh_
   if (!kept.ok()) spdlog::warn("login {}: {}", token_id, Message(kept));
 }
 
+void LoginRenewal::LogOut(const std::string& token_id) {
+  const MutexLock lock(mutex_);
+  logins_[token_id].logged_out = true;
+  changed_.NotifyAll();
+}
+
 void LoginRenewal::Drop(const std::string& token_id) {
   {
     const MutexLock lock(mutex_);
@@ -71,7 +77,7 @@ void LoginRenewal::End(const std::string& token_id, const std::string& why) {
 
 std::map<std::string, LoginRenewal::Login> LoginRenewal::TakeDue() {
   std::map<std::string, Login> due;
-  std::vector<std::string> over;
+  std::vector<std::string> over, logged_out;
   {
     const MutexLock lock(mutex_);
     const int64_t now = now_us();
@@ -80,12 +86,15 @@ std::map<std::string, LoginRenewal::Login> LoginRenewal::TakeDue() {
       const int64_t used_us = std::max(login.since_us, access_.LastUse(id));
       if (!token.has_value() || token->revoked_us > 0 || now - used_us >= ToMicros(kIdle)) {
         over.push_back(id);
+      } else if (login.logged_out) {
+        logged_out.push_back(id);
       } else if (token->expires_us - now <= life_us() / 2 && now >= login.not_before_us) {
         due.emplace(id, login);
       }
     }
   }
   for (const std::string& id : over) Drop(id);
+  for (const std::string& id : logged_out) End(id, "logged out");
   return due;
 }
 

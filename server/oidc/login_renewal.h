@@ -31,6 +31,9 @@ class LoginRenewal {
   // Renews this token from now on.
   void Keep(const std::string& token_id, const std::string& refresh_token) SFT_EXCLUDES(mutex_);
 
+  // Its person has logged out: the token ends with the next step.
+  void LogOut(const std::string& token_id) SFT_EXCLUDES(mutex_);
+
   void Start();
   // Waits for a question that is under way.
   void Stop() SFT_EXCLUDES(mutex_);
@@ -43,6 +46,7 @@ class LoginRenewal {
     std::string refresh_token;
     int64_t since_us = 0;       // of this life of the server
     int64_t not_before_us = 0;  // of the next question
+    bool logged_out = false;
   };
 
   void Loop();

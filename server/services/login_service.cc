@@ -1,8 +1,22 @@
 #include "server/services/login_service.h"
 
+#include <fmt/format.h>
+
 #include "server/services/auth_service.h"
 
 namespace sft::server {
+namespace {
+
+// UNAVAILABLE would be this server.
+absl::Status OfIssuer(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  return DeadlineExceeded(
+      fmt::format("who vouches cannot be reached from the server: {}; try again "
+                  "later",
+                  Message(status)));
+}
+
+}  // namespace
 
 void LoginService::AddTo(Methods& methods) {
   const auto anybody = [](std::string method, Audit audit) {
@@ -37,7 +51,9 @@ absl::StatusOr<v1::StartLoginResponse> LoginService::StartLogin(
     CallContext& call, const v1::StartLoginRequest& request) {
   SFT_ASSIGN_OR_RETURN(const CompanyLogin* const people, People());
   SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
-  return people->Start(request);
+  auto started = people->Start(request);
+  if (!started.ok()) return OfIssuer(started.status());
+  return started;
 }
 
 absl::StatusOr<v1::CreateTokenResponse> LoginService::LogIn(CallContext& call,
@@ -55,20 +71,21 @@ absl::StatusOr<v1::FinishLoginResponse> LoginService::FinishLogin(
     CallContext& call, const v1::FinishLoginRequest& request) {
   SFT_ASSIGN_OR_RETURN(const CompanyLogin* const people, People());
   SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
-  SFT_ASSIGN_OR_RETURN(const CompanyLogin::Finished finished, people->Finish(request));
+  const absl::StatusOr<CompanyLogin::Finished> finished = people->Finish(request);
+  if (!finished.ok()) return OfIssuer(finished.status());
   v1::FinishLoginResponse response;
-  if (!finished.person.has_value()) {
+  if (!finished->person.has_value()) {
     call.NothingChanged();
     response.set_pending(true);
-    response.set_slow_down_seconds(finished.slow_down_s);
+    response.set_slow_down_seconds(finished->slow_down_s);
     return response;
   }
   Access::Vouched vouched;
-  vouched.user = finished.person->user;
+  vouched.user = finished->person->user;
   vouched.life_us = std::chrono::microseconds(people->provider().session).count();
   vouched.comment = "company login";
   SFT_ASSIGN_OR_RETURN(*response.mutable_login(), LogIn(call, vouched));
-  oidc_->renewal()->Keep(response.login().token().id(), finished.person->refresh_token);
+  oidc_->renewal()->Keep(response.login().token().id(), finished->person->refresh_token);
   return response;
 }
 
@@ -80,9 +97,9 @@ absl::StatusOr<v1::CreateTokenResponse> LoginService::ExchangeToken(
         "(docs/security.md)");
   }
   SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
-  SFT_ASSIGN_OR_RETURN(const Access::Vouched vouched,
-                       oidc_->ci()->Exchange(request.subject_token()));
-  return LogIn(call, vouched);
+  const absl::StatusOr<Access::Vouched> vouched = oidc_->ci()->Exchange(request.subject_token());
+  if (!vouched.ok()) return OfIssuer(vouched.status());
+  return LogIn(call, *vouched);
 }
 
 }  // namespace sft::server
