@@ -104,8 +104,8 @@ std::string Below(const std::string& folder, const std::string& path) {
   return path.empty() || path.starts_with('/') ? path : folder + path;
 }
 
-std::string IssuerIn(Table& table, std::string fallback) {
-  std::string issuer = table.Text("issuer", fallback.empty(), std::move(fallback));
+std::string IssuerIn(Table& table, const std::string& fallback) {
+  std::string issuer = table.Text("issuer", fallback.empty(), fallback);
   if (!issuer.empty() && !IsIssuerUrl(issuer)) {
     table.Fail("issuer",
                "is an address with https:// (http:// on loopback alone), without ? and #");
