@@ -54,11 +54,12 @@ absl::StatusOr<Access::Vouched> CiExchange::Exchange(const std::string& subject_
   Json claims;
   for (const auto& [rule, issuer] : rules_) {
     if (TextClaim(jwt.claims, "iss") != rule.issuer) continue;
-    const absl::Status good = CheckClaims(jwt.claims, {rule.issuer, rule.audience, ""}, now_s);
-    if (!good.ok()) {
-      if (!absl::IsPermissionDenied(refusal)) refusal = good;
+    const absl::Status for_us = CheckAudience(jwt.claims, rule.audience);
+    if (!for_us.ok()) {
+      if (!absl::IsPermissionDenied(refusal)) refusal = for_us;
       continue;
     }
+    SFT_RETURN_IF_ERROR(CheckClaims(jwt.claims, {rule.issuer, rule.audience, ""}, now_s));
     refusal = PermissionDenied(fmt::format(
         "no rule of this server is for that job ({}): the operator compares its claims with [[ci]] "
         "(docs/security.md)",

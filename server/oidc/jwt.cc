@@ -45,24 +45,6 @@ std::optional<int64_t> Seconds(const Json& claims, const char* name) {
   return static_cast<int64_t>(seconds);
 }
 
-absl::Status CheckAudience(const Json& claims, const std::string& audience) {
-  const auto found = claims.find("aud");
-  const Json given = found == claims.end() ? Json() : *found;
-  const Json list = given.is_array() ? given : Json::array({given});
-  const auto is_text = [](const Json& one) { return one.is_string(); };
-  if (list.empty() || !std::all_of(list.begin(), list.end(), is_text)) {
-    return Refused("it names no audience (aud)");
-  }
-  if (std::find(list.begin(), list.end(), Json(audience)) == list.end()) {
-    return Refused(fmt::format("it is for {}, not for {} (aud)",
-                               Shown(list.front().get<std::string>()), Shown(audience)));
-  }
-  if (list.size() > 1 && TextClaim(claims, "azp") != audience) {
-    return Refused("it is for several audiences, and was not given to this one (azp)");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckTimes(const Json& claims, int64_t now_s) {
   const auto expires = Seconds(claims, "exp"), issued = Seconds(claims, "iat");
   if (!expires.has_value() || !issued.has_value()) {
@@ -113,6 +95,24 @@ absl::StatusOr<Jwt> ReadJwt(std::string_view text) {
   }
   jwt.signed_text = text.substr(0, last);
   return jwt;
+}
+
+absl::Status CheckAudience(const Json& claims, const std::string& audience) {
+  const auto found = claims.find("aud");
+  const Json given = found == claims.end() ? Json() : *found;
+  const Json list = given.is_array() ? given : Json::array({given});
+  const auto is_text = [](const Json& one) { return one.is_string(); };
+  if (list.empty() || !std::all_of(list.begin(), list.end(), is_text)) {
+    return Refused("it names no audience (aud)");
+  }
+  if (std::find(list.begin(), list.end(), Json(audience)) == list.end()) {
+    return Refused(fmt::format("it is for {}, not for {} (aud)",
+                               Shown(list.front().get<std::string>()), Shown(audience)));
+  }
+  if (list.size() > 1 && TextClaim(claims, "azp") != audience) {
+    return Refused("it is for several audiences, and was not given to this one (azp)");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckClaims(const Json& claims, const JwtExpectation& expected, int64_t now_s) {

@@ -48,6 +48,9 @@ inline constexpr int64_t kJwtSkewSeconds = 60;
 absl::Status CheckClaims(const nlohmann::json& claims, const JwtExpectation& expected,
                          int64_t now_s);
 
+// What of that concerns its audience.
+absl::Status CheckAudience(const nlohmann::json& claims, const std::string& audience);
+
 // A claim that is a text; empty where it is not there, or something else.
 std::string TextClaim(const nlohmann::json& claims, std::string_view name);
 

@@ -25,7 +25,7 @@ constexpr char kGithub[] = R"([[ci]]
 name = "nightly"
 kind = "github"
 audience = "https://sft.example.org"
-claims = { repository_id = "1", repository_owner_id = "2", ref = ["refs/heads/main", "refs/heads/x"] }
+claims = { repository_id = "1", repository_owner_id = "2", ref = ["refs/heads/main", "refs/x"] }
 project = "vision"
 role = "submitter"
 )";
@@ -71,7 +71,7 @@ TEST_F(OidcConfigTest, SaysWhoVouchesForWhom) {
   EXPECT_EQ(config->roles[0].role, Role::kSubmitter);
   ASSERT_EQ(config->ci.size(), 1u);
   EXPECT_EQ(config->ci[0].issuer, "https://token.actions.githubusercontent.com");
-  EXPECT_THAT(config->ci[0].claims.at("ref"), ElementsAre("refs/heads/main", "refs/heads/x"));
+  EXPECT_THAT(config->ci[0].claims.at("ref"), ElementsAre("refs/heads/main", "refs/x"));
   EXPECT_TRUE(Read(kGitlab).ok()) << Read(kGitlab).status();
   const auto google = Read(Changed(kPeople, "[[role]]",
                                    "scopes = [\"openid\"]\nparameters = { access_type = "
@@ -107,8 +107,7 @@ TEST_F(OidcConfigTest, WhatIsWrongIsNamed) {
       {Changed(github, "repository_id = \"1\", ", ""), "repository_id and repository_owner_id"},
       {Changed(github, "repository_owner_id = \"2\", ", ""),
        "repository_id and repository_owner_id"},
-      {Changed(github, ", ref = [\"refs/heads/main\", \"refs/heads/x\"]", ""),
-       "ref, environment or"},
+      {Changed(github, ", ref = [\"refs/heads/main\", \"refs/x\"]", ""), "ref, environment or"},
       {Changed(github, "https://sft.example.org", "https://github.com/octo"), "GitHub's default"},
       {Changed(github, "repository_id = \"1\"", "repository_id = 1"), "repository_id is a text"},
       {Changed(github, "\"github\"", "\"jenkins\""), "kind is github or gitlab"},
