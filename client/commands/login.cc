@@ -6,6 +6,7 @@
 
 #include <iostream>
 
+#include "client/base/company_login.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
@@ -26,6 +27,9 @@ struct LoginOptions {
   std::string authority;    // file
   std::string fingerprint;  // of the authority
   std::string token_file = "-";
+  // In place of a token: through the company's provider, or for the ID token of a CI job.
+  bool oidc = false, device = false;
+  std::string ci_token_file;
 };
 
 // Reads a line from standard input without echo.
@@ -79,7 +83,8 @@ absl::Status CheckFingerprint(const std::string& fingerprint) {
       kDigits, fingerprint.size(), hex ? "" : " characters, some of them others"));
 }
 
-// The certificate to trust: a file, or the one the server shows if its fingerprint was given.
+// The certificate to trust: a file, or the one the server shows if its fingerprint was given, or
+// that of an earlier login.
 absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::Endpoint& endpoint) {
   if (!options.authority.empty()) {
     absl::StatusOr<std::string> pem = io::ReadFile(options.authority, 1 << 20);
@@ -87,6 +92,10 @@ absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::En
     const absl::Status good = tls::ReadCertificate(*pem).status();
     if (!good.ok()) return Annotate(good, options.authority);
     return pem;
+  }
+  if (options.fingerprint.empty()) {
+    const absl::StatusOr<rpc::Security> known = SecurityOf(endpoint.ToString());
+    if (known.ok() && !known->authority_pem.empty()) return known->authority_pem;
   }
   SFT_RETURN_IF_ERROR(CheckFingerprint(options.fingerprint));
   SFT_ASSIGN_OR_RETURN(std::string pem,
@@ -155,6 +164,17 @@ ExitCode WhoAmI(Connection& connection, bool json) {
   return kSucceeded;
 }
 
+absl::StatusOr<std::string> Token(Connection& connection, const LoginOptions& options,
+                                  const Login& login) {
+  if (!options.oidc && !options.device && options.ci_token_file.empty()) {
+    return ReadToken(connection, options.token_file);
+  }
+  Connection server(login.server, login.security, connection.console(), connection.clock());
+  if (options.oidc) return TokenByBrowser(server);
+  if (options.device) return TokenByDevice(server);
+  return TokenByExchange(server, options.ci_token_file);
+}
+
 absl::StatusOr<Login> MakeLogin(Connection& connection, const LoginOptions& options) {
   Login login;
   login.server = options.server.empty() ? connection.server() : options.server;
@@ -163,7 +183,7 @@ absl::StatusOr<Login> MakeLogin(Connection& connection, const LoginOptions& opti
   // Checked before the token is typed, so that it is not typed for an untrusted server.
   SFT_RETURN_IF_ERROR(tls::Explain(endpoint.host, endpoint.port, login.security.authority_pem,
                                    connection.clock().Wall()));
-  SFT_ASSIGN_OR_RETURN(login.security.token, ReadToken(connection, options.token_file));
+  SFT_ASSIGN_OR_RETURN(login.security.token, Token(connection, options, login));
   return login;
 }
 
@@ -185,7 +205,7 @@ ExitCode RunLogin(Connection& connection, const LoginOptions& options, bool json
 
 void AddLogin(Command& app, Session& session) {
   Command* login = app.AddCommand(
-      "login", "Save a token for a server and trust its certificate authority",
+      "login", "Log in to a server: keep a token for it, and trust its certificate authority",
       "sftctl login sft.example.org:7070 --fingerprint 3f8a... --token-file my.token");
   auto options = std::make_shared<LoginOptions>();
   login->AddOption("SERVER", options->server, "HOST:PORT (default: that of --server)");
@@ -196,8 +216,22 @@ void AddLogin(Command& app, Session& session) {
                   "Trust the server's authority if it has this fingerprint; without this option "
                   "the fingerprint is printed and nothing is sent")
       ->Excludes(authority);
-  login->AddOption("--token-file", options->token_file,
-                   "File with the token (default: standard input)");
+  Option* ways[] = {
+      login->AddOption("--token-file", options->token_file,
+                       "File with the token (default: standard input)"),
+      login->AddFlag("--oidc", options->oidc,
+                     "Log in through the company's provider, with a browser of this machine"),
+      login->AddFlag(
+          "--device", options->device,
+          "The same with a browser of any machine, as over ssh: it shows a code to type"),
+      login->AddOption("--ci-token-file", options->ci_token_file,
+                       "File with the ID token that a CI (GitHub, GitLab) gives the job, which is "
+                       "exchanged for a token of an hour; -: standard input")};
+  for (Option* way : ways) {
+    for (Option* other : ways) {
+      if (way != other) way->Excludes(other);
+    }
+  }
   AddJsonFlag(login, session);
   login->RunHere([&session, options](Connection& connection) {
     return RunLogin(connection, *options, session.json);

@@ -1,36 +1,14 @@
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "client/base/browser.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
-#include "common/base/env.h"
 #include "common/base/json.h"
 #include "sft/v1/web_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
-
-constexpr char kOpener[] = "xdg-open";
-
-// Whether somebody sits before a desktop of this machine, who could see a browser.
-bool HasDesktop(Connection& connection) {
-  const auto set = [](const char* name) { return !GetEnv(name).value_or("").empty(); };
-  return isatty(STDOUT_FILENO) == 1 && connection.console().terminal && !set("SSH_CONNECTION") &&
-         (set("DISPLAY") || set("WAYLAND_DISPLAY"));
-}
-
-// False: there is no browser that can be opened so.
-bool OpenBrowser(const std::string& url) {
-  std::string opener = kOpener, address = url;
-  char* const words[] = {opener.data(), address.data(), nullptr};
-  pid_t child = 0;
-  if (::posix_spawnp(&child, kOpener, nullptr, nullptr, words, environ) != 0) return false;
-  int status = 0;
-  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 ExitCode RunWeb(Connection& connection, bool no_open, bool json) {
   const auto made = connection.Call(&v1::WebService::Stub::CreateCode, v1::CreateCodeRequest());
@@ -50,7 +28,7 @@ ExitCode RunWeb(Connection& connection, bool no_open, bool json) {
   }
   console.out << url << "\n" << std::flush;
   if (!made->code().empty()) console.err << "good once, for a minute\n";
-  if (!no_open && HasDesktop(connection)) (void)OpenBrowser(url);
+  if (!no_open && HasDesktop(console)) (void)OpenBrowser(url);
   return kSucceeded;
 }
 

@@ -266,11 +266,11 @@ absl::StatusOr<std::string> Hub::Greet(const StopCheck& stop) const {
 absl::StatusOr<std::string> Hub::Resolve(const std::string& id, const std::string& revision,
                                          const StopCheck& stop) const {
   const std::string named = revision.empty() ? "main" : revision;
-  const Question question{.id = id,
-                          .url = fmt::format("{}/api/models/{}/revision/{}", options_.endpoint, id,
-                                             EscapedRevision(named)),
-                          .what = fmt::format("model {}", id),
-                          .revision = named};
+  const Question question{
+      .id = id,
+      .url = fmt::format("{}/api/models/{}/revision/{}", options_.endpoint, id, EscapedPart(named)),
+      .what = fmt::format("model {}", id),
+      .revision = named};
   SFT_ASSIGN_OR_RETURN(const std::string text, ReadAll(question, kMaxAnswer, stop));
   const nlohmann::json answer = ParseJson(text);
   const auto sha = answer.is_object() ? answer.find("sha") : answer.end();

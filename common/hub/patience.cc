@@ -74,8 +74,8 @@ std::string Escaped(std::string_view path) {
   return text;
 }
 
-std::string EscapedRevision(std::string_view revision) {
-  std::string text = Escaped(revision);
+std::string EscapedPart(std::string_view part) {
+  std::string text = Escaped(part);
   for (size_t at = 0; (at = text.find('/', at)) != text.npos;) text.replace(at, 1, "%2F");
   return text;
 }

@@ -36,8 +36,8 @@ Nanos Jittered(Nanos wait);
 // RESOURCE_EXHAUSTED where it is longer than `most`.
 absl::StatusOr<std::string> ReadBody(HttpBody& body, size_t most);
 
-// A path in an address; and a revision, which is one part of it, with its slashes escaped.
+// A path in an address; and one part of it, or of a query or a form, with its slashes escaped.
 std::string Escaped(std::string_view path);
-std::string EscapedRevision(std::string_view revision);
+std::string EscapedPart(std::string_view part);
 
 }  // namespace sft::hub

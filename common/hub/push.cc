@@ -145,7 +145,7 @@ absl::StatusOr<std::string> HubPush::FindBranch() const {
   if (!absl::IsNotFound(commit.status()) || branch_ == "main") return commit;
   const std::string what = fmt::format("making the branch {} of {}", branch_, id_);
   SFT_ASSIGN_OR_RETURN(const Answer made,
-                       Ask("POST", ApiUrl("/branch/" + EscapedRevision(branch_)), what, "{}"));
+                       Ask("POST", ApiUrl("/branch/" + EscapedPart(branch_)), what, "{}"));
   if (!IsGood(made.status) && made.status != 409) return Refused(what, made);
   return hub_.Resolve(id_, branch_, stop_);
 }
@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<bool>> HubPush::AskWhichAreLarge(
                        {"size", files[i].size}});
     }
     SFT_ASSIGN_OR_RETURN(const Answer answer,
-                         Ask("POST", ApiUrl("/preupload/" + EscapedRevision(branch_)), what,
+                         Ask("POST", ApiUrl("/preupload/" + EscapedPart(branch_)), what,
                              DumpJson(json{{"files", std::move(asked)}})));
     if (!IsGood(answer.status)) return Refused(what, answer);
     const json said = ParseJson(answer.text);
@@ -266,8 +266,8 @@ absl::StatusOr<std::string> HubPush::Commit(const std::vector<PushFile>& files,
                                             const std::string& text,
                                             const std::string& parent) const {
   const std::string what = fmt::format("the commit to {} of {}", branch_, id_);
-  const absl::StatusOr<Answer> answer = Ask("POST", ApiUrl("/commit/" + EscapedRevision(branch_)),
-                                            what, text, "application/x-ndjson");
+  const absl::StatusOr<Answer> answer =
+      Ask("POST", ApiUrl("/commit/" + EscapedPart(branch_)), what, text, "application/x-ndjson");
   if (answer.ok() && IsGood(answer->status)) {
     const json made = ParseJson(answer->text);
     const std::string commit = TextOf(made, "commitOid");

@@ -155,6 +155,9 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
                                                        options.mail_tls, options.mail_ca));
     settings.mail_to = options.mail_to;
   }
+  if (!options.oidc.empty()) {
+    SFT_ASSIGN_OR_RETURN(settings.oidc, ReadOidcConfig(options.oidc));
+  }
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();

@@ -8,6 +8,7 @@
 #include "common/base/version.h"
 #include "common/hub/http.h"
 #include "common/io/disk_space.h"
+#include "server/oidc/oidc_config.h"
 #include "server/webhooks/address_guard.h"
 
 namespace sft::server {
@@ -21,6 +22,7 @@ Examples:
   sft-server check --data-dir /var/lib/sft            would it start? what is wrong?
   sft-server init --data-dir /var/lib/sft --name sft.example.org       certificates and tokens
   sft-server --data-dir /var/lib/sft --listen 0.0.0.0:7070             reached from elsewhere
+  sft-server --data-dir /var/lib/sft --listen 0.0.0.0:7070 --oidc oidc.toml       with company login
 Then, in another terminal:  sftctl submit job.toml --follow)";
 
 // Options for how much is kept, and for how long.
@@ -191,6 +193,25 @@ void AddMail(CLI::App& app, Options& options) {
                  "[all]")
       ->needs(relay)
       ->group(kMail);
+}
+
+void AddOidc(CLI::App& app, Options& options) {
+  app.add_option(
+         "--oidc", options.oidc,
+         "TOML file that says who vouches for people and for jobs of a CI (OpenID Connect), "
+         "and which roles they get; with such lines:\n"
+         "  [provider]\n"
+         "  issuer = \"https://login.example.com\"\n"
+         "  client_id = \"sft\"\n"
+         "  client_secret_file = \"oidc.secret\"\n"
+         "  [[role]]\n"
+         "  group = \"ml-vision\"\n"
+         "  project = \"vision\"\n"
+         "  role = \"submitter\"")
+      ->check(CLI::Validator(
+          [](std::string& path) { return std::string(Message(ReadOidcConfig(path).status())); },
+          ""))
+      ->group("Company login (docs/security.md)");
 }
 
 void AddDevelopment(CLI::App& app, Options& options) {
@@ -370,6 +391,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   AddJudges(app, options);
   AddWebhooks(app, options);
   AddMail(app, options);
+  AddOidc(app, options);
   AddDevelopment(app, options);
   CLI::App* check =
       app.add_subcommand("check",

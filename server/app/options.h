@@ -61,6 +61,8 @@ struct Options {
   std::string mail_relay, mail_from, mail_tls, mail_ca;
   std::vector<std::string> mail_to;
 
+  std::string oidc;  // file of OidcConfig; empty: no company login
+
   // Passed on to the worker of --dev.
   std::string model_cache, model_cache_limit;
   std::vector<std::string> models;

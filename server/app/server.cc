@@ -17,12 +17,14 @@
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
 #include "server/jobs/wait_explainer.h"
+#include "server/oidc/oidc.h"
 #include "server/services/admin_service.h"
 #include "server/services/auth_service.h"
 #include "server/services/cluster_service.h"
 #include "server/services/data_service.h"
 #include "server/services/file_service.h"
 #include "server/services/job_service.h"
+#include "server/services/login_service.h"
 #include "server/services/operator_service.h"
 #include "server/services/scheduling_service.h"
 #include "server/services/serving_service.h"
@@ -77,11 +79,13 @@ struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
         std::unique_ptr<Access> loaded_access, std::unique_ptr<Generation> loaded_generation,
-        WebhookGuards guards, bool open, const Settings& settings, Clock& clock)
+        std::unique_ptr<Oidc> made_oidc, WebhookGuards guards, bool open,
+        const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         access(std::move(loaded_access)),
         generation(std::move(loaded_generation)),
+        oidc(std::move(made_oidc)),
         gate(*access, *store, clock, open),
         blobs(std::move(opened_blobs)),
         checkpoint_blobs(std::move(opened_checkpoint_blobs)),
@@ -134,6 +138,7 @@ struct Server::Parts {
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups, *generation),
         auth_service(*access, *store, registry, gate.failed()),
+        login_service(oidc.get(), *access),
         operator_service(*store, clock, registry, disk,
                          [this] {
                            hub.Bump(ChangeHub::kSomeNode);
@@ -152,6 +157,9 @@ struct Server::Parts {
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
     access->WhenRightsChange([this] { hub.BumpAll(); });
+    web_sessions.WhenLoggedOut([this](const std::string& token_id) {
+      if (oidc != nullptr && oidc->renewal() != nullptr) oidc->renewal()->LogOut(token_id);
+    });
     store->WhenFed([this] { hub.Bump(kFeedKey); });
   }
 
@@ -163,6 +171,7 @@ struct Server::Parts {
     data_service.AddTo(all);
     admin_service.AddTo(all);
     auth_service.AddTo(all);
+    login_service.AddTo(all);
     operator_service.AddTo(all);
     scheduling_service.AddTo(all);
     serving_service.AddTo(all);
@@ -177,6 +186,7 @@ struct Server::Parts {
   std::unique_ptr<Store> store;
   std::unique_ptr<Access> access;
   std::unique_ptr<Generation> generation;
+  std::unique_ptr<Oidc> oidc;  // null: there is no company login
   Gate gate;
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<BlobStore> checkpoint_blobs;
@@ -222,6 +232,7 @@ struct Server::Parts {
   DataService data_service;
   AdminService admin_service;
   AuthService auth_service;
+  LoginService login_service;
   OperatorService operator_service;
   SchedulingService scheduling_service;
   ServingService serving_service;
@@ -253,12 +264,19 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
       settings.data_dir));
 }
 
+absl::Status NoLoginHere() {
+  return InvalidArgument(
+      "--oidc: this server asks nobody for a token, so there is nobody to log in; run `sft-server "
+      "init` and start it with --require-token, or with another --listen");
+}
+
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
   std::vector<std::string> names = {"tls",     "server.lock", "blobs",       "checkpoints",
                                     "logs",    "metrics",     "tensorboard", "backups",
-                                    "gpu-use", "webhooks",    "standby",     "took_over"};
+                                    "gpu-use", "webhooks",    "standby",     "took_over",
+                                    "logins"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -295,11 +313,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access, Access::Load(*store, clock, authority));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Generation> generation,
                        Generation::Load(*store, std::move(authority)));
+  std::unique_ptr<Oidc> oidc;
+  if (settings.oidc.has_value()) {
+    if (open) return NoLoginHere();
+    SFT_ASSIGN_OR_RETURN(oidc, Oidc::Make(*settings.oidc, HttpOptionsOf(""), *access, clock,
+                                          settings.data_dir + "/logins"));
+  }
   SFT_ASSIGN_OR_RETURN(WebhookGuards guards, MakeGuards(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
   server->parts_ = std::make_unique<Parts>(
       std::move(lock), std::move(store), std::move(blobs), std::move(checkpoint_blobs),
-      std::move(access), std::move(generation), std::move(guards), open, settings, clock);
+      std::move(access), std::move(generation), std::move(oidc), std::move(guards), open, settings,
+      clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,
@@ -313,6 +338,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
   parts.webhook_sender.Start();
+  if (parts.oidc != nullptr && parts.oidc->renewal() != nullptr) parts.oidc->renewal()->Start();
   return server;
 }
 
@@ -351,6 +377,8 @@ Server::~Server() {
   parts_->judges.Stop();
   if (parts_->grpc != nullptr) parts_->grpc->Stop();
   parts_->http.reset();
+  if (parts_->oidc != nullptr && parts_->oidc->renewal() != nullptr)
+    parts_->oidc->renewal()->Stop();
   parts_->webhook_sender.Stop();
   parts_->housekeeping.Stop();
   parts_->loop.Stop();

@@ -16,6 +16,7 @@
 #include "server/fleet/delivery_limits.h"
 #include "server/fleet/hub_models.h"
 #include "server/jobs/judges.h"
+#include "server/oidc/oidc_config.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
 #include "server/stored/removal.h"
@@ -50,6 +51,7 @@ class Server {
     std::string webhook_ca;
     std::optional<MailRelay> mail;     // absent: no mail is sent
     std::vector<std::string> mail_to;  // as Options::mail_to
+    std::optional<OidcConfig> oidc;  // absent: no company login
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

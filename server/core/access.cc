@@ -32,6 +32,12 @@ absl::Status UnknownJoin() {
 
 std::string Time(int64_t us) { return FormatUtc(FromUnixMicros(us)); }
 
+std::string HowToGetAnother(bool join, bool vouched) {
+  if (vouched) return "log in again (`sftctl login --oidc`; a CI job exchanges another ID token)";
+  return fmt::format("an admin makes another with `sftctl admin token create{}`",
+                     join ? " --join" : "");
+}
+
 int64_t Micros(Nanos duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
 }
@@ -117,11 +123,12 @@ absl::StatusOr<Principal> Access::OfRecord(const TokenRecord& token) const {
     return absl::UnauthenticatedError(
         fmt::format("token {} was revoked at {}", token.id, Time(token.revoked_us)));
   }
+  const auto user = users_.find(token.user);
   if (token.expires_us > 0 && token.expires_us <= now_us()) {
+    const bool vouched = user != users_.end() && !user->second.issuer.empty();
     return absl::UnauthenticatedError(
-        fmt::format("{}token {} expired at {}: an admin makes another with `sftctl admin token "
-                    "create{}`",
-                    join ? "join " : "", token.id, Time(token.expires_us), join ? " --join" : ""));
+        fmt::format("{}token {} expired at {}: {}", join ? "join " : "", token.id,
+                    Time(token.expires_us), HowToGetAnother(join, vouched)));
   }
   Principal principal;
   principal.token = token.id;
@@ -131,8 +138,8 @@ absl::StatusOr<Principal> Access::OfRecord(const TokenRecord& token) const {
     principal.name = "join-token";
     return principal;
   }
-  const auto user = users_.find(token.user);
   if (user == users_.end()) return Unknown();
+  last_use_us_[token.id] = now_us();
   principal.kind = Principal::Kind::kUser;
   principal.name = token.user;
   principal.admin = user->second.admin;
@@ -184,11 +191,29 @@ std::vector<UserRecord> Access::Users() const {
   return users;
 }
 
+std::optional<UserRecord> Access::FindUser(const std::string& name) const {
+  const MutexLock lock(mutex_);
+  const auto found = users_.find(name);
+  return found == users_.end() ? std::nullopt : std::optional(found->second);
+}
+
 std::vector<TokenRecord> Access::Tokens() const {
   const MutexLock lock(mutex_);
   std::vector<TokenRecord> tokens;
   for (const auto& [id, token] : tokens_) tokens.push_back(token);
   return tokens;
+}
+
+std::optional<TokenRecord> Access::FindToken(const std::string& id) const {
+  const MutexLock lock(mutex_);
+  const auto found = tokens_.find(id);
+  return found == tokens_.end() ? std::nullopt : std::optional(found->second);
+}
+
+int64_t Access::LastUse(const std::string& token_id) const {
+  const MutexLock lock(mutex_);
+  const auto found = last_use_us_.find(token_id);
+  return found == last_use_us_.end() ? 0 : found->second;
 }
 
 std::vector<NodeKeyRecord> Access::NodeKeys() const {
@@ -199,13 +224,10 @@ std::vector<NodeKeyRecord> Access::NodeKeys() const {
 }
 
 UserRecord Access::Known(const std::string& name) const {
-  const MutexLock lock(mutex_);
-  const auto found = users_.find(name);
-  return found == users_.end() ? UserRecord() : found->second;
+  return FindUser(name).value_or(UserRecord());
 }
 
-absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
-  const MutexLock changing(changing_);
+absl::Status Access::Put(const UserRecord& user, const Actor& actor, const Store::Function& with) {
   if (!IsValidLabel(user.name)) {
     return InvalidArgument(fmt::format("user \"{}\": letters, digits, '-', '_' and '.', at most 63",
                                        user.name.substr(0, 80)));
@@ -223,7 +245,8 @@ absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_RETURN_IF_ERROR(store::PutUser(db, user, now));
-        return PutHooksOff(db, before, user, now);
+        SFT_RETURN_IF_ERROR(PutHooksOff(db, before, user, now));
+        return with == nullptr ? absl::OkStatus() : with(db);
       },
       actor.audit));
   {
@@ -232,6 +255,18 @@ absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
   }
   rights_changed_();
   return absl::OkStatus();
+}
+
+absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
+  const MutexLock changing(changing_);
+  const UserRecord before = Known(user.name);
+  if (!before.issuer.empty()) {
+    return FailedPrecondition(fmt::format(
+        "the roles of {} are those that {} gives: change them there (docs/security.md, \"Company "
+        "login\"); `sftctl admin user remove {}` ends its tokens",
+        before.name, before.issuer == kCiIssuer ? "its rule of a CI" : before.issuer, before.name));
+  }
+  return Put(user, actor, nullptr);
 }
 
 absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
@@ -257,9 +292,17 @@ absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
   return absl::OkStatus();
 }
 
+TokenText Access::Fill(TokenRecord& token) const {
+  TokenText text{token.kind, RandomId("", kIdLength), RandomId("", kSecretLength), ""};
+  token.id = text.id;
+  token.secret_sha256 = io::Sha256Hex(text.secret);
+  token.created_us = now_us();
+  return text;
+}
+
 absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token, const Actor& actor) {
   const MutexLock changing(changing_);
-  TokenText text{token.kind, RandomId("", kIdLength), RandomId("", kSecretLength), ""};
+  TokenText text = Fill(token);
   if (token.kind == TokenKind::kJoin) {
     SFT_ASSIGN_OR_RETURN(const std::string authority, AuthorityPem());
     SFT_ASSIGN_OR_RETURN(const tls::Certificate read, tls::ReadCertificate(authority));
@@ -269,14 +312,18 @@ absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token, const Actor&
     }
   } else {
     const MutexLock lock(mutex_);
-    if (!users_.contains(token.user)) {
+    const auto user = users_.find(token.user);
+    if (user == users_.end()) {
       return NotFound(fmt::format("no user \"{}\": make it first with `sftctl admin user set {}`",
                                   token.user.substr(0, 80), token.user.substr(0, 80)));
     }
+    if (!user->second.issuer.empty()) {
+      return FailedPrecondition(
+          fmt::format("{} gets tokens by logging in (`sftctl login --oidc`), and none that would "
+                      "outlive that; make a user for a program with `sftctl admin user set`",
+                      token.user));
+    }
   }
-  token.id = text.id;
-  token.secret_sha256 = io::Sha256Hex(text.secret);
-  token.created_us = now_us();
   SFT_RETURN_IF_ERROR(
       store_.Write([&](Database& db) { return store::InsertToken(db, token); }, actor.audit));
   const MutexLock lock(mutex_);

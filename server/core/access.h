@@ -39,14 +39,42 @@ class Access {
   void WhenRightsChange(std::function<void()> tell) { rights_changed_ = std::move(tell); }
 
   std::vector<UserRecord> Users() const;
+  std::optional<UserRecord> FindUser(const std::string& name) const;
   // Both put off the webhooks that the user has made and that hear of what the user may no longer
-  // read.
+  // read. FAILED_PRECONDITION for the roles of a user for whom an issuer vouches.
   absl::Status PutUser(const UserRecord& user, const Actor& actor = {});
   absl::Status RemoveUser(const std::string& name, const Actor& actor = {});
 
+  // What a login through the company's provider, or for a job of a CI, gives.
+  struct Vouched {
+    UserRecord user;      // with whom it is to the issuer; its name is the one it would like
+    int64_t life_us = 0;  // of the token
+    std::string comment;  // of the token
+    // An ID token that is good once: the SHA-256 of its id, and its end. Empty: none.
+    std::string used_id = {};
+    int64_t used_until_us = 0;
+  };
+  // The name of the user that they are here: the one of before, or the one it would like if that is
+  // nobody's. ALREADY_EXISTS where it is somebody's.
+  absl::StatusOr<std::string> NameOf(const UserRecord& user) const;
+  // Gives the user these roles, in the place of those before, and makes a token; `token` is filled
+  // in. ALREADY_EXISTS as of NameOf, and for an ID token that was used before.
+  absl::StatusOr<std::string> LogIn(const Vouched& vouched, TokenRecord& token,
+                                    const Actor& actor = {});
+  // The issuer was asked again: gives the user these roles, with a row of the audit if they are
+  // others, and has the token end then. NOT_FOUND for a token or a user that was revoked or removed
+  // meanwhile.
+  absl::Status Renew(const std::string& token_id, UserRecord user, int64_t expires_us,
+                     AuditRow* audit = nullptr);
+  // When a call was admitted with the token; 0: not since this server runs.
+  int64_t LastUse(const std::string& token_id) const;
+
   std::vector<TokenRecord> Tokens() const;
+  std::optional<TokenRecord> FindToken(const std::string& id) const;
   std::vector<NodeKeyRecord> NodeKeys() const;
   // Fills in id, hash and time, and returns the text with the secret, which is stored nowhere else.
+  // FAILED_PRECONDITION for a user for whom an issuer vouches: who is none there any more is to
+  // have no token here.
   absl::StatusOr<std::string> CreateToken(TokenRecord& token, const Actor& actor = {});
   // `id` is a token's id or "nodes/NODE"; NOT_FOUND for any other.
   absl::Status Revoke(const std::string& id, const Actor& actor = {});
@@ -69,6 +97,10 @@ class Access {
   // As the user is now; without rights where there is none of that name.
   UserRecord Known(const std::string& name) const SFT_EXCLUDES(mutex_);
   absl::StatusOr<Principal> OfRecord(const TokenRecord& token) const SFT_REQUIRES(mutex_);
+  // Gives it an id and a secret.
+  TokenText Fill(TokenRecord& token) const;
+  // Rows and copy get the user as it is now. `with`: more of the transaction; may be null.
+  absl::Status Put(const UserRecord& user, const Actor& actor, const Store::Function& with);
   // Checks that the token may replace a key already registered under the name.
   absl::Status CheckNewKey(const TokenRecord& token, const std::string& node,
                            const std::string& key) const SFT_REQUIRES(mutex_);
@@ -86,6 +118,8 @@ class Access {
   std::map<std::string, UserRecord> users_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, TokenRecord> tokens_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, NodeKeyRecord> keys_ SFT_GUARDED_BY(mutex_);
+  // Of users' tokens.
+  mutable std::map<std::string, int64_t> last_use_us_ SFT_GUARDED_BY(mutex_);
   // Certificates whose signature was verified: verifying costs more than most calls.
   mutable std::map<std::string, tls::Certificate> verified_ SFT_GUARDED_BY(mutex_);
 };

@@ -725,6 +725,18 @@ CREATE TABLE job_mail (
   PRIMARY KEY (job_id, hook)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX job_mail_by_hook ON job_mail (hook);
+)sql"},
+                                     // Users for whom the company's provider or a CI vouches; and
+                                     // ID tokens of CI jobs that were exchanged, until they end.
+                                     {21, R"sql(
+ALTER TABLE users ADD COLUMN issuer TEXT NOT NULL DEFAULT '';
+ALTER TABLE users ADD COLUMN subject TEXT NOT NULL DEFAULT '';
+CREATE UNIQUE INDEX users_of_identity ON users (issuer, subject) WHERE issuer <> '';
+CREATE TABLE used_id_tokens (
+  id_sha256 TEXT PRIMARY KEY,
+  expires_us INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX used_id_tokens_end ON used_id_tokens (expires_us);
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

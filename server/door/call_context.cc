@@ -18,6 +18,13 @@ CallContext::~CallContext() {
   if (!stream_of_.empty()) gate_.EndStream(stream_of_, rule_.method);
 }
 
+void CallContext::SpeaksFor(const std::string& user) {
+  caller_.kind = Principal::Kind::kUser;
+  caller_.name = user;
+  if (audit_.has_value()) audit_->record.principal = user;
+  SetObject("users/" + user);
+}
+
 void CallContext::SetObject(std::string object) {
   object_ = std::move(object);
   if (audit_.has_value()) audit_->record.object = object_;

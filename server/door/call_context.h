@@ -38,6 +38,12 @@ class CallContext {
   Actor actor() { return {caller_.Title(), audit()}; }
   // Null: this call has no row, because it changes nothing, as a dry run does not.
   AuditRow* audit() { return audit_.has_value() ? &*audit_ : nullptr; }
+  // Of a call that anybody may make: who has proved to be that user.
+  void SpeaksFor(const std::string& user);
+  // Of one that could have changed something and has not: it has no row.
+  void NothingChanged() { audit_.reset(); }
+  // "ipv4:10.0.0.3:4711"
+  const std::string& peer() const { return origin_.peer; }
   // What the call turned out to be about, where its request alone does not say it.
   void SetObject(std::string object);
 

@@ -8,10 +8,11 @@ namespace sft::server {
 
 // Who may call a method.
 enum class Caller {
-  kUser,    // with the rule's role
-  kNode,    // a worker, by its certificate, speaking for its own node
-  kEither,  // a user with the rule's role, or a node
-  kJoiner,  // who holds a join token
+  kUser,     // with the rule's role
+  kNode,     // a worker, by its certificate, speaking for its own node
+  kEither,   // a user with the rule's role, or a node
+  kJoiner,   // who holds a join token
+  kAnybody,  // without a token, as the call is to give one; whatever it brings is not looked at
 };
 
 // In which project a user needs the role.

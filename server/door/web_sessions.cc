@@ -34,7 +34,7 @@ void WebSessions::DropOld(Entries& entries, Nanos life) {
   }
 }
 
-std::string WebSessions::Add(Entries& entries, const std::string& token_id, Nanos life) {
+std::string WebSessions::Add(Entries& entries, const std::string& token_id, Nanos life, bool owns) {
   DropOld(entries, life);
   const auto of_token = [&](const Entry& entry) { return entry.token_id == token_id; };
   if (std::ranges::count_if(entries.list, of_token) >= ptrdiff_t{kMostOfOne}) {
@@ -44,7 +44,8 @@ std::string WebSessions::Add(Entries& entries, const std::string& token_id, Nano
   }
   std::string secret = RandomId("", kSecretLength);
   const std::string hash = io::Sha256Hex(secret);
-  entries.by_hash[hash] = entries.list.insert(entries.list.end(), {hash, token_id, clock_.Mono()});
+  entries.by_hash[hash] =
+      entries.list.insert(entries.list.end(), {hash, token_id, clock_.Mono(), owns});
   return secret;
 }
 
@@ -64,9 +65,9 @@ std::optional<std::string> WebSessions::TakeCode(const std::string& code) {
   return token_id;
 }
 
-std::string WebSessions::Open(const std::string& token_id) {
+std::string WebSessions::Open(const std::string& token_id, bool owns) {
   const MutexLock lock(mutex_);
-  return Add(sessions_, token_id, kIdle);
+  return Add(sessions_, token_id, kIdle, owns);
 }
 
 std::string WebSessions::TokenOf(const std::string& secret) {
@@ -89,11 +90,16 @@ bool WebSessions::Has(const std::string& secret) {
 
 bool WebSessions::Close(const std::string& secret) {
   const std::string hash = io::Sha256Hex(secret);
-  const MutexLock lock(mutex_);
-  DropOld(sessions_, kIdle);
-  const auto found = sessions_.by_hash.find(hash);
-  if (found == sessions_.by_hash.end()) return false;
-  Drop(sessions_, found->second);
+  Entry closed;
+  {
+    const MutexLock lock(mutex_);
+    DropOld(sessions_, kIdle);
+    const auto found = sessions_.by_hash.find(hash);
+    if (found == sessions_.by_hash.end()) return false;
+    closed = *found->second;
+    Drop(sessions_, found->second);
+  }
+  if (closed.owns) logged_out_(closed.token_id);
   return true;
 }
 

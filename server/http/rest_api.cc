@@ -96,7 +96,8 @@ RestApi::~RestApi() {
 
 bool RestApi::Serves(const Method& method) {
   const Caller caller = method.rule.caller;
-  const bool of_users = caller == Caller::kUser || caller == Caller::kEither;
+  const bool of_users =
+      caller == Caller::kUser || caller == Caller::kEither || caller == Caller::kAnybody;
   return of_users && method.kind != Method::Kind::kClientStream &&
          method.kind != Method::Kind::kStanding;
 }
@@ -129,16 +130,19 @@ void RestApi::Handle(std::shared_ptr<HttpStream> stream, WebCaller caller) {
   }
   if (request.method != "POST") return stream->Respond(OnlyBy("POST"));
   if (!IsOfType(request.Field("content-type"), kJson)) return stream->Respond(NotOfType(kJson));
-  // Of who is nobody no body is read; the door says why, and counts it.
-  if (!door_.gate().Authenticate(caller.origin).ok()) {
+  // Of who is nobody no body is read, but for what anybody may ask; the door says why, and counts
+  // it.
+  const bool anybody = method->rule.caller == Caller::kAnybody;
+  if (!anybody && !door_.gate().Authenticate(caller.origin).ok()) {
     return Run(std::move(stream), std::move(caller), *method, "");
   }
   HttpStream& asked = *stream;
-  asked.ReadBody(kMostBodyBytes, [this, stream = std::move(stream), caller = std::move(caller),
-                                  method](absl::StatusOr<std::string> body) mutable {
-    if (!body.ok()) return stream->Respond(RestError(body.status()));
-    Run(std::move(stream), std::move(caller), *method, *std::move(body));
-  });
+  asked.ReadBody(anybody ? kMostOfAnybody : kMostBodyBytes,
+                 [this, stream = std::move(stream), caller = std::move(caller),
+                  method](absl::StatusOr<std::string> body) mutable {
+                   if (!body.ok()) return stream->Respond(RestError(body.status()));
+                   Run(std::move(stream), std::move(caller), *method, *std::move(body));
+                 });
 }
 
 void RestApi::Give(Hands& hands, std::atomic<int>& waiting, std::shared_ptr<HttpStream> stream,

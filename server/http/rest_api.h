@@ -20,7 +20,7 @@ namespace sft::server {
 class RestApi {
  public:
   static constexpr std::string_view kRoot = "/api/v1/";
-  static constexpr size_t kMostBodyBytes = 1 << 20;
+  static constexpr size_t kMostBodyBytes = 1 << 20, kMostOfAnybody = 32 << 10;
   static constexpr int kThreads = 16, kStreamThreads = 32;
   // Of kStreamThreads, and of those that wait for one, one caller's.
   static constexpr int kStreamThreadsOfOne = 8;

@@ -15,9 +15,7 @@ constexpr size_t kMostBytes = 4096;
 HttpResponse WithCookie(const std::string& secret, std::string_view more) {
   HttpResponse response{204, "", "", {{"Cache-Control", "no-store"}}};
   if (!secret.empty() || !more.empty()) {
-    response.fields.emplace_back("Set-Cookie",
-                                 fmt::format("{}={}; Path=/; Secure; HttpOnly; SameSite=Strict{}",
-                                             SessionEndpoint::kCookie, secret, more));
+    response.fields.push_back(SessionEndpoint::CookieOf(secret, more));
   }
   return response;
 }
@@ -29,6 +27,12 @@ std::string TextIn(const nlohmann::json& object, const char* name) {
 }
 
 }  // namespace
+
+std::pair<std::string, std::string> SessionEndpoint::CookieOf(const std::string& secret,
+                                                              std::string_view more) {
+  return {"Set-Cookie",
+          fmt::format("{}={}; Path=/; Secure; HttpOnly; SameSite=Strict{}", kCookie, secret, more)};
+}
 
 std::string SessionEndpoint::SecretOf(const HttpRequest& request) {
   return CookieIn(request.Field("cookie"), kCookie).value_or("");

@@ -25,6 +25,9 @@ class SessionEndpoint {
   void Handle(std::shared_ptr<HttpStream> stream);
   // The secret of a request's session; empty: it has none.
   static std::string SecretOf(const HttpRequest& request);
+  // The field that gives a browser its session. `more`: attributes, each behind "; ".
+  static std::pair<std::string, std::string> CookieOf(const std::string& secret,
+                                                      std::string_view more = "");
 
  private:
   HttpResponse Open(const std::string& body, const std::string& peer);

@@ -44,6 +44,7 @@ WebFront::WebFront(const Served& served, Options options)
   if (!web_) return;
   rest_ = std::make_unique<RestApi>(served.door, served.methods, served.hub, served.sessions,
                                     served.clock);
+  login_ = std::make_unique<LoginEndpoint>(served.door, served.methods, served.sessions);
 }
 
 // First of all, so that all streams are gone.
@@ -100,6 +101,12 @@ void WebFront::Handle(std::shared_ptr<HttpStream> stream) {
 
 void WebFront::HandleWeb(std::shared_ptr<HttpStream> stream) {
   const HttpRequest& request = stream->request();
+  if (LoginEndpoint::Takes(request)) {
+    // The provider, another site, sends browsers back here.
+    const auto refusal = WebChecks::RefuseForeign(request);
+    if (request.path == LoginEndpoint::kToken && refusal) return stream->Respond(*refusal);
+    return login_->Handle(std::move(stream));
+  }
   const bool api = IsBelow(request.path, kApi), session = request.path == SessionEndpoint::kPath;
   if (!api && !session) return assets_.Answer(*stream);
   if (const auto refusal = WebChecks::RefuseForeign(request)) return stream->Respond(*refusal);

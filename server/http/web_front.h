@@ -9,6 +9,7 @@
 #include "common/tls/certificate.h"
 #include "server/http/assets.h"
 #include "server/http/http_server.h"
+#include "server/http/login_endpoint.h"
 #include "server/http/openai_endpoint.h"
 #include "server/http/page_makers.h"
 #include "server/http/rest_api.h"
@@ -65,6 +66,7 @@ class WebFront final : private HttpHandler {
   OpenAiEndpoint openai_;
   std::unique_ptr<RestApi> rest_;  // null where the page is off
   SessionEndpoint session_;
+  std::unique_ptr<LoginEndpoint> login_;  // as rest_
   std::unique_ptr<tls::ServerContext> tls_;
   std::unique_ptr<HttpServer> server_;
 };

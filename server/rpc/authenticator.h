@@ -9,7 +9,8 @@
 namespace sft::server {
 
 // Refuses calls without a principal before anything else sees them, health and reflection among
-// them. For the credentials of a server that is not open. Both are borrowed.
+// them, but not those that anybody may make. For the credentials of a server that is not open. Both
+// are borrowed.
 std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate, const Methods& methods);
 
 }  // namespace sft::server

@@ -26,22 +26,7 @@ v1::User ToProto(const UserRecord& user) {
     added.set_project(project);
     added.set_role(static_cast<v1::Role>(role));
   }
-  return proto;
-}
-
-v1::Token ToProto(const TokenRecord& token) {
-  v1::Token proto;
-  proto.set_id(token.id);
-  proto.set_kind(static_cast<v1::Token::Kind>(token.kind));
-  proto.set_user(token.user);
-  proto.set_node(token.node);
-  proto.set_comment(token.comment);
-  proto.set_created_by(token.created_by);
-  *proto.mutable_create_time() = ToTimestamp(token.created_us);
-  if (token.expires_us > 0) *proto.mutable_expire_time() = ToTimestamp(token.expires_us);
-  if (token.revoked_us > 0) *proto.mutable_revoke_time() = ToTimestamp(token.revoked_us);
-  proto.set_max_uses(token.max_uses);
-  proto.set_uses(token.uses);
+  if (!user.issuer.empty()) proto.set_identity(user.issuer + " " + user.subject);
   return proto;
 }
 
@@ -105,6 +90,22 @@ absl::Status CheckTokenRequest(const v1::CreateTokenRequest& request) {
 }
 
 }  // namespace
+
+v1::Token ToProto(const TokenRecord& token) {
+  v1::Token proto;
+  proto.set_id(token.id);
+  proto.set_kind(static_cast<v1::Token::Kind>(token.kind));
+  proto.set_user(token.user);
+  proto.set_node(token.node);
+  proto.set_comment(token.comment);
+  proto.set_created_by(token.created_by);
+  *proto.mutable_create_time() = ToTimestamp(token.created_us);
+  if (token.expires_us > 0) *proto.mutable_expire_time() = ToTimestamp(token.expires_us);
+  if (token.revoked_us > 0) *proto.mutable_revoke_time() = ToTimestamp(token.revoked_us);
+  proto.set_max_uses(token.max_uses);
+  proto.set_uses(token.uses);
+  return proto;
+}
 
 void AuthService::AddTo(Methods& methods) {
   const auto admin = [](std::string method, Audit audit) {

@@ -9,6 +9,8 @@
 
 namespace sft::server {
 
+v1::Token ToProto(const TokenRecord& token);
+
 // AuthService: users, tokens, nodes' certificates and the audit.
 class AuthService final {
  public:

@@ -19,7 +19,12 @@ struct UserRecord {
   std::string name;
   bool admin = false;                 // kAdmin everywhere
   std::map<std::string, Role> roles;  // by project
+  // Who it is to those who vouch for it: the company's provider and its name for a person, or
+  // kCiIssuer and a rule. Then each login sets its roles. Empty: an admin does.
+  std::string issuer = {}, subject = {};
 };
+// No provider's address.
+inline constexpr char kCiIssuer[] = "ci";
 
 // Stored: never renumber.
 enum class TokenKind : int { kUser = 1, kJoin = 2 };

@@ -42,14 +42,14 @@ TokenRecord ReadTokenRow(const Statement& row) {
 absl::StatusOr<std::vector<UserRecord>> ListUsers(Database& db) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT u.name, u.admin, r.project, r.role FROM users u LEFT JOIN user_roles r "
-                 "ON r.user = u.name ORDER BY u.name, r.project"));
+      db.Prepare("SELECT u.name, u.admin, r.project, r.role, u.issuer, u.subject FROM users u LEFT "
+                 "JOIN user_roles r ON r.user = u.name ORDER BY u.name, r.project"));
   std::vector<UserRecord> users;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return users;
     if (users.empty() || users.back().name != list.Text(0)) {
-      users.push_back({list.Text(0), list.Bool(1), {}});
+      users.push_back({list.Text(0), list.Bool(1), {}, list.Text(4), list.Text(5)});
     }
     if (!list.IsNull(2)) users.back().roles[list.Text(2)] = static_cast<Role>(list.Int(3));
   }
@@ -57,9 +57,12 @@ absl::StatusOr<std::vector<UserRecord>> ListUsers(Database& db) {
 
 absl::Status PutUser(Database& db, const UserRecord& user, int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(Statement put,
-                       db.Prepare("INSERT INTO users (name, admin, created_us) VALUES (?, ?, ?) ON "
-                                  "CONFLICT (name) DO UPDATE SET admin = excluded.admin"));
-  SFT_RETURN_IF_ERROR(put.Bind(user.name).Bind(user.admin).Bind(now_us).Run());
+                       db.Prepare("INSERT INTO users (name, admin, created_us, issuer, subject) "
+                                  "VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET admin "
+                                  "= excluded.admin, issuer = excluded.issuer, subject = "
+                                  "excluded.subject"));
+  put.Bind(user.name).Bind(user.admin).Bind(now_us).Bind(user.issuer).Bind(user.subject);
+  SFT_RETURN_IF_ERROR(put.Run());
   SFT_ASSIGN_OR_RETURN(Statement clear, db.Prepare("DELETE FROM user_roles WHERE user = ?"));
   SFT_RETURN_IF_ERROR(clear.Bind(user.name).Run());
   for (const auto& [project, role] : user.roles) {
@@ -112,6 +115,26 @@ absl::Status DropOldTokens(Database& db, int64_t before_us) {
       Statement drop, db.Prepare("DELETE FROM tokens WHERE (expires_us > 0 AND expires_us < ?1) OR "
                                  "(revoked_us > 0 AND revoked_us < ?1)"));
   return drop.Bind(before_us).Run();
+}
+
+absl::Status ExtendToken(Database& db, const std::string& id, int64_t expires_us) {
+  SFT_ASSIGN_OR_RETURN(Statement extend,
+                       db.Prepare("UPDATE tokens SET expires_us = ? WHERE id = ?"));
+  return extend.Bind(expires_us).Bind(id).Run();
+}
+
+absl::Status UseIdToken(Database& db, const std::string& id_sha256, int64_t expires_us,
+                        int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(Statement drop,
+                       db.Prepare("DELETE FROM used_id_tokens WHERE expires_us < ?"));
+  SFT_RETURN_IF_ERROR(drop.Bind(now_us).Run());
+  SFT_ASSIGN_OR_RETURN(Statement use,
+                       db.Prepare("INSERT INTO used_id_tokens (id_sha256, expires_us) VALUES (?, "
+                                  "?) ON CONFLICT DO NOTHING"));
+  SFT_RETURN_IF_ERROR(use.Bind(id_sha256).Bind(expires_us).Run());
+  if (db.changes() == 1) return absl::OkStatus();
+  return AlreadyExists(
+      "this ID token was exchanged before, and each is good once: get another one");
 }
 
 absl::Status UseJoinToken(Database& db, const std::string& id) {

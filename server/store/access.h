@@ -22,6 +22,11 @@ absl::Status InsertToken(Database& db, const TokenRecord& token);
 absl::Status RevokeToken(Database& db, const std::string& id, int64_t now_us);
 // Rows of tokens that ended before that time.
 absl::Status DropOldTokens(Database& db, int64_t before_us);
+// The token is good until then.
+absl::Status ExtendToken(Database& db, const std::string& id, int64_t expires_us);
+// Keeps that an ID token of others was used, until its end; ALREADY_EXISTS where it was before.
+absl::Status UseIdToken(Database& db, const std::string& id_sha256, int64_t expires_us,
+                        int64_t now_us);
 // Counts one use; FAILED_PRECONDITION when there is none left.
 absl::Status UseJoinToken(Database& db, const std::string& id);
 

@@ -503,6 +503,19 @@ class DashboardPageTest(BrowserCase):
         self.see("llama-70b-full")
         self.assertEqual(page.evaluate("location.hash"), "")
 
+    def test_a_company_login_is_offered_where_there_is_one(self):
+        fleet = sample_fleet()
+        fleet.token = "secret"
+        page = self.open("/jobs", fleet)
+        self.expected_errors = ("401",)
+        page.get_by_label("Token").wait_for()
+        self.assertEqual(page.get_by_role("button", name="company").count(), 0)
+        fleet.company = "https://login.example.com"
+        page.reload()
+        with page.expect_request("**/login/company") as left:
+            page.get_by_role("button", name="Log in with your company").click()
+        self.assertTrue(left.value.is_navigation_request())
+
     def test_compare_lays_curves_over_each_other_and_names_keys_that_differ(self):
         page = self.open("/jobs?q=support")
         self.see("qwen3-8b-support-r8")

@@ -59,6 +59,7 @@ class Fleet:
         self.problems = []  # of every job file
         self.blobs = set()
         self.token = ""  # what a login takes; empty: none is needed
+        self.company = ""  # the provider of a company login; empty: there is none
         self.calls = []  # (method, request) of what changes something
         self.feeds = []  # addresses of the streams that were opened
 
@@ -460,6 +461,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return
             cookie = f"__Host-sft={self.server.fleet.token}; Secure; HttpOnly; SameSite=Strict; Path=/"
             self._send(204, b"", extra={"Set-Cookie": cookie})
+            return
+        if self.path == "/api/v1/AuthService/GetLoginOptions":
+            company = self.server.fleet.company
+            self._json(200, {"company": company != "", "issuer": company})
             return
         if not self._is_allowed():
             self._json(401, {"code": "UNAUTHENTICATED", "message": "log in", "details": []})

@@ -1,0 +1,208 @@
+#include "server/oidc/ci_exchange.h"
+
+#include <gmock/gmock.h>
+
+#include "common/io/file.h"
+#include "server/oidc/oidc.h"
+#include "tests/unit/server/oidc/fake_issuer.h"
+
+namespace sft::server {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr char kGitlabUrl[] = "https://gitlab.example.com";
+
+class CiExchangeTest : public testing::Test {
+ protected:
+  CiExchangeTest() : dir_(io::MakeTempDir("ci-exchange").value()) {
+    store_ = Store::Open({dir_ + "/server.db"}).value();
+    access_ = Access::Load(*store_, clock_, std::nullopt).value();
+    OidcConfig::CiRule github{"nightly",
+                              OidcConfig::CiKind::kGithub,
+                              kIssuerUrl,
+                              "sft",
+                              "",
+                              {{"repository_id", {"1"}},
+                               {"repository_owner_id", {"2"}},
+                               {"ref", {"refs/heads/main", "refs/heads/x"}}},
+                              "vision",
+                              Role::kSubmitter};
+    OidcConfig::CiRule second = github;
+    second.name = "weekly";
+    second.audience = "sft-weekly";
+    second.claims["repository_id"] = {"5"};
+    const OidcConfig::CiRule gitlab{"lab",
+                                    OidcConfig::CiKind::kGitlab,
+                                    kGitlabUrl,
+                                    "sft",
+                                    "",
+                                    {{"project_id", {"7"}},
+                                     {"ref_protected", {"true"}},
+                                     {"ref_type", {"branch"}},
+                                     {"ref", {"main"}}},
+                                    "speech",
+                                    Role::kViewer};
+    const auto of_github = std::make_shared<Issuer>(kIssuerUrl, github_, clock_);
+    exchange_ = std::make_unique<CiExchange>(
+        std::vector<CiExchange::Rule>{
+            {github, of_github},
+            {second, of_github},
+            {gitlab, std::make_shared<Issuer>(kGitlabUrl, gitlab_, clock_)}},
+        clock_);
+  }
+  ~CiExchangeTest() override {
+    access_.reset();
+    store_.reset();
+    (void)io::RemoveAll(dir_);
+  }
+  Json Github(const Json& changes = Json::object()) const {
+    Json claims = {{"iss", kIssuerUrl},
+                   {"aud", "sft"},
+                   {"sub", "repo:octo/x:ref:refs/heads/main"},
+                   {"jti", "id-1"},
+                   {"iat", NowSeconds(clock_)},
+                   {"exp", NowSeconds(clock_) + 300},
+                   {"repository", "octo/x"},
+                   {"repository_id", "1"},
+                   {"repository_owner_id", "2"},
+                   {"ref", "refs/heads/main"},
+                   {"run_id", "99"},
+                   {"event_name", "push"}};
+    claims.merge_patch(changes);
+    return claims;
+  }
+  Json Gitlab(const Json& changes = Json::object()) const {
+    Json claims = {{"iss", kGitlabUrl},
+                   {"aud", "sft"},
+                   {"sub", "project_path:a/b"},
+                   {"jti", "id-1"},
+                   {"iat", NowSeconds(clock_)},
+                   {"exp", NowSeconds(clock_) + 300},
+                   {"project_id", "7"},
+                   {"project_path", "a/b"},
+                   {"ref_protected", "true"},
+                   {"ref_type", "branch"},
+                   {"ref", "main"},
+                   {"pipeline_source", "push"}};
+    claims.merge_patch(changes);
+    return claims;
+  }
+  absl::StatusOr<Access::Vouched> Exchange(const Json& claims) const {
+    const FakeIssuer& of = TextClaim(claims, "iss") == kGitlabUrl ? *gitlab_ : *github_;
+    return exchange_->Exchange(of.signers.front().Sign(claims));
+  }
+
+  const std::string dir_;
+  FakeClock clock_;
+  const std::shared_ptr<FakeIssuer> github_ = std::make_shared<FakeIssuer>(),
+                                    gitlab_ = std::make_shared<FakeIssuer>(kGitlabUrl);
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Access> access_;
+  std::unique_ptr<CiExchange> exchange_;
+};
+
+TEST_F(CiExchangeTest, AJobThatARuleNamesGetsOneRoleInOneProjectForAnHour) {
+  const auto vouched = Exchange(Github());
+  ASSERT_TRUE(vouched.ok()) << vouched.status();
+  EXPECT_EQ(vouched->user.name, "ci-nightly");
+  EXPECT_EQ(vouched->user.roles, (std::map<std::string, Role>{{"vision", Role::kSubmitter}}));
+  EXPECT_EQ(vouched->life_us, 3'600'000'000);
+  EXPECT_EQ(vouched->comment, "octo/x refs/heads/main, run 99");
+  TokenRecord token;
+  const std::string text = access_->LogIn(*vouched, token).value();
+  EXPECT_EQ(access_->OfToken(text)->RoleIn("vision"), Role::kSubmitter);
+  EXPECT_EQ(access_->OfToken(text)->RoleIn("speech"), Role::kNone);
+  clock_.Advance(std::chrono::hours(1));
+  EXPECT_TRUE(absl::IsUnauthenticated(access_->OfToken(text).status()));
+  EXPECT_EQ(Exchange(Github({{"ref", "refs/heads/x"}}))->user.name, "ci-nightly");
+  EXPECT_EQ(Exchange(Github({{"repository_id", "5"}, {"aud", "sft-weekly"}}))->user.name,
+            "ci-weekly");
+  EXPECT_EQ(Exchange(Gitlab())->user.roles.at("speech"), Role::kViewer);
+}
+
+TEST_F(CiExchangeTest, AJobThatNoRuleNamesGetsNothing) {
+  const Json bad[] = {
+      Github({{"repository_id", "3"}}),
+      Github({{"repository_id", 1}}),
+      Github({{"repository_id", nullptr}}),
+      Github({{"repository_owner_id", "3"}}),
+      Github({{"ref", "refs/heads/main2"}}),
+      Github({{"ref", "refs/pull/7/merge"}}),
+      Github({{"ref", {"refs/heads/main"}}}),
+      Github({{"event_name", "pull_request"}}),
+      Github({{"event_name", "pull_request_target"}}),
+      Github({{"event_name", nullptr}}),
+      // The audience of one rule and the repository of another.
+      Github({{"repository_id", "5"}}),
+      Gitlab({{"project_id", "8"}}),
+      Gitlab({{"ref_protected", "false"}}),
+      Gitlab({{"ref_protected", true}}),
+      Gitlab({{"ref_type", "tag"}}),
+      Gitlab({{"pipeline_source", "merge_request_event"}}),
+  };
+  for (const Json& claims : bad) {
+    EXPECT_TRUE(absl::IsPermissionDenied(Exchange(claims).status())) << claims;
+  }
+  EXPECT_TRUE(github_->asked.empty()) << "nobody is asked for what fits no rule";
+}
+
+TEST_F(CiExchangeTest, ATokenThatIsNotGoodGetsNothing) {
+  const std::pair<Json, const char*> bad[] = {
+      {Github({{"aud", "https://github.com/octo"}}), "(aud)"},
+      {Github({{"exp", NowSeconds(clock_) - 61}}), "(exp)"},
+      {Github({{"jti", nullptr}}), "(jti)"},
+      {Github({{"iss", "https://evil.example.com"}}), "no rule here is for the issuer"},
+  };
+  for (const auto& [claims, why] : bad) {
+    const absl::Status refused = Exchange(claims).status();
+    EXPECT_TRUE(absl::IsUnauthenticated(refused)) << claims << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(why));
+  }
+  // Another issuer's signature, under the name of this one.
+  EXPECT_TRUE(absl::IsUnauthenticated(
+      exchange_->Exchange(gitlab_->signers.front().Sign(Github())).status()));
+}
+
+TEST_F(CiExchangeTest, ATokenIsGoodOnceAlsoAfterARestart) {
+  const Json claims = Github();
+  TokenRecord token;
+  ASSERT_TRUE(access_->LogIn(*Exchange(claims), token).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(access_->LogIn(*Exchange(claims), token).status()));
+  access_.reset();
+  store_.reset();
+  store_ = Store::Open({dir_ + "/server.db"}).value();
+  access_ = Access::Load(*store_, clock_, std::nullopt).value();
+  EXPECT_TRUE(absl::IsAlreadyExists(access_->LogIn(*Exchange(claims), token).status()));
+  // To its last second, which clocks that are apart make later.
+  clock_.Advance(std::chrono::seconds(359));
+  EXPECT_TRUE(absl::IsAlreadyExists(access_->LogIn(*Exchange(claims), token).status()));
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_TRUE(absl::IsUnauthenticated(Exchange(claims).status()));
+  EXPECT_TRUE(access_->LogIn(*Exchange(Github({{"jti", "id-2"}})), token).ok());
+  // Another issuer's ids are others.
+  EXPECT_TRUE(access_->LogIn(*Exchange(Gitlab()), token).ok());
+}
+
+TEST_F(CiExchangeTest, FewQuestionsAreUnderWayAtOnce) {
+  const auto oidc = Oidc::Make({}, {}, *access_, clock_, dir_ + "/logins").value();
+  std::vector<std::shared_ptr<void>> places;
+  for (int i = 0; i < Oidc::kMostOfOne; ++i)
+    places.push_back(oidc->Enter("ipv4:10.0.0.3:1").value());
+  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv4:10.0.0.3:2").status()));
+  EXPECT_TRUE(oidc->Enter("ipv4:10.0.0.4:2").ok());
+  places.pop_back();
+  places.push_back(oidc->Enter("ipv4:10.0.0.3:2").value());
+  while (places.size() < Oidc::kMostAtOnce) {
+    places.push_back(
+        oidc->Enter(places.size() % 2 == 0 ? "ipv4:127.0.0.1:5" : "ipv6:%5B::1%5D:5").value());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv4:127.0.0.1:5").status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv6:[2001:db8::1]:5").status()));
+  places.clear();
+  EXPECT_TRUE(oidc->Enter("ipv6:[2001:db8::1]:5").ok());
+}
+
+}  // namespace
+}  // namespace sft::server
