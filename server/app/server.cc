@@ -79,8 +79,8 @@ struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
         std::unique_ptr<Access> loaded_access, std::unique_ptr<Generation> loaded_generation,
-        std::unique_ptr<Oidc> made_oidc, WebhookGuards guards, bool open,
-        const Settings& settings, Clock& clock)
+        std::unique_ptr<Oidc> made_oidc, WebhookGuards guards, bool open, const Settings& settings,
+        Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         access(std::move(loaded_access)),
@@ -273,10 +273,9 @@ absl::Status NoLoginHere() {
 // Names of everything that the server makes in a data folder; copies of a database before a
 // migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
-  std::vector<std::string> names = {"tls",     "server.lock", "blobs",       "checkpoints",
-                                    "logs",    "metrics",     "tensorboard", "backups",
-                                    "gpu-use", "webhooks",    "standby",     "took_over",
-                                    "logins"};
+  std::vector<std::string> names = {"tls",     "server.lock", "blobs",   "checkpoints", "logs",
+                                    "metrics", "tensorboard", "backups", "gpu-use",     "webhooks",
+                                    "standby", "took_over",   "logins"};
   for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
     if (name.starts_with("server.db")) names.push_back(std::move(name));
   }
@@ -321,10 +320,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
   }
   SFT_ASSIGN_OR_RETURN(WebhookGuards guards, MakeGuards(settings.webhook_allow));
   std::unique_ptr<Server> server(new Server());
-  server->parts_ = std::make_unique<Parts>(
-      std::move(lock), std::move(store), std::move(blobs), std::move(checkpoint_blobs),
-      std::move(access), std::move(generation), std::move(oidc), std::move(guards), open, settings,
-      clock);
+  server->parts_ =
+      std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
+                              std::move(checkpoint_blobs), std::move(access), std::move(generation),
+                              std::move(oidc), std::move(guards), open, settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc,

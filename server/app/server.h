@@ -51,7 +51,7 @@ class Server {
     std::string webhook_ca;
     std::optional<MailRelay> mail;     // absent: no mail is sent
     std::vector<std::string> mail_to;  // as Options::mail_to
-    std::optional<OidcConfig> oidc;  // absent: no company login
+    std::optional<OidcConfig> oidc;    // absent: no company login
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

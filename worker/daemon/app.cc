@@ -325,6 +325,17 @@ void SaySlots(const NodeSetup& setup, const Inventory& inventory, const std::str
                cpu_slots);
 }
 
+absl::StatusOr<SimulatedGpus> SimulatedOf(const Options& options) {
+  if (options.simulate_gpus.empty()) return SimulatedGpus();
+  return ParseSimulatedGpus(options.simulate_gpus);
+}
+
+// Of the machine's GPUs; simulated ones are taken as they are.
+absl::StatusOr<GpuSelection> SelectionOf(const Options& options) {
+  if (!options.simulate_gpus.empty()) return GpuSelection();
+  return GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES"));
+}
+
 }  // namespace
 
 absl::Status RunWorker(const Options& options) {
@@ -344,15 +355,8 @@ absl::Status RunWorker(const Options& options) {
   SFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Identity> identity,
       Identity::Open({options.server, setup.data_dir, setup.node, options.join_token_file}, clock));
-  SimulatedGpus simulated;
-  if (!options.simulate_gpus.empty()) {
-    SFT_ASSIGN_OR_RETURN(simulated, ParseSimulatedGpus(options.simulate_gpus));
-  }
-  GpuSelection selection;
-  if (simulated.count == 0) {
-    SFT_ASSIGN_OR_RETURN(selection,
-                         GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
-  }
+  SFT_ASSIGN_OR_RETURN(const SimulatedGpus simulated, SimulatedOf(options));
+  SFT_ASSIGN_OR_RETURN(GpuSelection selection, SelectionOf(options));
   absl::Status selected;  // status of the first readings
   std::optional<int> machine_gpus;
   const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {

@@ -35,8 +35,8 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                                            "generate", "chat", "nodes", "variants", "models",
                                            "explain", "completion", "compare", "data", "admin",
                                            "drain", "storage", "rm", "stats", "top", "login",
-                                           "whoami", "hold", "release", "sweep", "webhook", "price", "init",
-                                           "doctor", "web"),
+                                           "whoami", "hold", "release", "sweep", "webhook", "price",
+                                           "init", "doctor", "web"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {
