@@ -34,7 +34,7 @@ ScheduleShape ShapeOf(const ExecutionPlan& run) {
           .pieces = run.stages.pieces_of_stage()};
 }
 
-struct PipelineChoice {
+struct PipelineCandidate {
   ExecutionPlan run;
   PeakMemory memory;
   StepTime time;
@@ -61,7 +61,7 @@ class PipelineSearch {
   ExecutionPlan RunOf(int64_t rows, Recompute level) const {
     return {.rows = rows,
             .micro_batches = RankRows(problem_.job) / rows,
-            .most_tokens = problem_.TokensOf(rows),
+            .most_tokens = rows * problem_.row_tokens,
             .deep = level,
             .shallow = level,
             .deep_layers = problem_.shape.layers,
@@ -90,7 +90,7 @@ class PipelineSearch {
     }
     if (memory.reserved() > input_.memory_bytes) return;
     const StepTime time = TimeOf(run);
-    if (!best_ || time.total() < best_->time.total()) best_ = PipelineChoice{run, memory, time};
+    if (!best_ || time.total() < best_->time.total()) best_ = PipelineCandidate{run, memory, time};
   }
 
   // One rank's time for all layers, in the schedule's proportions; the optimizer's over the stages.
@@ -138,7 +138,7 @@ class PipelineSearch {
   StageMap stages_;
   UnitCosts costs_;
   std::vector<Problem> of_stages_;
-  std::optional<PipelineChoice> best_;
+  std::optional<PipelineCandidate> best_;
 };
 
 }  // namespace

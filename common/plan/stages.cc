@@ -128,7 +128,7 @@ class Table {
   std::vector<Entry> entries_;
 };
 
-constexpr std::string_view kTable = "device_map";
+constexpr std::string_view kMapName = "device_map";
 
 // The stage of each unit as the table says.
 absl::StatusOr<std::vector<int>> StagesInTable(const ModelShape& shape, Table& table) {
@@ -140,13 +140,13 @@ absl::StatusOr<std::vector<int>> StagesInTable(const ModelShape& shape, Table& t
       const std::string module = RuntimeModule(shape.prefix, tensor.module());
       const int own = table.StageOf(module);
       if (own < 0) {
-        return InvalidArgument(fmt::format("{} has no entry for {}", kTable, module));
+        return InvalidArgument(fmt::format("{} has no entry for {}", kMapName, module));
       }
       if (stage >= 0 && own != stage) {
         return InvalidArgument(
             fmt::format("{} puts {} on {} and {} on {}: a layer is not divided, and the final norm "
                         "goes with the head",
-                        kTable, first, stage, module, own));
+                        kMapName, first, stage, module, own));
       }
       stage = own;
       if (first.empty()) first = module;
@@ -158,7 +158,7 @@ absl::StatusOr<std::vector<int>> StagesInTable(const ModelShape& shape, Table& t
   for (const Entry& entry : table.entries()) {
     if (entry.used) continue;
     return InvalidArgument(
-        fmt::format("{} names \"{}\", which this model does not have", kTable, entry.module));
+        fmt::format("{} names \"{}\", which this model does not have", kMapName, entry.module));
   }
   return stages;
 }
@@ -176,7 +176,7 @@ absl::StatusOr<StageMap> FromTable(const ModelShape& shape, const spec::JobSpec&
       return InvalidArgument(fmt::format(
           "{} goes from stage {} to {} at {}: stages are numbered from 0 in the order of the "
           "model, without gaps, and may begin again at 0 where each has as many pieces",
-          kTable, unit == 0 ? "nothing" : std::to_string(of_units[unit - 1]), of_units[unit],
+          kMapName, unit == 0 ? "nothing" : std::to_string(of_units[unit - 1]), of_units[unit],
           unit == 0                     ? "the embedding"
           : unit + 1 == of_units.size() ? "the final norm"
                                         : BlockName(shape, static_cast<int64_t>(unit) - 1)));
@@ -190,8 +190,8 @@ absl::StatusOr<StageMap> FromTable(const ModelShape& shape, const spec::JobSpec&
         pieces % map.stages == 0
             ? fmt::format("{} gives each of {} stages {} pieces: set "
                           "virtual_pipeline_parallel_size = {}",
-                          kTable, map.stages, pieces / map.stages, pieces / map.stages)
-            : fmt::format("{} has {} pieces for {} stages: each stage needs as many", kTable,
+                          kMapName, map.stages, pieces / map.stages, pieces / map.stages)
+            : fmt::format("{} has {} pieces for {} stages: each stage needs as many", kMapName,
                           pieces, map.stages));
   }
   return map;

@@ -123,7 +123,8 @@ These variables of other tools, and any other `UNSLOTH_*`, have no effect and gi
 `global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. Missing values are
 derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
 warning gives both numbers; an override of a factor wins over the file. A batch that cannot be
-divided is an error that suggests one that can.
+divided is an error that suggests one that can. With a pipeline, `gpu_count /
+pipeline_parallel_size` stands in the place of `gpu_count`: its stages share their rows.
 
 ## Spellings
 

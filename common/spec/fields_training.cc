@@ -483,9 +483,11 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.pipeline_parallel_size",
      .type = Type::kInt,
      .derived = "the GPUs that device_map names, else 1",
-     .doc = "Stages of a pipeline: each holds some consecutive layers, and the micro-batches of a "
-            "step pass through all of them. gpu_count is a multiple; each stage has as many GPUs, "
-            "which take different rows. The result has the bits of one GPU per row of stages.",
+     .doc =
+         "Stages of a pipeline: each holds some consecutive layers, and the micro-batches of a "
+         "step pass through all of them. gpu_count is a multiple; each stage has as many GPUs, "
+         "which take different rows. With the same micro-batches the result has the bits of a run "
+         "without a pipeline.",
      .min = 1,
      .max = 1024,
      .since = 2},
@@ -507,7 +509,7 @@ constexpr Field kTrainingTable[] = {
          "([model.device_map] with \"model.layers.0\" = 1), in which the longest name counts.",
      .max = 1000,
      .takes_table = true,
-     .aliases = "model.device_map device_map",
+     .aliases = "model.device_map",
      .since = 2},
     {.key = "hyperparameters.parallelism.context_parallel_size",
      .type = Type::kInt,

@@ -113,8 +113,9 @@ void DragMapAlong(Draft* draft) {
 // The stages that the map asks for.
 void TakeMap(Draft* draft) {
   const std::vector<std::string> items = ListOf(*draft, kMap);
-  if (!draft->Given(kMap) || !CheckMap(items, draft) || items.front() == "auto") return;
-  const bool table = EntryOf(items.front()).has_value();
+  if (!draft->Given(kMap) || !CheckMap(items, draft)) return;
+  const bool table = items.size() > 1 || EntryOf(items.front());
+  if (!table && items.front() == "auto") return;
   const int64_t stages = table ? StagesOfTable(items, draft) : draft->Int(kGpusPerNodeKey);
   if (stages == 0) return;
   if (draft->Given(kPipelineKey)) {
@@ -202,7 +203,8 @@ void ResolvePipeline(Draft* draft) {
   if (draft->Faulty({kMap, kPipelineKey})) return;
   if (draft->Has(kPipelineKey)) ReduceToGpus(draft);
   if (draft->Faulty({kPipelineKey})) return;
-  if (!draft->Has(kPipelineKey) || draft->Int(kPipelineKey) == 1) {
+  if (!draft->Has(kPipelineKey)) draft->Derive(kPipelineKey, int64_t{1}, "the default");
+  if (draft->Int(kPipelineKey) == 1) {
     if (draft->Given(kVirtual) && draft->Int(kVirtual) > 1) {
       draft->AddProblem(kVirtual,
                         fmt::format("{} needs pipeline_parallel_size: its pieces take turns with "

@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::string kP = "hyperparameters.parallelism.";
+const std::string kKeys = "hyperparameters.parallelism.";
 
 std::string OnGpus(int gpus, std::string_view keys) {
   return Minimal(fmt::format("gpu_count = {}\n{}", gpus, keys));
@@ -87,8 +87,8 @@ TEST(DeviceMapTest, WordsAreMetByOneGpuOrByShards) {
 }
 
 TEST(DeviceMapTest, AnOverrideOfMapOrShardingTurnsTheOtherOff) {
-  const JobSpec stage =
-      Resolved(OnGpus(2, "[model]\ndevice_map = \"balanced\""), {Set(kP + "deepspeed_stage", "1")});
+  const JobSpec stage = Resolved(OnGpus(2, "[model]\ndevice_map = \"balanced\""),
+                                 {Set(kKeys + "deepspeed_stage", "1")});
   EXPECT_EQ(stage.parallelism.sharding, Sharding::kZero1);
   EXPECT_EQ(stage.parallelism.pipeline_parallel_size, 1);
   const JobSpec map = Resolved(OnGpus(2, "[hyperparameters.parallelism]\ndeepspeed_stage = 3"),
@@ -111,7 +111,7 @@ class PipelineProblemTest : public ::testing::TestWithParam<WrongFile> {};
 
 TEST_P(PipelineProblemTest, IsOneProblemThatSaysWhatWouldBeRight) { ExpectOneProblem(GetParam()); }
 
-const std::string kSize = kP + "pipeline_parallel_size", kMapKey = kP + "device_map";
+const std::string kSize = kKeys + "pipeline_parallel_size", kMapKey = kKeys + "device_map";
 const std::string kTwo = "gpu_count = 2\n" + Stages(2);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"PiecesOfOneStage",
                   "gpu_count = 2\n[hyperparameters.parallelism]\n"
                   "virtual_pipeline_parallel_size = 2",
-                  kP + "virtual_pipeline_parallel_size", "needs pipeline_parallel_size"},
+                  kKeys + "virtual_pipeline_parallel_size", "needs pipeline_parallel_size"},
         WrongFile{"Preferences", kTwo + "[training]\nloss = \"dpo\"", kSize,
                   "does not go with training.loss = dpo"},
         WrongFile{"Fp8", kTwo + "[training]\nmatmul = \"fp8\"", kSize, "use matmul = \"bf16\""},
