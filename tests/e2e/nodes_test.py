@@ -15,7 +15,7 @@ from remote import RemoteCase
 from tiny_model import write_tiny_model
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "build/demo"
-DEADLINE_S = 900
+DEADLINE_S = 1500
 SUCCEEDED, USER_FAILURE, INFRASTRUCTURE_FAILURE = 0, 10, 11
 CUT_S = float(os.environ.get("SFT_CUT_SECONDS", "20"))
 
@@ -76,7 +76,8 @@ max_steps = {steps}
         return json.loads(result.stdout)["job"]
 
     def ends(self, job, code):
-        result = self.at(None, "admin", "wait", job, "--timeout", f"{DEADLINE_S}s")
+        wait_until(f"{job} to end", lambda: self.status(job)["state"] in ("SUCCEEDED", "FAILED", "CANCELLED"), DEADLINE_S)
+        result = self.sftctl("wait", job)
         self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}{self.sftctl('logs', job).stdout}")
 
     def events(self, job, kind):

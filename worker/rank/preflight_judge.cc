@@ -235,8 +235,10 @@ std::vector<std::vector<std::pair<size_t, size_t>>> PreflightRounds(size_t nodes
       return place == 0 ? size_t{0} : 1 + (place - 1 + round) % (seats - 1);
     };
     for (size_t i = 0; i < seats / 2; ++i) {
-      const auto [low, high] = std::minmax(seat(i), seat(seats - 1 - i));
-      if (high < nodes) pairs.emplace_back(low, high);
+      const size_t one = seat(i), other = seat(seats - 1 - i);
+      if (std::max(one, other) < nodes) {
+        pairs.emplace_back(std::min(one, other), std::max(one, other));
+      }
     }
   }
   return rounds;
