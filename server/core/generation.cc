@@ -47,6 +47,8 @@ absl::Status Generation::Meet(const std::string& node, int64_t number, const std
   if (number <= number_) return absl::OkStatus();
   if (authority_.has_value() &&
       !tls::IsSignedBy(authority_->certificate_pem, Signed(number), proof)) {
+    const MutexLock lock(mutex_);
+    if (!doubted_.insert(node).second) return absl::OkStatus();  // it tries again and again
     spdlog::warn(
         "node {} says that it has obeyed a server of generation {} and cannot prove it: this one "
         "goes on",

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "common/base/mutex.h"
@@ -29,7 +30,8 @@ class Generation {
   const std::string& proof() const { return proof_; }
 
   // What a worker says that it has obeyed. FAILED_PRECONDITION for a higher number that is proven,
-  // after Retire; one that is not proven is only logged, so that no node can stop a server.
+  // after Retire; one that is not proven is only logged, once
+  // a node, so that no node can stop a server.
   absl::Status Meet(const std::string& node, int64_t number, const std::string& proof);
   // Another server, at `address`, has the place of this one, if its number is higher. The note is
   // in the database when this returns OK.
@@ -47,6 +49,7 @@ class Generation {
   std::string proof_;  // constant after Load
   mutable Mutex mutex_;
   absl::Status replaced_ SFT_GUARDED_BY(mutex_);
+  std::set<std::string> doubted_ SFT_GUARDED_BY(mutex_);  // nodes whose number was not proven
 };
 
 }  // namespace sft::server

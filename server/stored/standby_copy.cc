@@ -315,8 +315,9 @@ absl::StatusOr<std::string> TakeOverCopy(const std::string& data_dir, Clock& clo
       data_dir, generation, note.of, TimeText(note.begun_us));
   if (const int64_t missing = MissingBlobs(data_dir, manifest); missing > 0) {
     text += fmt::format(
-        "{} files that the copy names are missing: they were removed there while "
-        "it was made\n",
+        "{} files that the copy names are missing: the server removed them while it was made, or "
+        "its "
+        "disk has damaged them\n",
         missing);
   }
   const auto left_out = manifest.value("left_out", std::vector<std::string>());
