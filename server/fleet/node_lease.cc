@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRe
     }
     const int64_t heard_us = live.last_seen == WallTime() ? 0 : UnixMicros(live.last_seen);
     SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node->name, heard_us));
-    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node->name, "left", why, now_us));
+    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node->name, "removed", "it has left: " + why, now_us));
     if (live.connected) dismissed.push_back(node->name);
     node = nodes.erase(node);
   }

@@ -149,7 +149,7 @@ class SlurmTest(ServiceCase):
         self.assertIn(f"{ends} leaves the fleet: Slurm job {short_lived} ends at ",
                       self.status(moved)["attempts"][0]["verdict"]["message"])
         self.wait_gone(short_lived, ends)
-        self.assertLess(time.monotonic() - begun, 120, "it left by itself")
+        self.assertNotIn("TIME LIMIT", (self.dir / f"slurm-{short_lived}.log").read_text(), "it left by itself")
         self.assert_no_alarm(ends)
         self.assertFalse((self.dir / f"sft-worker-{short_lived}").exists(), "nothing stays on the node")
 
@@ -207,7 +207,7 @@ class SlurmTest(ServiceCase):
         done = self.dir / "done"
         jobs = [self.submit(f"train steps=20 pace=10 until={done}", ranks=1, name=f"job{i}") for i in range(3)]
         wait_until("the queue", lambda: all(self.status(job)["outlook"] for job in jobs))
-        pool = ("--max", "2", "--idle", "5s")
+        pool = ("--max", "2", "--idle", "20s")
         asked = self.autoscale(*pool)
         self.assertEqual(asked.count("asked Slurm for a node"), 2, asked)
         self.assertEqual(self.autoscale(*pool), "", "they are on their way")

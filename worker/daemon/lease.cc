@@ -30,20 +30,21 @@ bool SaysNothing(const std::string& text) {
 
 // Seconds since the Unix epoch, UTC with a Z, or this machine's time as squeue prints it.
 std::optional<WallTime> ParseTime(const std::string& text) {
+  constexpr int64_t kLastSecond = 9'000'000'000;  // in 2255; a clock's nanoseconds reach to 2262
   int64_t number = 0;
   const char* const end = text.data() + text.size();
   const auto read = std::from_chars(text.data(), end, number);
   if (read.ec == std::errc() && read.ptr == end) {
-    return number > 0 ? std::optional(WallTime(seconds(number))) : std::nullopt;
+    const bool fits = number > 0 && number <= kLastSecond;
+    return fits ? std::optional(WallTime(seconds(number))) : std::nullopt;
   }
+  if (text.ends_with('Z')) return ParseUtc(text);
   std::tm local = {};
   const char* const left = strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &local);
-  if (left == nullptr) return std::nullopt;
-  const bool utc = std::string_view(left) == "Z";
-  if (!utc && *left != '\0') return std::nullopt;
+  if (left == nullptr || *left != '\0') return std::nullopt;
   local.tm_isdst = -1;
-  const std::time_t time = utc ? timegm(&local) : mktime(&local);
-  return time > 0 ? std::optional(WallTime(seconds(time))) : std::nullopt;
+  const std::time_t time = mktime(&local);
+  return time > 0 && time <= kLastSecond ? std::optional(WallTime(seconds(time))) : std::nullopt;
 }
 
 absl::Status CheckLength(WallTime end, WallTime now, seconds lead, const std::string& source) {

@@ -1,6 +1,7 @@
 #include "worker/rank/stop_signal.h"
 
 #include <csignal>
+#include <initializer_list>
 
 namespace sft::rank {
 namespace {

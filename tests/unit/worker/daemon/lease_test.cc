@@ -71,7 +71,8 @@ TEST_F(LeaseTest, TheEndIsReadAsSqueuePrintsItAndInUtc) {
   tzset();
   options_.leave_at = "UNLIMITED";
   EXPECT_EQ(MakeLease(options_, kNow).value()->end_us(), 0);
-  for (const char* text : {"tomorrow", "-5", "2026-11-28", "2026-11-28T09:30:00+01:00"}) {
+  for (const char* text :
+       {"tomorrow", "-5", "2026-11-28", "2026-11-28T09:30:00+01:00", "99999999999999999"}) {
     options_.leave_at = text;
     EXPECT_THAT(Problem(), HasSubstr(std::string("--leave-at ") + text + ": not a time")) << text;
   }
