@@ -112,9 +112,9 @@ ExitCode Live(Connection& connection, top::View view, std::chrono::seconds inter
   const bool colours = GetEnv("NO_COLOR").value_or("").empty();
   auto terminal = top::Terminal::Open(colours);
   if (!terminal.ok()) return Fail(connection, terminal.status());
-  top::Watch watch(connection, interval);
-  view.query.parts = std::max(kUsualWidth, (*terminal)->size().width);
-  watch.Ask(view.query);
+  // A cell has two columns of dots.
+  view.query.parts = std::max(kUsualWidth, 2 * (*terminal)->size().width);
+  top::Watch watch(connection, interval, view.query);
   top::Watch::News news = watch.Latest();
   top::Screen drawn{0, 0, false};
   bool stale = true;

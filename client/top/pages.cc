@@ -106,10 +106,10 @@ Row Summary(const View& view, const Snapshot& snapshot) {
 }
 
 PageParts JobsPage(const View& view, const Snapshot& snapshot, int width) {
-  const Grid grid({{"JOB", 12},
-                   {"NAME", 14},
+  const Grid grid({{"JOB", 14},
+                   {"NAME", 13},
                    {"STATE", 10},
-                   {"OWNER", 8, Align::kLeft, 76},
+                   {"OWNER", 8, Align::kLeft, 90},
                    {"VARIANT", 9, Align::kLeft, 64},
                    {"PROGRESS OR REASON", 8}},
                   width);
@@ -131,7 +131,7 @@ PageParts JobsPage(const View& view, const Snapshot& snapshot, int width) {
 
 PageParts QueuePage(const View& view, const Snapshot& snapshot, int width) {
   const Grid grid({{"PLACE", 5, Align::kRight},
-                   {"JOB", 12},
+                   {"JOB", 14},
                    {"NAME", 12, Align::kLeft, 70},
                    {"OWNER", 8, Align::kLeft, 90},
                    {"VARIANT", 9},

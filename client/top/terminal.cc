@@ -21,6 +21,8 @@ namespace {
 // Colours by pair; -1 is the terminal's own.
 enum Pair : short { kGreen = 1, kYellow, kRed, kCyan };
 
+bool coloured = false;
+
 // What brings a terminal back when the process dies of a fault; both are set before.
 termios terminal_before;
 constexpr char kRestore[] = "\x1b[0m\x1b[?1049l\x1b[?25h\x1b[?1l\x1b>\r\n";
@@ -44,9 +46,8 @@ void CatchFaults(bool on) {
 }
 
 attr_t AttributesOf(Style style) {
-  const bool colours = has_colors();
-  const auto pair = [&](Pair number, attr_t without) -> attr_t {
-    return colours ? static_cast<attr_t>(COLOR_PAIR(number)) : without;
+  const auto pair = [](Pair number, attr_t without) -> attr_t {
+    return coloured ? static_cast<attr_t>(COLOR_PAIR(number)) : without;
   };
   switch (style) {
     case Style::kPlain:
@@ -132,7 +133,8 @@ absl::StatusOr<std::unique_ptr<Terminal>> Terminal::Open(bool colours) {
   keypad(stdscr, TRUE);
   set_escdelay(25);
   curs_set(0);
-  if (colours && has_colors()) {
+  coloured = colours && has_colors();
+  if (coloured) {
     start_color();
     use_default_colors();
     init_pair(kGreen, COLOR_GREEN, -1);

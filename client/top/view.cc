@@ -48,6 +48,11 @@ std::string KeysOf(const View& view) {
   return "q quit  ? keys  / filter  s sort  Enter open  c cancel  h hold  r release  1-3 pages";
 }
 
+// Whether the server is away, and not only of another mind.
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
 Row Title(const View& view, const Snapshot& snapshot, int width) {
   constexpr const char* kPages[] = {"1 Jobs", "2 Nodes", "3 Queue", "Job"};
   std::string left = " sftctl top  ";
@@ -58,7 +63,8 @@ Row Title(const View& view, const Snapshot& snapshot, int width) {
   }
   const std::string state = snapshot.status.ok()               ? "live"
                             : absl::IsUnknown(snapshot.status) ? "connecting"
-                                                               : "NO ANSWER";
+                            : IsAway(snapshot.status)          ? "NO ANSWER"
+                                                               : "REFUSED";
   std::string right = fmt::format("{}  {} ", view.server, state);
   const int room = width - static_cast<int>(right.size());
   if (room < 20) return {{Fit(left, width), Style::kBar}};
@@ -69,7 +75,7 @@ Row Title(const View& view, const Snapshot& snapshot, int width) {
 Row NoticeOf(const View& view, const Snapshot& snapshot) {
   if (!snapshot.status.ok() && !absl::IsUnknown(snapshot.status)) {
     std::string text(Message(snapshot.status));
-    if (snapshot.time != WallTime()) {
+    if (IsAway(snapshot.status) && snapshot.time != WallTime()) {
       text = fmt::format("no answer since {}: {}", FormatUtc(snapshot.time).substr(11, 8), text);
     }
     return {Safe(text, Style::kBad)};

@@ -6,8 +6,8 @@
 
 namespace sft::client::top {
 
-Watch::Watch(Connection& connection, std::chrono::nanoseconds interval)
-    : interval_(interval), calls_(connection) {
+Watch::Watch(Connection& connection, std::chrono::nanoseconds interval, const Query& query)
+    : interval_(interval), calls_(connection), query_(query) {
   news_.snapshot = std::make_shared<const Snapshot>();
   thread_ = std::thread([this] { Run(); });
 }

@@ -16,8 +16,8 @@ namespace sft::client::top {
 // server is not. Thread-safe.
 class Watch {
  public:
-  // `connection` is borrowed, and nobody else calls by it meanwhile.
-  Watch(Connection& connection, std::chrono::nanoseconds interval);
+  // Begins to ask for `query`. `connection` is borrowed, and nobody else calls by it meanwhile.
+  Watch(Connection& connection, std::chrono::nanoseconds interval, const Query& query);
   // Ends the call under way.
   ~Watch();
 

@@ -167,8 +167,8 @@ TEST_F(ViewTest, JobsAreListedWithWhatTheyDoOrWaitFor) {
   EXPECT_THAT(text, HasSubstr("127.0.0.1:7070  live"));
   EXPECT_THAT(text, HasSubstr("3 active and 0 ended jobs, by submitted; 1 of 2 slots busy; "
                               "1 of 1 nodes up"));
-  EXPECT_THAT(text, HasSubstr("job-a        first          RUNNING"));
-  EXPECT_THAT(text, HasSubstr(" 75% loss 1.250 1m1…"));
+  EXPECT_THAT(text, HasSubstr("job-a          first         RUNNING"));
+  EXPECT_THAT(text, HasSubstr(" 75% loss 1.250 1m15s left, 1…"));
   EXPECT_THAT(Text(120), HasSubstr(" 75% loss 1.250 1m15s left, 1.5k tok/s"));
   EXPECT_THAT(Text(120), HasSubstr("waits for H100-4x: 2 of 4 are free"));
   EXPECT_THAT(text, HasSubstr("q quit  ? keys  / filter  s sort"));
@@ -241,7 +241,7 @@ TEST_F(ViewTest, NodesHaveTheirGpusAndOpenTheirJobs) {
   const std::string text = Text();
   EXPECT_THAT(text, HasSubstr("gpu-01"));
   EXPECT_THAT(text, HasSubstr("H100       job-a          [########  ]"));
-  EXPECT_THAT(text, HasSubstr("60.00 GB   97%"));
+  EXPECT_THAT(text, HasSubstr("60.0 GB   97%"));
   EXPECT_THAT(text, HasSubstr("free"));
   EXPECT_EQ(Key(keys::kEnter), Next::kDraw) << "a node is no job";
   (void)Key('j');
@@ -387,6 +387,9 @@ TEST_F(ViewTest, AServerThatDoesNotAnswerIsNamedAndWhatWasSeenStays) {
   EXPECT_THAT(Text(), HasSubstr("NO ANSWER"));
   EXPECT_THAT(Text(), HasSubstr("no answer since 22:13:20: connection refused"));
   EXPECT_THAT(Text(), HasSubstr("job-a"));
+  snapshot_.status = absl::NotFoundError("no job is called job-x");
+  EXPECT_THAT(Text(), HasSubstr("REFUSED"));
+  EXPECT_THAT(Text(), HasSubstr("no job is called job-x"));
   snapshot_ = Snapshot();
   EXPECT_THAT(Text(), HasSubstr("connecting"));
 }

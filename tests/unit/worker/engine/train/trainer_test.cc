@@ -93,6 +93,8 @@ TEST_F(TrainerTest, TokensWithoutLossDoNotDiluteTheGradient) {
 TEST_F(TrainerTest, EachRankReportsTheLossOfItsOwnRows) {
   // A row each with as many targets: the mean of both is the step's loss.
   TrainerOptions options = Options(spec::Mode::kLora, 2);
+  options.spec.hyperparameters.per_device_batch = 1;
+  options.spec.hyperparameters.global_batch = 2;
   options.spec.hyperparameters.max_steps = 1;
   options.train = Dataset::FromDocuments({{1, 2, 3}, {9, 8, 7}}, {{0, 1, 1}, {0, 1, 1}});
   const auto ranks = RunTrainer(options, 2);
