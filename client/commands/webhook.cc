@@ -294,6 +294,10 @@ void AddAdding(Command* webhook, const SharedHookOptions& options, Session& sess
   add->AddOption("--format", options->format,
                  "standard (Standard Webhooks) or slack (one text, for Slack's incoming webhooks)")
       ->Among({"standard", "slack"});
+  add->Check([options]() -> std::string {
+    const bool mail = options->url.starts_with("mailto:");
+    return mail && options->format != "standard" ? "--format is of addresses by HTTP" : "";
+  });
   AddJsonFlag(add, session);
   add->Run([&session, options](Connection& connection) {
     return AddHook(connection, *options, session.json);

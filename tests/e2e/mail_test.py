@@ -156,8 +156,8 @@ class MailTest(ServiceCase):
             self.assertIn(name.strip(), message.get_content())
             self.assertLessEqual(max(len(line) for line in envelope["data"].splitlines()), 998)
         job = self.write_job("ok", ranks=1)
-        for bad in ("ann@example.com\\nBcc: eve@example.com", "ann", "a b@example.com", "<ann@example.com>"):
-            result = self.sftctl("submit", job, "--set", f'notify.mail=["{bad}"]')
+        for bad in ("ann@example.com\nBcc: eve@example.com", "ann", "a b@example.com", "<ann@example.com>"):
+            result = self.sftctl("submit", job, "--set", f"notify.mail={bad}")
             self.assertEqual(result.returncode, USAGE, bad)
             self.assertIn("notify.mail", result.stderr)
             self.assertEqual(self.sftctl("webhook", "add", "mailto:" + bad).returncode, USAGE, bad)
