@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 
 #include "common/io/file.h"
-#include "server/oidc/oidc.h"
 #include "tests/unit/server/oidc/fake_issuer.h"
 
 namespace sft::server {
@@ -183,25 +182,6 @@ TEST_F(CiExchangeTest, ATokenIsGoodOnceAlsoAfterARestart) {
   EXPECT_TRUE(access_->LogIn(*Exchange(Github({{"jti", "id-2"}})), token).ok());
   // Another issuer's ids are others.
   EXPECT_TRUE(access_->LogIn(*Exchange(Gitlab()), token).ok());
-}
-
-TEST_F(CiExchangeTest, FewQuestionsAreUnderWayAtOnce) {
-  const auto oidc = Oidc::Make({}, {}, *access_, clock_, dir_ + "/logins").value();
-  std::vector<std::shared_ptr<void>> places;
-  for (int i = 0; i < Oidc::kMostOfOne; ++i)
-    places.push_back(oidc->Enter("ipv4:10.0.0.3:1").value());
-  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv4:10.0.0.3:2").status()));
-  EXPECT_TRUE(oidc->Enter("ipv4:10.0.0.4:2").ok());
-  places.pop_back();
-  places.push_back(oidc->Enter("ipv4:10.0.0.3:2").value());
-  while (places.size() < Oidc::kMostAtOnce) {
-    places.push_back(
-        oidc->Enter(places.size() % 2 == 0 ? "ipv4:127.0.0.1:5" : "ipv6:%5B::1%5D:5").value());
-  }
-  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv4:127.0.0.1:5").status()));
-  EXPECT_TRUE(absl::IsResourceExhausted(oidc->Enter("ipv6:[2001:db8::1]:5").status()));
-  places.clear();
-  EXPECT_TRUE(oidc->Enter("ipv6:[2001:db8::1]:5").ok());
 }
 
 }  // namespace
