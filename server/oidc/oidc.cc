@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Oidc>> Oidc::Make(const OidcConfig& config,
     SFT_ASSIGN_OR_RETURN(std::shared_ptr<Issuer> issuer, issuers.Get(rule.issuer, rule.ca_file));
     rules.push_back({rule, std::move(issuer)});
   }
-  if (!rules.empty()) oidc->ci_ = std::make_unique<CiExchange>(std::move(rules), clock);
+  if (!rules.empty()) oidc->ci_ = std::make_unique<CiExchange>(std::move(rules));
   return oidc;
 }
 

@@ -44,12 +44,10 @@ class CiExchangeTest : public testing::Test {
                                     "speech",
                                     Role::kViewer};
     const auto of_github = std::make_shared<Issuer>(kIssuerUrl, github_, clock_);
-    exchange_ = std::make_unique<CiExchange>(
-        std::vector<CiExchange::Rule>{
-            {github, of_github},
-            {second, of_github},
-            {gitlab, std::make_shared<Issuer>(kGitlabUrl, gitlab_, clock_)}},
-        clock_);
+    exchange_ = std::make_unique<CiExchange>(std::vector<CiExchange::Rule>{
+        {github, of_github},
+        {second, of_github},
+        {gitlab, std::make_shared<Issuer>(kGitlabUrl, gitlab_, clock_)}});
   }
   ~CiExchangeTest() override {
     access_.reset();
@@ -121,6 +119,20 @@ TEST_F(CiExchangeTest, AJobThatARuleNamesGetsOneRoleInOneProjectForAnHour) {
   EXPECT_EQ(Exchange(Gitlab())->user.roles.at("speech"), Role::kViewer);
 }
 
+TEST_F(CiExchangeTest, TokensThatHaveEndedAreForgottenAfterAWeek) {
+  std::string first;
+  for (int day = 0; day < 30; ++day) {
+    TokenRecord token;
+    ASSERT_TRUE(access_->LogIn(*Exchange(Github({{"jti", std::to_string(day)}})), token).ok());
+    if (day == 0) first = token.id;
+    clock_.Advance(std::chrono::hours(24));
+  }
+  EXPECT_EQ(access_->Tokens().size(), 8u);
+  EXPECT_FALSE(access_->FindToken(first).has_value());
+  access_ = Access::Load(*store_, clock_, std::nullopt).value();
+  EXPECT_EQ(access_->Tokens().size(), 8u) << "nor are they rows";
+}
+
 TEST_F(CiExchangeTest, AJobThatNoRuleNamesGetsNothing) {
   const Json bad[] = {
       Github({{"repository_id", "3"}}),
@@ -144,7 +156,13 @@ TEST_F(CiExchangeTest, AJobThatNoRuleNamesGetsNothing) {
   for (const Json& claims : bad) {
     EXPECT_TRUE(absl::IsPermissionDenied(Exchange(claims).status())) << claims;
   }
-  EXPECT_TRUE(github_->asked.empty()) << "nobody is asked for what fits no rule";
+  // What is not signed is told the same, whether a rule fits it or not.
+  for (const char* repository : {"1", "3"}) {
+    const absl::Status forged =
+        exchange_->Exchange(gitlab_->signers.front().Sign(Github({{"repository_id", repository}})))
+            .status();
+    EXPECT_TRUE(absl::IsUnauthenticated(forged)) << forged;
+  }
 }
 
 TEST_F(CiExchangeTest, ATokenThatIsNotGoodGetsNothing) {
