@@ -213,8 +213,8 @@ void AddLogin(Command& app, Session& session) {
       "--ca", options->authority, "File with the certificate of the server's authority (ca.crt)");
   login
       ->AddOption("--fingerprint", options->fingerprint,
-                  "Trust the server's authority if it has this fingerprint; without this option "
-                  "the fingerprint is printed and nothing is sent")
+                  "Trust the server's authority if it has this fingerprint; without it the one of "
+                  "an earlier login is trusted, or its fingerprint is printed and nothing sent")
       ->Excludes(authority);
   Option* ways[] = {
       login->AddOption("--token-file", options->token_file,

@@ -162,7 +162,10 @@ void GrpcMethods::AddMethodOf(const Method& method) {
   using Self = GrpcMethods;
   std::unique_ptr<grpc::internal::MethodHandler> handler;
   RpcMethod::RpcType type = RpcMethod::BIDI_STREAMING;
-  switch (method.kind) {
+  // One request of who is nobody is read as those of a stream are, once the call has a place: the
+  // library would take it in before it tells of the call. On the wire both are the same.
+  const bool anybody = method.rule.caller == Caller::kAnybody;
+  switch (anybody ? Method::Kind::kClientStream : method.kind) {
     case Method::Kind::kUnary:
       type = RpcMethod::NORMAL_RPC;
       handler = std::make_unique<grpc::internal::RpcMethodHandler<Self, ByteBuffer, ByteBuffer>>(

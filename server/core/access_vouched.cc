@@ -8,6 +8,17 @@
 #include "server/store/access.h"
 
 namespace sft::server {
+namespace {
+
+// A CI makes a token for each job: those that have ended are shown for so long.
+constexpr int64_t kKeepVouchedUs = int64_t{7} * 24 * 3'600'000'000;
+
+bool HasEnded(const TokenRecord& token, int64_t before_us) {
+  return (token.expires_us > 0 && token.expires_us < before_us) ||
+         (token.revoked_us > 0 && token.revoked_us < before_us);
+}
+
+}  // namespace
 
 absl::StatusOr<std::string> Access::NameOf(const UserRecord& user) const {
   const MutexLock lock(mutex_);
@@ -34,14 +45,21 @@ absl::StatusOr<std::string> Access::LogIn(const Vouched& vouched, TokenRecord& t
   token.created_by = user.name;
   const TokenText text = Fill(token);
   token.expires_us = token.created_us + vouched.life_us;
+  const int64_t old_us = token.created_us - kKeepVouchedUs;
   SFT_RETURN_IF_ERROR(Put(user, actor, [&](Database& db) -> absl::Status {
     if (!vouched.used_id.empty()) {
       SFT_RETURN_IF_ERROR(
           store::UseIdToken(db, vouched.used_id, vouched.used_until_us, token.created_us));
     }
+    SFT_RETURN_IF_ERROR(store::DropOldTokensOf(db, user.name, old_us));
     return store::InsertToken(db, token);
   }));
   const MutexLock lock(mutex_);
+  for (auto each = tokens_.begin(); each != tokens_.end();) {
+    const bool drop = each->second.user == user.name && HasEnded(each->second, old_us);
+    if (drop) last_use_us_.erase(each->first);
+    each = drop ? tokens_.erase(each) : std::next(each);
+  }
   tokens_[token.id] = token;
   return Write(text);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,8 +43,6 @@ class CallContext {
   void SpeaksFor(const std::string& user);
   // Of one that could have changed something and has not: it has no row.
   void NothingChanged() { audit_.reset(); }
-  // "ipv4:10.0.0.3:4711"
-  const std::string& peer() const { return origin_.peer; }
   // What the call turned out to be about, where its request alone does not say it.
   void SetObject(std::string object);
 
@@ -96,7 +95,8 @@ class CallContext {
   std::string object_;           // what the audit says that it is about
   std::string stream_of_;        // of whom it is counted as a stream; empty: it is not
   std::optional<AuditRow> audit_;
-  absl::Status refusal_;  // why a call that was admitted must end
+  absl::Status refusal_;         // why a call that was admitted must end
+  std::shared_ptr<void> place_;  // of one that anybody may make
 };
 
 }  // namespace sft::server

@@ -64,6 +64,12 @@ absl::Status Door::Ended(CallContext& call, const absl::Status& status) {
   return told;
 }
 
+absl::Status Door::AdmitAnybody(CallContext& call) {
+  if (call.rule_.caller != Caller::kAnybody) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(call.place_, gate_.EnterAsAnybody(call.origin_.peer));
+  return absl::OkStatus();
+}
+
 absl::Status Door::AdmitCaller(CallContext& call, bool streams, const std::string& project) {
   SFT_RETURN_IF_ERROR(call.Identify(project));
   return streams && call.stream_of_.empty() ? call.CountStream() : absl::OkStatus();

@@ -22,6 +22,9 @@ class Door {
 
   // The parts of Serve, for methods (Methods) and for calls that no thread serves.
   //
+  // Before anything of a call is read that anybody may make: RESOURCE_EXHAUSTED where there are too
+  // many of them.
+  absl::Status AdmitAnybody(CallContext& call);
   // Whether the caller may call the method at all. UNAUTHENTICATED without a principal;
   // PERMISSION_DENIED without the role; RESOURCE_EXHAUSTED for a stream too many. `project`: that
   // the request names, for the text.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 
 #include "common/base/mutex.h"
@@ -42,6 +43,13 @@ class Gate {
   // Those that are open, by kind.
   std::map<std::string, int> streams() const;
 
+  // Calls at once that anybody may make (Caller::kAnybody): of all, and of one address other than
+  // loopback, where a proxy may be.
+  static constexpr int kMostOfAnybody = 16, kMostOfAddress = 4;
+  // A place among them, kept while what it returns lives. RESOURCE_EXHAUSTED where there is none.
+  // `peer`: "ipv4:10.0.0.3:4711".
+  absl::StatusOr<std::shared_ptr<void>> EnterAsAnybody(const std::string& peer);
+
   // How long calls took.
   CallTimes& times() { return times_; }
   MonoTime now() const { return clock_.Mono(); }
@@ -62,6 +70,8 @@ class Gate {
   std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
   std::map<std::string, int> streams_by_kind_ SFT_GUARDED_BY(mutex_);
   int streams_ SFT_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> anybody_at_ SFT_GUARDED_BY(mutex_);  // by address; none at 0
+  int anybody_ SFT_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sft::server

@@ -149,6 +149,7 @@ class Methods {
                 Named named) {
     Add(std::move(rule), Method::Kind::kUnary,
         [=](Door& door, CallContext& call, Exchange& exchange) -> absl::Status {
+          SFT_RETURN_IF_ERROR(door.AdmitAnybody(call));
           Request request;
           SFT_RETURN_IF_ERROR(ReadRequest(exchange, request));
           SFT_RETURN_IF_ERROR(door.AdmitRequest(call, false, request, named(request)));

@@ -43,41 +43,45 @@ std::string CommentOf(OidcConfig::CiKind kind, const Json& claims) {
   return WithoutHidden(Shortened(ToUtf8(text), kMostComment));
 }
 
+absl::StatusOr<Access::Vouched> VouchFor(const OidcConfig::CiRule& rule, const Json& claims) {
+  const std::string id = TextClaim(claims, "jti");
+  if (id.empty()) {
+    return absl::UnauthenticatedError("the ID token is refused: it has no id (jti)");
+  }
+  Access::Vouched vouched;
+  vouched.user = {"ci-" + rule.name, false, {{rule.project, rule.role}}, kCiIssuer, rule.name};
+  vouched.life_us = std::chrono::microseconds(CiExchange::kLife).count();
+  vouched.comment = CommentOf(rule.kind, claims);
+  vouched.used_id = io::Sha256Hex(rule.issuer + "\n" + id);
+  // As long as it would be taken.
+  vouched.used_until_us = (claims["exp"].get<int64_t>() + kJwtSkewSeconds + 1) * 1'000'000;
+  return vouched;
+}
+
 }  // namespace
 
 absl::StatusOr<Access::Vouched> CiExchange::Exchange(const std::string& subject_token) const {
   SFT_ASSIGN_OR_RETURN(const Jwt jwt, ReadJwt(subject_token));
-  const int64_t now_s = UnixMicros(clock_.Wall()) / 1'000'000;
   absl::Status refusal = absl::UnauthenticatedError(
       fmt::format("the ID token is refused: no rule here is for the issuer \"{}\"",
                   Plain(TextClaim(jwt.claims, "iss"), kMostComment)));
-  Json claims;
+  Json claims;  // null: the signature was not looked at yet
   for (const auto& [rule, issuer] : rules_) {
     if (TextClaim(jwt.claims, "iss") != rule.issuer) continue;
     const absl::Status for_us = CheckAudience(jwt.claims, rule.audience);
     if (!for_us.ok()) {
-      if (!absl::IsPermissionDenied(refusal)) refusal = for_us;
+      if (claims.is_null()) refusal = for_us;
       continue;
     }
-    SFT_RETURN_IF_ERROR(CheckClaims(jwt.claims, {rule.issuer, rule.audience, ""}, now_s));
+    // Before any rule is compared: a forged token tells nobody what rules there are.
+    if (claims.is_null()) {
+      SFT_ASSIGN_OR_RETURN(claims, issuer->Verify(subject_token, rule.audience, ""));
+    }
+    if (Fits(rule, claims) && !IsOfStranger(rule.kind, claims)) return VouchFor(rule, claims);
     refusal = PermissionDenied(fmt::format(
         "no rule of this server is for that job ({}): the operator compares its claims with [[ci]] "
         "(docs/security.md)",
-        CommentOf(rule.kind, jwt.claims)));
-    if (!Fits(rule, jwt.claims) || IsOfStranger(rule.kind, jwt.claims)) continue;
-    SFT_ASSIGN_OR_RETURN(claims, issuer->Verify(subject_token, rule.audience, ""));
-    const std::string id = TextClaim(claims, "jti");
-    if (id.empty()) {
-      return absl::UnauthenticatedError("the ID token is refused: it has no id (jti)");
-    }
-    Access::Vouched vouched;
-    vouched.user = {"ci-" + rule.name, false, {{rule.project, rule.role}}, kCiIssuer, rule.name};
-    vouched.life_us = std::chrono::microseconds(kLife).count();
-    vouched.comment = CommentOf(rule.kind, claims);
-    vouched.used_id = io::Sha256Hex(rule.issuer + "\n" + id);
-    // As long as it would be taken.
-    vouched.used_until_us = (claims["exp"].get<int64_t>() + kJwtSkewSeconds + 1) * 1'000'000;
-    return vouched;
+        CommentOf(rule.kind, claims)));
   }
   return refusal;
 }

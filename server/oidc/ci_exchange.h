@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/clock.h"
 #include "server/core/access.h"
 #include "server/oidc/issuer.h"
 #include "server/oidc/oidc_config.h"
@@ -22,8 +21,7 @@ class CiExchange {
     std::shared_ptr<Issuer> issuer;
   };
 
-  // The clock is borrowed.
-  CiExchange(std::vector<Rule> rules, Clock& clock) : rules_(std::move(rules)), clock_(clock) {}
+  explicit CiExchange(std::vector<Rule> rules) : rules_(std::move(rules)) {}
 
   // What the job that shows this token gets, by the first rule that fits. UNAUTHENTICATED where the
   // token is not good or of no issuer of a rule, PERMISSION_DENIED where no rule fits, errors of
@@ -32,7 +30,6 @@ class CiExchange {
 
  private:
   const std::vector<Rule> rules_;
-  Clock& clock_;
 };
 
 }  // namespace sft::server

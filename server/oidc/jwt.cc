@@ -39,7 +39,7 @@ absl::StatusOr<Json> ReadObject(std::string_view part, const char* what) {
 std::optional<int64_t> Seconds(const Json& claims, const char* name) {
   const auto found = claims.find(name);
   if (found == claims.end() || !found->is_number()) return std::nullopt;
-  constexpr double kMost = 1e15;
+  constexpr double kMost = 1e12;  // in microseconds it is a number of 64 bits
   const double seconds = found->get<double>();
   if (!(seconds >= 0 && seconds <= kMost)) return std::nullopt;
   return static_cast<int64_t>(seconds);

@@ -1,8 +1,6 @@
 #include "server/oidc/oidc.h"
 
-#include <fmt/format.h>
-
-#include "common/rpc/endpoint.h"
+#include <map>
 
 namespace sft::server {
 namespace {
@@ -33,16 +31,6 @@ class Issuers {
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Issuer>> issuers_;
 };
 
-// "ipv4:10.0.0.3:4711" without the port; empty: of this machine.
-std::string AddressOf(const std::string& peer) {
-  const size_t begin = peer.find(':'), end = peer.rfind(':');
-  if (begin == peer.npos || end <= begin) return "";
-  std::string host = peer.substr(begin + 1, end - begin - 1);
-  if (host.starts_with("%5B") && host.size() > 6) host = host.substr(3, host.size() - 6);
-  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
-  return rpc::IsLoopback(host) ? "" : host;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Oidc>> Oidc::Make(const OidcConfig& config,
@@ -62,25 +50,8 @@ absl::StatusOr<std::unique_ptr<Oidc>> Oidc::Make(const OidcConfig& config,
     SFT_ASSIGN_OR_RETURN(std::shared_ptr<Issuer> issuer, issuers.Get(rule.issuer, rule.ca_file));
     rules.push_back({rule, std::move(issuer)});
   }
-  if (!rules.empty()) oidc->ci_ = std::make_unique<CiExchange>(std::move(rules), clock);
+  if (!rules.empty()) oidc->ci_ = std::make_unique<CiExchange>(std::move(rules));
   return oidc;
-}
-
-absl::StatusOr<std::shared_ptr<void>> Oidc::Enter(const std::string& peer) {
-  const std::string address = AddressOf(peer);
-  const MutexLock lock(mutex_);
-  const auto of_one = at_once_of_.try_emplace(address, 0).first;
-  if (at_once_ >= kMostAtOnce || (!address.empty() && of_one->second >= kMostOfOne)) {
-    if (of_one->second == 0) at_once_of_.erase(of_one);
-    return ResourceExhausted("too many logins are under way: try again in a moment");
-  }
-  ++of_one->second;
-  ++at_once_;
-  return std::shared_ptr<void>(this, [this, address](void*) {
-    const MutexLock ended(mutex_);
-    --at_once_;
-    if (--at_once_of_[address] == 0) at_once_of_.erase(address);
-  });
 }
 
 }  // namespace sft::server

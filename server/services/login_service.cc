@@ -48,9 +48,8 @@ absl::StatusOr<v1::LoginOptions> LoginService::GetLoginOptions(CallContext&,
 }
 
 absl::StatusOr<v1::StartLoginResponse> LoginService::StartLogin(
-    CallContext& call, const v1::StartLoginRequest& request) {
+    CallContext&, const v1::StartLoginRequest& request) {
   SFT_ASSIGN_OR_RETURN(const CompanyLogin* const people, People());
-  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
   auto started = people->Start(request);
   if (!started.ok()) return OfIssuer(started.status());
   return started;
@@ -70,7 +69,6 @@ absl::StatusOr<v1::CreateTokenResponse> LoginService::LogIn(CallContext& call,
 absl::StatusOr<v1::FinishLoginResponse> LoginService::FinishLogin(
     CallContext& call, const v1::FinishLoginRequest& request) {
   SFT_ASSIGN_OR_RETURN(const CompanyLogin* const people, People());
-  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
   const absl::StatusOr<CompanyLogin::Finished> finished = people->Finish(request);
   if (!finished.ok()) return OfIssuer(finished.status());
   v1::FinishLoginResponse response;
@@ -96,7 +94,6 @@ absl::StatusOr<v1::CreateTokenResponse> LoginService::ExchangeToken(
         "this server takes no tokens of a CI: its operator gives it rules, [[ci]], with --oidc "
         "(docs/security.md)");
   }
-  SFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> place, oidc_->Enter(call.peer()));
   const absl::StatusOr<Access::Vouched> vouched = oidc_->ci()->Exchange(request.subject_token());
   if (!vouched.ok()) return OfIssuer(vouched.status());
   return LogIn(call, *vouched);

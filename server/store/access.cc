@@ -117,6 +117,14 @@ absl::Status DropOldTokens(Database& db, int64_t before_us) {
   return drop.Bind(before_us).Run();
 }
 
+absl::Status DropOldTokensOf(Database& db, const std::string& user, int64_t before_us) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement drop, db.Prepare("DELETE FROM tokens WHERE user = ?1 AND kind = 1 AND ((expires_us "
+                                 "> 0 AND expires_us < ?2) OR (revoked_us > 0 AND revoked_us < "
+                                 "?2))"));
+  return drop.Bind(user).Bind(before_us).Run();
+}
+
 absl::Status ExtendToken(Database& db, const std::string& id, int64_t expires_us) {
   SFT_ASSIGN_OR_RETURN(Statement extend,
                        db.Prepare("UPDATE tokens SET expires_us = ? WHERE id = ?"));

@@ -22,6 +22,8 @@ absl::Status InsertToken(Database& db, const TokenRecord& token);
 absl::Status RevokeToken(Database& db, const std::string& id, int64_t now_us);
 // Rows of tokens that ended before that time.
 absl::Status DropOldTokens(Database& db, int64_t before_us);
+// Those of one user.
+absl::Status DropOldTokensOf(Database& db, const std::string& user, int64_t before_us);
 // The token is good until then.
 absl::Status ExtendToken(Database& db, const std::string& id, int64_t expires_us);
 // Keeps that an ID token of others was used, until its end; ALREADY_EXISTS where it was before.

@@ -216,8 +216,13 @@ role = "viewer"
         result = self.at(home, "whoami", "--json")
         return json.loads(result.stdout)["roles"] if result.returncode == 0 else None
 
-    def audit(self):
-        return json.loads(self.at("admin", "admin", "audit", "--json").stdout)
+    def listed(self, what, *more):
+        """Rows of `sftctl admin ...`: an array, or one a line."""
+        result = self.at("admin", "admin", what, *more, "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        if result.stdout.startswith("["):
+            return json.loads(result.stdout)
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
     def test_a_browser_logs_in_by_the_code_flow_and_groups_are_roles(self):
         self.start_provider()
@@ -229,7 +234,7 @@ role = "viewer"
         self.assertEqual(self.at("ann", "list").returncode, SUCCEEDED)
         self.assertEqual(self.at("ann", "admin", "user", "list").returncode, REFUSED)
         # The login is in the audit under its person, and no secret is.
-        audit = self.audit()
+        audit = self.listed("audit")
         self.assertIn(("ann", "AuthService.FinishLogin", "users/ann"),
                       [(row["principal"], row["method"], row["object"]) for row in audit])
         self.assertNotIn("sft_", json.dumps(audit))
@@ -278,7 +283,7 @@ role = "viewer"
         wait_until("the server", lambda: self.roles("ann") == {"vision": "viewer"})
         first = expires()
         wait_until("a renewal after the restart", lambda: expires() > first)
-        rows = [(row["principal"], row["method"]) for row in self.audit()]
+        rows = [(row["principal"], row["method"]) for row in self.listed("audit")]
         self.assertEqual(rows.count(("ann", "login renewed")), 1)
         # Her account is closed.
         del self.state["accounts"]["u-ann"]
@@ -348,7 +353,7 @@ role = "viewer"
         again, content = self.ask(path, Cookie=begun, **cross)
         self.assertEqual(again.status, 401, content)
         # Logging out ends the token that was made for it.
-        tokens = lambda: [row for row in json.loads(self.at("admin", "admin", "token", "list", "--json").stdout)
+        tokens = lambda: [row for row in self.listed("token", "list")
                           if row["user"] == "ann" and not row["revoke_time"]]
         self.assertEqual(len(tokens()), 1)
         self.assertEqual(self.ask("/session", "DELETE", Cookie=session)[0].status, 204)
@@ -416,7 +421,7 @@ role = "submitter"
         again = self.at("ci", *login)
         self.assertEqual(again.returncode, USAGE)
         self.assertIn("was exchanged before", again.stderr)
-        listed = json.loads(self.at("admin", "admin", "token", "list", "--json").stdout)
+        listed = self.listed("token", "list")
         self.assertIn("octo/x refs/heads/main, run 99", [row["comment"] for row in listed])
 
 

@@ -13,7 +13,7 @@ from network import CutNetwork, Site
 from remote import RemoteCase
 
 SUCCEEDED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, CANCELLED = 0, 2, 3, 4, 5, 12
-OK, NOT_FOUND_CODE, PERMISSION_DENIED, UNAUTHENTICATED = 0, 5, 7, 16
+OK, NOT_FOUND_CODE, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 0, 5, 7, 9, 16
 HIDDEN = {NOT_FOUND_CODE, PERMISSION_DENIED}
 
 
@@ -174,7 +174,8 @@ class RemoteTest(RemoteCase):
                 self.assertNotIn(job, call["answers"], call)
                 self.assertNotIn("fake:until", call["answers"], call)
                 # What tells nothing of any project, and the dry run of a file that is empty here.
-                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|GetNodeHistory|ListProjects|ResolveJob|GetStorage|ListServedModels|CreateCode)$",
+                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|GetNodeHistory|ListProjects|ResolveJob|GetStorage|ListServedModels|CreateCode|"
+                                 r"GetLoginOptions|StartLogin|FinishLogin|ExchangeToken)$",
                                  call["method"])
                 if not free:
                     touched += 1
@@ -209,7 +210,10 @@ class RemoteTest(RemoteCase):
         self.serve(*[site.outside for site in self.sites])
         site = self.sites[0]
         for call in self.every_rpc(site, None):
-            self.assertEqual(call["code"], UNAUTHENTICATED, call)
+            # What logs people in through a company's provider, of which there is none here.
+            login = re.search(r"/(StartLogin|FinishLogin|ExchangeToken|GetLoginOptions)$", call["method"])
+            wanted = UNAUTHENTICATED if not login else OK if login.group(1) == "GetLoginOptions" else FAILED_PRECONDITION
+            self.assertEqual((call["code"], call["answers"] if login else ""), (wanted, ""), call)
         result = self.at(site, "stranger", "list")
         self.assertEqual(result.returncode, REFUSED)
         self.assertIn("sftctl login", result.stderr)

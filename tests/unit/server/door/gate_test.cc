@@ -32,5 +32,29 @@ TEST(GateTest, StreamsAreLimitedForEachCallerAndForAllTogether) {
   EXPECT_EQ(gate.streams(), by_kind);
 }
 
+TEST(GateTest, CallsOfAnybodyAreFewAndOfOneAddressFewer) {
+  FakeClock clock;
+  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
+  const auto access = Access::Load(*store, clock, std::nullopt).value();
+  Gate gate(*access, *store, clock, /*open=*/false);
+  std::vector<std::shared_ptr<void>> places;
+  for (int i = 0; i < Gate::kMostOfAddress; ++i) {
+    places.push_back(gate.EnterAsAnybody("ipv4:10.0.0.3:1").value());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv4:10.0.0.3:2").status()));
+  EXPECT_TRUE(gate.EnterAsAnybody("ipv4:10.0.0.4:2").ok());
+  places.pop_back();
+  places.push_back(gate.EnterAsAnybody("ipv4:10.0.0.3:2").value());
+  // Those of this machine may be a proxy's.
+  while (places.size() < Gate::kMostOfAnybody) {
+    const char* const peer = places.size() % 2 == 0 ? "ipv4:127.0.0.1:5" : "ipv6:%5B::1%5D:5";
+    places.push_back(gate.EnterAsAnybody(peer).value());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv4:127.0.0.1:5").status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv6:[2001:db8::1]:5").status()));
+  places.clear();
+  EXPECT_TRUE(gate.EnterAsAnybody("ipv6:[2001:db8::1]:5").ok());
+}
+
 }  // namespace
 }  // namespace sft::server
