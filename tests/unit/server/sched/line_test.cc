@@ -164,8 +164,9 @@ TEST(DecideTest, RanksFollowTheNetworkAndTheNodeToAvoidIsTakenLast) {
   const auto nodes = [&](int count, const std::string& avoid) {
     world.snapshot.pending.clear();
     world.Wait(Timed("gang", 8, 1, count)).avoid_node = avoid;
+    const Decision decision = Decide(world.snapshot);
     std::string text;
-    for (const Part& part : Decide(world.snapshot).placements.at(0).parts) text += part.node;
+    for (const Part& part : decision.placements.at(0).parts) text += part.node;
     return text;
   };
   EXPECT_EQ(nodes(2, ""), "ae");
