@@ -4,7 +4,7 @@
 #   deploy/bundle/make_bundle.sh BUILD_DIR [OUT_DIR]
 #
 # It holds all programs, the CUDA plugin where the build has one, the shared libraries of theirs that
-# the target need not have, configs, docs, proto, the license, systemd units, monitoring, what Slurm needs and the list of torch's wheels. It does
+# the target need not have, configs, docs, proto, the license, systemd units, monitoring, manifests, what Slurm needs and the list of torch's wheels. It does
 # not hold torch (4.8 GB): the worker finds the node's by --torch DIR, or in the bundle's folder site-packages
 # (a link to where torch's wheels are, which sft-rank started by hand needs), or by asking python3.
 #
@@ -122,6 +122,7 @@ cp "$root"/deploy/demo/*.jsonl "$stage/deploy/demo/"
 cp -r "$root/deploy/systemd" "$stage/systemd"
 cp -r "$root/deploy/monitoring" "$stage/monitoring"
 cp -r "$root/deploy/slurm" "$stage/slurm"
+cp -r "$root/deploy/kubernetes" "$stage/kubernetes"
 mkdir -p "$stage/requirements"
 cp "$root"/deploy/requirements/torch-*.txt "$stage/requirements/"
 find "$stage" -name CMakeLists.txt -delete
