@@ -54,7 +54,8 @@ TEST_F(CostTest, AListHasAColumnForItWhereAnyJobHasOne) {
   const Json jobs = Json::parse(Sftctl(server_, {"list", "--json"}).out);
   for (const Json& job : jobs) {
     EXPECT_EQ(job.at("cost").is_null(), job.at("job") == "job-b") << job;
-    if (job.at("job") == "job-a") EXPECT_EQ(job.at("cost").at("micros"), 12'400'000);
+    if (job.at("cost").is_null()) continue;
+    EXPECT_EQ(job.at("cost").at("micros"), 12'400'000);
   }
 }
 

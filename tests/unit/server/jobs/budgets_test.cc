@@ -208,7 +208,7 @@ TEST_F(BudgetTest, WithStopARunningJobGoesBackToTheLineAndOnWithItsCheckpoint) {
   Run(worker, job, seconds(64));
   const v1::DesiredAttempt* wanted = worker->Wanted(Uid(job));
   ASSERT_NE(wanted, nullptr);
-  EXPECT_EQ(wanted->state(), D::STOP);
+  EXPECT_EQ(wanted->intent(), D::STOP);
   ASSERT_TRUE(Commit(job, 30));
   Say("a", worker, job, S::DONE, v1::Verdict::NONE, kBudgetReached);
   EXPECT_EQ(State(job), v1::Job::PENDING);

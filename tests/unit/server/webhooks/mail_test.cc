@@ -2,6 +2,7 @@
 
 #include <absl/strings/escaping.h>
 #include <absl/strings/str_split.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
