@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "client/base/interrupt.h"
@@ -16,8 +17,8 @@ namespace sft::client {
 namespace {
 
 constexpr char kPath[] = "/callback";
-constexpr size_t kMostBytes = 16 << 10;
-constexpr std::chrono::milliseconds kLook{200};
+constexpr size_t kMostHeadBytes = 16 << 10;
+constexpr std::chrono::milliseconds kAcceptWait{200};
 // A browser may open connections beside the one that it uses.
 constexpr std::chrono::seconds kSilence{2};
 
@@ -53,7 +54,7 @@ bool IsReadable(int fd, std::chrono::milliseconds patience) {
 std::string ReadHead(int fd) {
   std::string head;
   char bytes[2048];
-  while (head.size() < kMostBytes && head.find("\r\n\r\n") == head.npos &&
+  while (head.size() < kMostHeadBytes && head.find("\r\n\r\n") == head.npos &&
          IsReadable(fd, kSilence)) {
     const ssize_t got = ::recv(fd, bytes, sizeof(bytes), 0);
     if (got <= 0) break;
@@ -63,7 +64,7 @@ std::string ReadHead(int fd) {
 }
 
 // It does not wait: the text is shorter than what a socket takes.
-void Answer(int fd, const char* status, const std::string& text) {
+void AnswerWith(int fd, const char* status, const std::string& text) {
   const std::string answer = fmt::format(
       "HTTP/1.1 {}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n"
       "Cache-Control: no-store\r\nConnection: close\r\n\r\n{}",
@@ -109,26 +110,26 @@ absl::StatusOr<std::string> CodeListener::Wait(const std::string& state, Clock& 
     if (clock.Mono() >= deadline) {
       return DeadlineExceeded("nobody has logged in within ten minutes: begin anew");
     }
-    if (!IsReadable(socket_.get(), kLook)) continue;
+    if (!IsReadable(socket_.get(), kAcceptWait)) continue;
     const io::UniqueFd fd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd.valid()) continue;
     const std::string head = ReadHead(fd.get());
     const std::string line = head.substr(0, head.find("\r\n"));
     if (!line.starts_with(fmt::format("GET {}?", kPath))) {
-      Answer(fd.get(), "404 Not Found", "there is nothing here\n");
+      AnswerWith(fd.get(), "404 Not Found", "there is nothing here\n");
       continue;
     }
     if (QueryValue(line, "state") != state) {
-      Answer(fd.get(), "400 Bad Request", "this is of another login: begin anew\n");
+      AnswerWith(fd.get(), "400 Bad Request", "this is of another login: begin anew\n");
       continue;
     }
     const std::string code = QueryValue(line, "code");
     if (!code.empty()) {
-      Answer(fd.get(), "200 OK", "You may close this page and go back to the terminal.\n");
+      AnswerWith(fd.get(), "200 OK", "You may close this page and go back to the terminal.\n");
       return code;
     }
     const std::string error = Plain(QueryValue(line, "error"), 200);
-    Answer(fd.get(), "200 OK", "The login did not succeed; the terminal says more.\n");
+    AnswerWith(fd.get(), "200 OK", "The login did not succeed; the terminal says more.\n");
     return PermissionDenied("the provider says: " + (error.empty() ? "nothing" : error));
   }
   return absl::CancelledError("interrupted before anybody has logged in");

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <iterator>
 
@@ -23,7 +24,7 @@ using Auth = v1::AuthService::Stub;
 
 constexpr int kSecretLength = 52;  // characters of 5 bits each
 constexpr int64_t kMostTokenBytes = 64 << 10;
-constexpr std::chrono::milliseconds kLook{200};
+constexpr std::chrono::milliseconds kSleepStep{200};
 
 std::string ChallengeOf(const std::string& verifier) {
   io::Sha256 hash;
@@ -35,7 +36,7 @@ std::string ChallengeOf(const std::string& verifier) {
 // False: Ctrl-C.
 bool Sleep(Connection& server, std::chrono::seconds time) {
   const MonoTime until = server.clock().Mono() + time;
-  while (!Interrupt::Raised() && server.clock().Mono() < until) server.clock().Sleep(kLook);
+  while (!Interrupt::Raised() && server.clock().Mono() < until) server.clock().Sleep(kSleepStep);
   return !Interrupt::Raised();
 }
 
