@@ -26,7 +26,6 @@ namespace sft::rank {
 namespace {
 
 using engine::Communicator;
-using Json = nlohmann::json;
 
 constexpr int kTries = 5;  // the best of which counts
 constexpr int64_t kMatrix = 8192;
@@ -58,7 +57,7 @@ class Past {
       : path_(cache_dir + "/preflight.json"), kind_(std::move(kind)) {
     const auto text = io::ReadFile(path_, int64_t{1} << 20);
     if (text.ok()) all_ = ParseJson(*text);
-    if (!all_.is_object()) all_ = Json::object();
+    if (!all_.is_object()) all_ = nlohmann::json::object();
   }
 
   double Median(const std::string& what) const {
@@ -83,14 +82,14 @@ class Past {
     std::vector<double> values;
     const auto found = all_.find(Key(what));
     if (found == all_.end() || !found->is_array()) return values;
-    for (const Json& each : *found) {
+    for (const nlohmann::json& each : *found) {
       if (each.is_number()) values.push_back(each.get<double>());
     }
     return values;
   }
 
   const std::string path_, kind_;
-  Json all_ = Json::object();
+  nlohmann::json all_ = nlohmann::json::object();
 };
 
 class Preflight {
@@ -112,7 +111,7 @@ class Preflight {
                               : device.cuda->devices->Properties(device.torch.index()).name)) {}
 
   PreflightFigures Measure() {
-    Json mine = {
+    nlohmann::json mine = {
         {"node", file_.node},
         {"versions", VersionsHere(device_)},
         {"past", {past_.Median("product"), past_.Median("inside"), past_.Median("between")}}};
@@ -120,7 +119,7 @@ class Preflight {
       mine["product"] = Product();
       if (per_node_ > 1) mine["inside"] = Inside();
     }
-    Json& links = mine["links"] = Json::array();
+    nlohmann::json& links = mine["links"] = nlohmann::json::array();
     for (const auto& round : PreflightRounds(nodes_)) {
       for (const auto& [a, b] : round) {
         if (a != here_ && b != here_) continue;
@@ -231,11 +230,11 @@ class Preflight {
     std::map<std::pair<size_t, size_t>, PreflightLink> links;
     const std::vector<std::string> all = engine::AllGatherStrings(comm_, mine);
     for (size_t r = 0; r < all.size(); ++r) {
-      const Json said = ParseJson(all[r]);
+      const nlohmann::json said = ParseJson(all[r]);
       if (!said.is_object()) throw engine::InternalError("a rank's preflight cannot be read");
       PreflightNode& node = figures.nodes[r / per_node_];
       // Not a number is null in JSON.
-      const auto number = [](const Json& value) {
+      const auto number = [](const nlohmann::json& value) {
         return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
       };
       if (said.contains("product")) node.products.push_back(number(said["product"]));
@@ -246,7 +245,7 @@ class Preflight {
         node.past = {number(said["past"][0]), number(said["past"][1]), number(said["past"][2])};
         if (said.contains("inside")) node.inside.push_back(number(said["inside"]));
       }
-      for (const Json& each : said["links"]) {
+      for (const nlohmann::json& each : said["links"]) {
         const std::pair ends(each[0].get<size_t>(), each[1].get<size_t>());
         const double rate = number(each[2]), latency = number(each[3]);
         const auto [place, is_new] =

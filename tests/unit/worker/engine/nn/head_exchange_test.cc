@@ -15,8 +15,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kTokens = 48, kHeads = 12, kSize = 8;
-constexpr double kScale = 0.35;
+constexpr int64_t kAllTokens = 48, kHeads = 12, kSize = 8;
+constexpr double kScoreScale = 0.35;
 const std::vector<int64_t> kLengths = {5, 20, 1, 22};  // across the borders of every share
 
 ops::Documents DocumentsOf() {
@@ -35,9 +35,9 @@ struct Attended {
 Attended Attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
   Attended result{at::empty_like(q), at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   const ops::Documents documents = DocumentsOf();
-  const Tensor lse = ops::Attention(result.out, q, k, v, documents, kScale, /*window=*/0);
+  const Tensor lse = ops::Attention(result.out, q, k, v, documents, kScoreScale, /*window=*/0);
   ops::AttentionBackward(result.dq, result.dk, result.dv, dout, q, k, v, result.out, lse, documents,
-                         kScale, /*window=*/0);
+                         kScoreScale, /*window=*/0);
   return result;
 }
 
@@ -46,12 +46,13 @@ class HeadExchangeTest : public testing::TestWithParam<std::pair<int, int64_t>> 
 
 TEST_P(HeadExchangeTest, AttentionOfOwnHeadsHasTheBitsOfAttentionOfAll) {
   const auto [ranks, keys] = GetParam();
-  const Tensor q = Random({kTokens, kHeads, kSize}, 1), k = Random({kTokens, keys, kSize}, 2),
-               v = Random({kTokens, keys, kSize}, 3), dout = Random({kTokens, kHeads, kSize}, 4);
+  const Tensor q = Random({kAllTokens, kHeads, kSize}, 1), k = Random({kAllTokens, keys, kSize}, 2),
+               v = Random({kAllTokens, keys, kSize}, 3),
+               dout = Random({kAllTokens, kHeads, kSize}, 4);
   const Attended expected = Attend(q, k, v, dout);
   RunRanks(ranks, [&](Communicator& comm) {
     const HeadExchange exchange(comm);
-    const int64_t count = kTokens / ranks, first = comm.rank() * count;
+    const int64_t count = kAllTokens / ranks, first = comm.rank() * count;
     const auto share = [&](const Tensor& all) { return all.narrow(0, first, count); };
     const auto own = exchange.Gather(share(q), share(k), share(v));
     const Attended of_own = Attend(own.q, own.k, own.v, exchange.ToHeads(share(dout)));
