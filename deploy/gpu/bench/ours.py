@@ -26,8 +26,10 @@ def make_job(row, setting, gpu_type, plan, overrides):
     """The resolved job as a nested dictionary (common/spec/visit.h). What is not named has the default
     of docs/config.md; sft-rank refuses a key that it does not know. `plan`: gpus, tokens, steps."""
     rows = plan["tokens"] // row.seq
-    # GPUs that share a row take it together.
-    ranks = plan["gpus"] // setting.job.get("hyperparameters.parallelism.context_parallel_size", 1)
+    # GPUs that share a row or are stages of one pipeline take it together.
+    parallel = "hyperparameters.parallelism."
+    ranks = (plan["gpus"] // setting.job.get(parallel + "context_parallel_size", 1)
+             // setting.job.get(parallel + "pipeline_parallel_size", 1))
     if rows % (max(1, setting.batch) * ranks):
         raise SystemExit(f"bench: {row.name}: {rows} rows a step do not split into {ranks} x {setting.batch}")
     keys = {

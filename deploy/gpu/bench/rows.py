@@ -166,6 +166,15 @@ def shared(name, model, seq, gpus):
                (Ours(f"context {gpus}", job={"hyperparameters.parallelism.context_parallel_size": gpus}),), (), ())
 
 
+# The same rows over stages, and with a whole model on each GPU.
+def staged(name, model, seq, tokens, gpus):
+    stages = {"hyperparameters.parallelism.pipeline_parallel_size": gpus}
+    return Row(name, model, "qlora", seq, tokens, gpus,
+               (Ours("whole models"), Ours(f"{gpus} stages", job=stages),
+                Ours(f"{gpus} stages in two pieces each",
+                     job={**stages, "hyperparameters.parallelism.virtual_pipeline_parallel_size": 2})), (), ())
+
+
 SCALING = (Ours("one GPU", gpus=1), Ours("two GPUs", gpus=2), Ours("four GPUs"))
 SCALING_GOALS = (Goal("setting", 1.95, subject="one GPU", setting="two GPUs"),
                  Goal("setting", 3.9, subject="one GPU", setting="four GPUs"))
@@ -225,6 +234,8 @@ ROWS = (
     # Data parallel, the same work a GPU on one, two and four.
     Row("qlora-8b-seq2048-four-gpus", "qwen3-8b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
     Row("qlora-1b-seq2048-four-gpus", "llama-1b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
+    staged("qlora-8b-seq2048-two-stages", "qwen3-8b", 2048, 65536, 2),
+    staged("qlora-70b-seq4096-four-stages", "llama-70b", 4096, 262144, 4),
     shared("qlora-8b-seq131072-two-gpus", "qwen3-8b", 131072, 2),
     shared("qlora-8b-seq131072-four-gpus", "qwen3-8b", 131072, 4),
     shared("qlora-8b-seq524288-four-gpus", "qwen3-8b", 524288, 4),
