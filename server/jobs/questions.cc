@@ -12,13 +12,13 @@
 namespace sft::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Line = nlohmann::json;
 
 constexpr size_t kMostQuestionBytes = 4 << 20;
 constexpr int kMostTop = 32;
 
-absl::StatusOr<std::string> TextOf(const Json& question) {
+absl::StatusOr<std::string> TextOf(const OrderedJson& question) {
   std::string text = DumpJson(question);
   if (text.size() <= kMostQuestionBytes) return text;
   return InvalidArgument(
@@ -26,21 +26,21 @@ absl::StatusOr<std::string> TextOf(const Json& question) {
 }
 
 template <typename Messages>
-Json MessagesJson(const Messages& messages) {
-  Json list = Json::array();
+OrderedJson MessagesJson(const Messages& messages) {
+  OrderedJson list = OrderedJson::array();
   for (const v1::ChatMessage& message : messages) {
     list.push_back({{"role", message.role()}, {"content", message.content()}});
   }
   return list;
 }
 
-absl::StatusOr<Json> PromptJson(const v1::Prompt& prompt, int number) {
+absl::StatusOr<OrderedJson> PromptJson(const v1::Prompt& prompt, int number) {
   const int forms = !prompt.messages().empty() + !prompt.tokens().empty() + !prompt.text().empty();
   if (forms > 1) {
     return InvalidArgument(
         fmt::format("prompts[{}] has more than one of messages, text and tokens", number));
   }
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
   if (!prompt.messages().empty()) {
     if (prompt.messages().rbegin()->role() == "assistant") {
       return InvalidArgument(fmt::format(
@@ -105,7 +105,7 @@ absl::StatusOr<std::string> QuestionOf(const v1::GenerateRequest& request) {
   if (request.messages().empty() == request.prompt().empty()) {
     return InvalidArgument("a question is either messages or a prompt");
   }
-  Json question = Json::object();
+  OrderedJson question = OrderedJson::object();
   if (request.messages().empty()) {
     question["prompt"] = request.prompt();
   } else {
@@ -120,9 +120,9 @@ absl::StatusOr<std::string> QuestionOf(const v1::GenerateRequest& request) {
 }
 
 absl::StatusOr<std::string> QuestionOf(const v1::CompleteRequest& request) {
-  Json question = {{"prompts", Json::array()}};
+  OrderedJson question = {{"prompts", OrderedJson::array()}};
   for (int i = 0; i < request.prompts_size(); ++i) {
-    SFT_ASSIGN_OR_RETURN(Json prompt, PromptJson(request.prompts(i), i));
+    SFT_ASSIGN_OR_RETURN(OrderedJson prompt, PromptJson(request.prompts(i), i));
     question["prompts"].push_back(std::move(prompt));
   }
   if (request.prompts().empty()) return InvalidArgument("there is no prompt");
