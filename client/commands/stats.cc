@@ -90,7 +90,7 @@ Json StatsJson(const v1::Stats& stats) {
           {"estimates", estimates}};
 }
 
-std::string RowsText(const v1::Stats& stats, const std::string& by) {
+std::string RowTable(const v1::Stats& stats, const std::string& by) {
   const bool nodes = by == "node", costs = !stats.currency().empty();
   const auto with_cost = [costs](std::vector<std::string> cells, const std::string& cost) {
     if (costs) cells.insert(cells.begin() + 2, cost);
@@ -141,7 +141,7 @@ void Print(Connection& connection, const v1::Stats& stats, const std::string& by
     line("failures", fmt::format("{} {} ({})", each.count(), each.code(), each.domain()));
   }
   if (by.empty()) return;
-  out << "\n" << RowsText(stats, by);
+  out << "\n" << RowTable(stats, by);
 }
 
 ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -14,36 +15,25 @@ constexpr std::string_view kOfJobs[] = {"job.queued",    "job.started",         
                                         "job.failed",    "job.cancelled",       "job.restarted",
                                         "job.preempted", "checkpoint.committed"};
 
-const std::vector<std::string>* ListOf(Draft* draft, std::string_view key) {
-  if (!draft->Has(key) || draft->Faulty({key})) return nullptr;
-  return &std::get<std::vector<std::string>>(draft->Find(key)->value);
-}
-
 }  // namespace
 
 void ResolveNotify(Draft* draft) {
-  const std::vector<std::string>* addresses = ListOf(draft, kMail);
-  for (const std::string& address :
-       addresses == nullptr ? std::vector<std::string>() : *addresses) {
-    if (IsMailAddress(address)) continue;
+  if (draft->Faulty({kMail, kEvents})) return;
+  const std::vector<std::string> addresses = ListOf(*draft, kMail);
+  const auto bad = std::ranges::find_if_not(
+      addresses, [](const std::string& address) { return IsMailAddress(address); });
+  if (bad != addresses.end()) {
     draft->AddProblem(kMail, fmt::format("\"{}\" is not the address of a mailbox such as "
                                          "ann@example.com",
-                                         address.substr(0, 254)));
-    break;
+                                         bad->substr(0, 254)));
   }
-  const std::vector<std::string>* events = ListOf(draft, kEvents);
-  if (events == nullptr) return;
-  for (const std::string& event : *events) {
+  if (!draft->Given(kEvents)) return;
+  if (addresses.empty()) draft->AddWarning(kEvents, "has no effect without notify.mail");
+  for (const std::string& event : ListOf(*draft, kEvents)) {
     if (std::ranges::find(kOfJobs, event) != std::end(kOfJobs)) continue;
-    std::string names;
-    for (const std::string_view name : kOfJobs)
-      names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
-    draft->AddProblem(kEvents,
-                      fmt::format("\"{}\" is no event of a job: {}", event.substr(0, 80), names));
-    break;
-  }
-  if (addresses == nullptr || addresses->empty()) {
-    draft->AddWarning(kEvents, "has no effect without notify.mail");
+    draft->AddProblem(kEvents, fmt::format("\"{}\" is no event of a job: {}", event.substr(0, 80),
+                                           fmt::join(kOfJobs, ", ")));
+    return;
   }
 }
 

@@ -31,6 +31,9 @@ int64_t MicrosOf(const google::protobuf::Timestamp& time) {
          std::clamp(time.nanos(), 0, 999'999'999) / 1000;
 }
 
+// Times are shown to the millisecond, and a price is named by its time.
+int64_t NextMilli(int64_t time_us) { return (time_us + 999) / 1000 * 1000; }
+
 bool IsCurrency(const std::string& text) {
   return text.size() == 3 &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
@@ -91,7 +94,7 @@ absl::StatusOr<v1::Price> Prices::Set(const v1::SetPriceRequest& request, const 
         const int64_t now_us = UnixMicros(clock_.Wall());
         SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
         price = {request.gpu_type(),
-                 request.has_start_time() ? MicrosOf(request.start_time()) : now_us,
+                 request.has_start_time() ? MicrosOf(request.start_time()) : NextMilli(now_us),
                  request.micros_per_hour(),
                  request.currency().empty() ? prices.currency() : request.currency(), actor.name};
         SFT_RETURN_IF_ERROR(CheckPrice(price));

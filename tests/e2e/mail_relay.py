@@ -50,7 +50,6 @@ def main():
     controller = Controller(Keeper(options), hostname="127.0.0.1", port=options.port, tls_context=context,
                             require_starttls=context is not None)
     controller.start()
-    print("listening", flush=True)
     while True:
         time.sleep(3600)
 

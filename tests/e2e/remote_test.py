@@ -174,7 +174,7 @@ class RemoteTest(RemoteCase):
                 self.assertNotIn(job, call["answers"], call)
                 self.assertNotIn("fake:until", call["answers"], call)
                 # What tells nothing of any project, and the dry run of a file that is empty here.
-                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|GetNodeHistory|ListProjects|ResolveJob|GetStorage|ListServedModels|CreateCode|"
+                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|GetNodeHistory|ListPrices|ListProjects|ResolveJob|GetStorage|ListServedModels|CreateCode|"
                                  r"GetLoginOptions|StartLogin|FinishLogin|ExchangeToken)$",
                                  call["method"])
                 if not free:

@@ -239,7 +239,8 @@ TEST_F(BudgetTest, AJobOverTheBorderOfAMonthIsSplitAndTheNextMonthLetsJobsStart)
   Tick();
   EXPECT_EQ(State(waiting), v1::Job::PENDING);
   Run(worker, job, seconds(16));
-  EXPECT_EQ(SpentEuros(), 20) << "of December: both of them, 10 s each";
+  EXPECT_EQ(SpentEuros(), 10 + 8) << "of December: of the first 10 s, and of the second, which "
+                                     "started with the first look at the new month";
   EXPECT_EQ(State(waiting), v1::Job::PREPARING);
   EXPECT_EQ(Budget().period_start().seconds(),
             UnixMicros(*ParseUtc("2023-12-01T00:00:00Z")) / 1'000'000);
