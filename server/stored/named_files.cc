@@ -17,7 +17,7 @@ namespace sft::server {
 namespace {
 
 constexpr size_t kMostNameBytes = 255;
-constexpr int kJobsNamed = 3;
+constexpr int kJobsShown = 3;
 constexpr std::string_view kFiles = "files/", kPurpose = "fine-tune";
 
 std::string IdOf(const std::string& name) {
@@ -56,7 +56,7 @@ absl::Status CheckDeletable(Database& db, const FileRecord& file) {
   SFT_ASSIGN_OR_RETURN(const int64_t files, store::CountFilesOf(db, file.project, file.sha256));
   if (files > 1) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const store::DatasetJobs jobs,
-                       store::JobsWithDataset(db, file.sha256, file.project, kJobsNamed));
+                       store::JobsWithDataset(db, file.sha256, file.project, kJobsShown));
   if (jobs.live == 0) return absl::OkStatus();
   return FailedPrecondition(
       fmt::format("file {} stays: jobs that have not ended need it ({}); cancel them, or wait",
@@ -108,9 +108,9 @@ absl::StatusOr<v1::File> NamedFiles::Get(const std::string& name) {
   return ToProto(file);
 }
 
-absl::StatusOr<NamedFiles::Page> NamedFiles::List(
-    const v1::ListFilesRequest& request, int64_t after, int limit,
-    std::optional<std::vector<std::string>> visible) {
+absl::StatusOr<NamedFiles::Page> NamedFiles::List(const v1::ListFilesRequest& request,
+                                                  int64_t after, int limit,
+                                                  std::optional<std::vector<std::string>> visible) {
   store::FileFilter filter{.project = request.project(),
                            .purpose = request.purpose(),
                            .visible = std::move(visible),
