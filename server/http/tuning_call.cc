@@ -161,7 +161,9 @@ absl::Status TuningCall::List() {
   list.set_project(door_.project());
   list.add_kinds(v1::Job::SFT);
   const auto found = door_.CallOnce<v1::ListJobsResponse>("JobService.ListJobs", list);
-  if (!found.ok()) return openai::NotFoundIn("after", found.status());
+  if (!found.ok()) {
+    return openai::InParam("after", openai::NotFoundIn("after", found.status()));
+  }
   std::vector<openai::Json> jobs;
   for (const v1::Job& each : found->jobs()) {
     if (static_cast<int>(jobs.size()) == limit) break;
