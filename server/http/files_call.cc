@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kPurpose = "fine-tune", kResults = "fine-tune-results",
                            kContent = "/content";
-constexpr int kMostFiles = 10'000, kPage = 500, kMostResults = 100;
+constexpr int kMostFiles = 10'000, kFilesPage = 500, kMostResults = 100;
 constexpr size_t kMostPurpose = 64;
 
 absl::Status CheckPurpose(const std::string& purpose) {
@@ -33,7 +33,7 @@ absl::Status CheckPurpose(const std::string& purpose) {
 }
 
 // The last part of a path of whatever system. INVALID_ARGUMENT for one that cannot be shown.
-absl::StatusOr<std::string> NameOf(const std::string& sent) {
+absl::StatusOr<std::string> SafeName(const std::string& sent) {
   const std::string name = sent.substr(sent.find_last_of("/\\") + 1);
   if (name.empty() || name == "." || name == "..") {
     return openai::ParamError("file", "file has no name: send one with its part");
@@ -122,7 +122,7 @@ absl::Status FilesCall::TakePart(FormData& form, const FormData::Part& part, For
     if (!part.file_name.has_value()) {
       return openai::ParamError("file", "file is no file: its part has no filename");
     }
-    SFT_ASSIGN_OR_RETURN(taken.file_name, NameOf(*part.file_name));
+    SFT_ASSIGN_OR_RETURN(taken.file_name, SafeName(*part.file_name));
     return Upload(form, taken);
   }
   const std::string shown = WithoutHidden(part.name.substr(0, 80));
@@ -167,7 +167,7 @@ absl::Status FilesCall::List() {
   std::vector<openai::Json> files;
   // One more tells whether there are more.
   while (static_cast<int>(files.size()) <= limit) {
-    request.set_page_size(std::min<int>(kPage, limit + 1 - static_cast<int>(files.size())));
+    request.set_page_size(std::min<int>(kFilesPage, limit + 1 - static_cast<int>(files.size())));
     const auto page = door_.CallOnce<v1::ListFilesResponse>("FileService.ListFiles", request);
     if (!page.ok()) return openai::NotFoundIn("after", page.status());
     for (const v1::File& file : page->files()) files.push_back(openai::FileJson(file));

@@ -6,25 +6,13 @@
 #include <cctype>
 #include <utility>
 
+#include "server/http/http_request.h"
 #include "server/http/percent.h"
 
 namespace sft::server {
 namespace {
 
-constexpr std::string_view kLine = "\r\n", kBlanks = " \t";
-
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  std::ranges::transform(lower, lower.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return lower;
-}
-
-std::string_view Trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
+constexpr std::string_view kLine = "\r\n";
 
 // Removes and returns a parameter's value, quoted or not. Nullopt: a quote is not closed.
 std::optional<std::string> TakeValue(std::string_view& rest) {
@@ -58,7 +46,7 @@ bool ReadParameters(std::string_view field,
     if (rest.empty()) break;
     const size_t sign = rest.find('=');
     if (sign == rest.npos) return false;
-    const std::string name = Lower(Trimmed(rest.substr(0, sign)));
+    const std::string name = LowerCase(Trimmed(rest.substr(0, sign)));
     rest = Trimmed(rest.substr(sign + 1));
     std::optional<std::string> value = TakeValue(rest);
     if (!value.has_value()) return false;
@@ -72,7 +60,7 @@ bool ReadParameters(std::string_view field,
 std::optional<std::string> Extended(const std::string& value) {
   const size_t first = value.find('\''), second = value.find('\'', first + 1);
   if (first == value.npos || second == value.npos) return std::nullopt;
-  if (Lower(value.substr(0, first)) != "utf-8") return std::nullopt;
+  if (LowerCase(value.substr(0, first)) != "utf-8") return std::nullopt;
   return PercentDecoded(std::string_view(value).substr(second + 1));
 }
 
@@ -85,7 +73,7 @@ absl::Status Broken(std::string_view what) {
 std::string BoundaryIn(std::string_view content_type) {
   constexpr size_t kMost = 70;
   constexpr std::string_view kSigns = "'()+_,-./:=? ";
-  if (Lower(Trimmed(content_type.substr(0, content_type.find(';')))) != "multipart/form-data") {
+  if (LowerCase(Trimmed(content_type.substr(0, content_type.find(';')))) != "multipart/form-data") {
     return "";
   }
   std::string boundary;
@@ -174,7 +162,7 @@ absl::StatusOr<FormData::Part> FormData::ReadHead() {
     at = line_end + kLine.size();
     const size_t colon = line.find(':');
     if (colon == line.npos) return Broken("a part's head holds a line without a colon");
-    if (Lower(Trimmed(line.substr(0, colon))) != "content-disposition") continue;
+    if (LowerCase(Trimmed(line.substr(0, colon))) != "content-disposition") continue;
     read = read && ReadParameters(line, [&](const std::string& name, std::string value) {
              if (name == "name") named = true, part.name = std::move(value);
              if (name == "filename" && !part.file_name.has_value()) part.file_name = value;

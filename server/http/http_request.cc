@@ -57,13 +57,6 @@ std::string_view StatusText(int status) {
   }
 }
 
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return lower;
-}
-
 }  // namespace
 
 std::string HeadOf(const HttpResponse& response, const HttpFraming& framing) {
@@ -86,12 +79,25 @@ std::string_view HttpRequest::Field(std::string_view name) const {
   return found == fields.end() ? std::string_view() : std::string_view(found->second);
 }
 
+std::string LowerCase(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+  return text;
+}
+
 std::string HostOnly(std::string_view value) {
   if (!value.empty() && value.front() == '[') {
     const size_t end = value.find(']');
-    return end == value.npos ? "" : Lower(value.substr(1, end - 1));
+    return end == value.npos ? "" : LowerCase(value.substr(1, end - 1));
   }
-  return Lower(value.substr(0, value.find(':')));
+  return LowerCase(value.substr(0, value.find(':')));
 }
 
 }  // namespace sft::server

@@ -41,6 +41,10 @@ struct HttpRequest {
   std::string_view Field(std::string_view name) const;
 };
 
+// A text in lower case, as names of fields are compared; and one without the blanks around it.
+std::string LowerCase(std::string_view text);
+std::string_view Trimmed(std::string_view text);
+
 // "host:port" or "[::1]:port" without the port and the brackets, in lower case; empty for what is
 // neither.
 std::string HostOnly(std::string_view value);

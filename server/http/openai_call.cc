@@ -16,10 +16,10 @@
 namespace sft::server {
 namespace {
 
-constexpr std::string_view kJobs = "/jobs/", kModels = "/v1/models", kFiles = "/v1/files",
-                           kTuning = "/v1/fine_tuning";
+constexpr std::string_view kJobs = "/jobs/", kModels = "/v1/models", kFilesRoot = "/v1/files",
+                           kTuningRoot = "/v1/fine_tuning";
 
-bool IsBelow(const std::string& page, std::string_view root) {
+bool IsRouteBelow(const std::string& page, std::string_view root) {
   return page.starts_with(root) && (page.size() == root.size() || page[root.size()] == '/');
 }
 
@@ -76,17 +76,18 @@ void OpenAiCall::Refuse(const absl::Status& status) {
 
 absl::Status OpenAiCall::Serve() {
   const Route route = RouteOf(http_.request().path);
-  if (route.job.empty() && (IsBelow(route.page, kFiles) || IsBelow(route.page, kTuning))) {
+  if (route.job.empty() &&
+      (IsRouteBelow(route.page, kFilesRoot) || IsRouteBelow(route.page, kTuningRoot))) {
     asks_ = openai::Asks::kTraining;
-    if (IsBelow(route.page, kFiles))
-      return FilesCall(door_).Serve(route.page.substr(kFiles.size()));
-    return TuningCall(door_, creates_).Serve(route.page.substr(kTuning.size()));
+    if (IsRouteBelow(route.page, kFilesRoot))
+      return FilesCall(door_).Serve(route.page.substr(kFilesRoot.size()));
+    return TuningCall(door_, creates_).Serve(route.page.substr(kTuningRoot.size()));
   }
   return Ask(route);
 }
 
 absl::Status OpenAiCall::Ask(const Route& route) {
-  const bool of_models = IsBelow(route.page, kModels);
+  const bool of_models = IsRouteBelow(route.page, kModels);
   const bool is_post = route.page == "/v1/chat/completions" || route.page == "/v1/completions" ||
                        route.page == "/tokenize" || route.page == "/detokenize";
   if (!of_models && !is_post && route.page != "/tokenizer_info") {

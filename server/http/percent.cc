@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/http/http_request.h"
+
 namespace sft::server {
 namespace {
 
@@ -19,12 +21,6 @@ std::string_view TakePart(std::string_view& text, char end) {
   const std::string_view part = text.substr(0, at);
   text.remove_prefix(at == text.npos ? text.size() : at + 1);
   return part;
-}
-
-std::string_view Trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ absl::StatusOr<v1::ListJobsResponse> ListTuned(OpenAiDoor& door, int limit,
   list.set_after(after);
   if (succeeded) list.add_states(v1::Job::SUCCEEDED);
   auto jobs = door.CallOnce<v1::ListJobsResponse>("JobService.ListJobs", list);
-  if (!jobs.ok()) return openai::NotFoundIn("after", jobs.status());
+  if (!jobs.ok()) return openai::InParam("after", openai::NotFoundIn("after", jobs.status()));
   return jobs;
 }
 

@@ -18,8 +18,8 @@
 namespace sft::server {
 namespace {
 
-constexpr std::string_view kJobs = "/jobs";
-constexpr int kMostJobs = 100, kMostEvents = 100, kDefaultLimit = 20, kPage = 500;
+constexpr std::string_view kTuningJobs = "/jobs";
+constexpr int kMostTuned = 100, kMostListed = 100, kUsualLimit = 20, kEventsPage = 500;
 
 // "after" and "limit".
 absl::StatusOr<std::pair<std::string, int>> ReadPage(const OpenAiDoor& door, int most, int usual) {
@@ -35,7 +35,7 @@ absl::StatusOr<std::pair<std::string, int>> ReadPage(const OpenAiDoor& door, int
 }
 
 // What is wrong with the job, by the parameters of the request.
-absl::Status Refusal(const openai::FineTuning& asked, const absl::Status& status) {
+absl::Status RefusalOf(const openai::FineTuning& asked, const absl::Status& status) {
   const auto violations = rpc::ViolationsOf(rpc::ToGrpc(status));
   if (!absl::IsInvalidArgument(status) || violations.empty()) return status;
   std::string message;
@@ -55,8 +55,8 @@ absl::Status TuningCall::Serve(const std::string& path) {
   const absl::Status nothing = NotFound(
       "there are /v1/fine_tuning/jobs, and of a job cancel, pause, resume, events and "
       "checkpoints");
-  if (!path.starts_with(kJobs)) return nothing;
-  const std::string_view rest = std::string_view(path).substr(kJobs.size());
+  if (!path.starts_with(kTuningJobs)) return nothing;
+  const std::string_view rest = std::string_view(path).substr(kTuningJobs.size());
   if (rest.empty() || rest == "/") {
     if (door_.posts()) return Create();
     if (door_.gets()) return List();
@@ -93,7 +93,7 @@ absl::Status TuningCall::Create() {
   submit.set_request_id(std::string(door_.Field("idempotency-key")));
   submit.set_again(submit.request_id().empty() && door_.repeats());
   const auto job = door_.CallOnce<v1::Job>("JobService.SubmitJob", submit);
-  if (!job.ok()) return Refusal(asked, job.status());
+  if (!job.ok()) return RefusalOf(asked, job.status());
   return door_.Respond(DumpJson(openai::JobJson(*job)));
 }
 
@@ -143,12 +143,12 @@ absl::StatusOr<v1::File> TuningCall::File(const std::string& id, const char* par
 absl::Status TuningCall::List() {
   SFT_ASSIGN_OR_RETURN(const auto query, door_.ReadQueryOf({"after", "limit", "metadata"}));
   v1::ListJobsRequest list;
-  int limit = kDefaultLimit;
+  int limit = kUsualLimit;
   for (const auto& [name, value] : query) {
     if (name == "after") {
       list.set_after(openai::JobIdOf(value));
     } else if (name == "limit") {
-      SFT_ASSIGN_OR_RETURN(limit, openai::ReadLimit(value, kMostJobs));
+      SFT_ASSIGN_OR_RETURN(limit, openai::ReadLimit(value, kMostTuned));
     } else if (name == "metadata" && value == "null") {
       list.set_without_metadata(true);
     } else if (name.starts_with("metadata[") && name.ends_with(']')) {
@@ -161,7 +161,9 @@ absl::Status TuningCall::List() {
   list.set_project(door_.project());
   list.add_kinds(v1::Job::SFT);
   const auto found = door_.CallOnce<v1::ListJobsResponse>("JobService.ListJobs", list);
-  if (!found.ok()) return openai::NotFoundIn("after", found.status());
+  if (!found.ok()) {
+    return openai::InParam("after", openai::NotFoundIn("after", found.status()));
+  }
   std::vector<openai::Json> jobs;
   for (const v1::Job& each : found->jobs()) {
     if (static_cast<int>(jobs.size()) == limit) break;
@@ -214,12 +216,12 @@ absl::Status TuningCall::ReadCurve(const v1::Job& job,
 }
 
 absl::Status TuningCall::Events(const v1::Job& job) {
-  SFT_ASSIGN_OR_RETURN(const auto asked, ReadPage(door_, kMostEvents, kDefaultLimit));
+  SFT_ASSIGN_OR_RETURN(const auto asked, ReadPage(door_, kMostListed, kUsualLimit));
   SFT_ASSIGN_OR_RETURN(openai::EventPage page,
                        openai::EventPage::Make(asked.first, static_cast<size_t>(asked.second)));
   v1::ListEventsRequest list;
   list.set_name(job.name());
-  list.set_page_size(kPage);
+  list.set_page_size(kEventsPage);
   do {
     SFT_ASSIGN_OR_RETURN(const auto events,
                          door_.CallOnce<v1::ListEventsResponse>("JobService.ListEvents", list));
@@ -231,7 +233,7 @@ absl::Status TuningCall::Events(const v1::Job& job) {
 }
 
 absl::Status TuningCall::Checkpoints(const v1::Job& job) {
-  SFT_ASSIGN_OR_RETURN(const auto asked, ReadPage(door_, kMostJobs, /*usual=*/10));
+  SFT_ASSIGN_OR_RETURN(const auto asked, ReadPage(door_, kMostTuned, /*usual=*/10));
   const auto& [after, limit] = asked;
   v1::ListCheckpointsRequest list;
   list.set_name(job.name());

@@ -17,7 +17,7 @@ namespace sft::server {
 namespace {
 
 constexpr size_t kMostNameBytes = 255;
-constexpr int kJobsOfFileNamed = 3;
+constexpr int kJobsShown = 3;
 constexpr std::string_view kFiles = "files/", kPurpose = "fine-tune";
 
 std::string IdOf(const std::string& name) {
@@ -56,7 +56,7 @@ absl::Status CheckDeletable(Database& db, const FileRecord& file) {
   SFT_ASSIGN_OR_RETURN(const int64_t files, store::CountFilesOf(db, file.project, file.sha256));
   if (files > 1) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const store::DatasetJobs jobs,
-                       store::JobsWithDataset(db, file.sha256, file.project, kJobsOfFileNamed));
+                       store::JobsWithDataset(db, file.sha256, file.project, kJobsShown));
   if (jobs.live == 0) return absl::OkStatus();
   return FailedPrecondition(
       fmt::format("file {} stays: jobs that have not ended need it ({}); cancel them, or wait",

@@ -40,7 +40,10 @@ class Dropper:
         with connection, socket.create_connection(("127.0.0.1", self.port)) as server:
             head = b""
             while b"\r\n\r\n" not in head:
-                head += connection.recv(65536)
+                piece = connection.recv(65536)
+                if not piece:
+                    return
+                head += piece
             lines, _, body = head.partition(b"\r\n\r\n")
             length = int((re.search(rb"content-length: *(\d+)", lines, re.I) or [0, b"0"])[1])
             lines = re.sub(rb"(?im)^connection:.*\r\n", b"", lines + b"\r\n") + b"Connection: close\r\n"
@@ -48,6 +51,8 @@ class Dropper:
             left = length - len(body)
             while left > 0:
                 piece = connection.recv(65536)
+                if not piece:
+                    return
                 left -= len(piece)
                 server.sendall(piece)
             answer = b""

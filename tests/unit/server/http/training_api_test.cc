@@ -243,7 +243,7 @@ TEST_F(TrainingApiTest, WhatIsNoUploadOfAFileIsRefused) {
         Case{purpose + Part("file; filename=\"a\xe2\x80\xae.jsonl\"", kTwoRows) + end, "file"},
         Case{purpose + Part("file; filename=\"a\xff.jsonl\"", kTwoRows) + end, "file"},
         Case{purpose + Part("file; filename=" + std::string(300, 'a'), kTwoRows) + end, "file"},
-        Case{purpose + file, ""},
+        Case{purpose + file, "file"},
         Case{"hello", ""},
         Case{"", ""}}) {
     const std::string answer = PostForm(each.body);

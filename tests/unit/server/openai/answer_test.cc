@@ -186,7 +186,7 @@ TEST(OpenAiModelsTest, AJobIsAModelAndItsBaseAnother) {
   base.set_running(true);
   v1::ServedModel& waits = *served.add_models();
   waits.set_name("projects/alpha/jobs/job-3");
-  const json list = json::parse(ModelList(served));
+  const json list = json::parse(ModelList(ServedModels(served)));
   ASSERT_EQ(list["data"].size(), 3u) << "those that run";
   EXPECT_EQ(list["data"][0]["id"], "job-1");
   EXPECT_EQ(list["data"][0]["owned_by"], "alpha");

@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-std::string ParamOfError(const absl::Status& status) {
+std::string ParamNamed(const absl::Status& status) {
   const auto body = nlohmann::json::parse(ErrorOf(status, Asks::kTraining).body);
   return body["error"]["param"].is_null() ? "" : body["error"]["param"].get<std::string>();
 }
@@ -129,7 +129,7 @@ TEST(OpenAiFineTuningTest, WhatIsWrongOrNotServedIsNamed) {
        }) {
     const auto asked = ReadFineTuning(std::string("{") + each.more + "}");
     ASSERT_FALSE(asked.ok()) << each.more;
-    EXPECT_EQ(ParamOfError(asked.status()), each.param) << each.more;
+    EXPECT_EQ(ParamNamed(asked.status()), each.param) << each.more;
     EXPECT_THAT(std::string(asked.status().message()), HasSubstr(each.words)) << each.more;
   }
   for (const char* body : {"", "[]", "{", "{\"model\": \"m\", \"model\": \"n\"}"}) {
