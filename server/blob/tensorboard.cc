@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <list>
+#include <string>
 #include <tuple>
 
 #include "common/base/duration.h"
@@ -58,10 +60,13 @@ std::string PointRecord(const MetricPoint& point) {
                {"train/epoch", f(point.epoch)}};
   }
   double waited = 0;
+  std::list<std::string> tags;  // which scalars borrow
   for (const AxisTraffic& each : point.traffic) {
     waited += each.exposed_share;
-    scalars.emplace_back("train/comm/" + each.axis + "/exposed_share", f(each.exposed_share));
-    scalars.emplace_back("train/comm/" + each.axis + "/GBps", f(each.gigabytes_per_second));
+    scalars.emplace_back(tags.emplace_back("train/comm/" + each.axis + "/exposed_share"),
+                         f(each.exposed_share));
+    scalars.emplace_back(tags.emplace_back("train/comm/" + each.axis + "/GBps"),
+                         f(each.gigabytes_per_second));
   }
   if (!point.traffic.empty()) scalars.emplace_back("train/comm/exposed_share", f(waited));
   if (point.preference) {

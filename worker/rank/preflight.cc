@@ -1,6 +1,6 @@
 #include "worker/rank/preflight.h"
 
-#include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
