@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kLinger{1};
 constexpr size_t kBytesOfASecond = 1024;
 constexpr std::string_view kPing = ": ping\n\n";
 
-HttpResponse Plain(int status, std::string_view why) {
+HttpResponse PlainResponse(int status, std::string_view why) {
   return {status, HttpResponse().content_type, fmt::format("{}\n", why), {}};
 }
 
@@ -65,7 +65,7 @@ void HttpConnection::PassTime(MonoTime now) {
   if (now < wakes_at()) return;
   const HttpLimits& limits = shared_.limits;
   if (stage_ == Stage::kHead && !in_.empty()) {
-    return Refuse(Plain(408, "the request's head has not come in time"), now);
+    return Refuse(PlainResponse(408, "the request's head has not come in time"), now);
   }
   if (stage_ != Stage::kAnswer) return End();
   if (sent_ < out_.size() && now >= sent_at_ + limits.send) return End();
@@ -151,7 +151,7 @@ bool HttpConnection::TakeHead(MonoTime now) {
   HttpRequest& request = std::get<HttpRequest>(head);
   const std::string_view expects = request.Field("expect");
   if (!expects.empty() && expects != "100-continue") {
-    Refuse(Plain(417, "nothing but 100-continue can be expected"), now);
+    Refuse(PlainResponse(417, "nothing but 100-continue can be expected"), now);
     return false;
   }
   stage_ = Stage::kAnswer;

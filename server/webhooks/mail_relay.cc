@@ -68,9 +68,7 @@ class Dialog {
     for (size_t bytes = 0;;) {
       SFT_ASSIGN_OR_RETURN(const std::string line, ReadLine());
       bytes += line.size();
-      const bool digits =
-          line.size() >= 3 &&
-          std::all_of(line.begin(), line.begin() + 3, [](char c) { return c >= '0' && c <= '9'; });
+      const bool digits = line.size() >= 3 && line.find_first_not_of("0123456789") >= 3;
       if (!digits || bytes > SmtpTransport::kMostAnswer) {
         return Unavailable("what answers there does not speak SMTP");
       }
