@@ -17,8 +17,6 @@ Json Number(double value) {
   return value;
 }
 
-namespace {
-
 Json PreferenceJson(const v1::Preference& preference) {
   return {{"rewards/chosen", Number(preference.rewards_chosen())},
           {"rewards/rejected", Number(preference.rewards_rejected())},
@@ -36,6 +34,8 @@ double ExposedShare(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& t
   for (const v1::AxisTraffic& each : traffic) share += each.exposed_share();
   return share;
 }
+
+namespace {
 
 // "val.rouge_l": 34.1, beside "val.loss".
 void AddValues(const google::protobuf::RepeatedPtrField<v1::NamedValue>& values, Json& json) {

@@ -117,7 +117,6 @@ class TrainingModel {
   // the next backward.
   const std::vector<at::Tensor>& gradients() const { return *gradients_; }
 
-
  private:
   // What this rank has of the micro-batch.
   DeviceBatch ShareOf(const MicroBatch& batch) const;
