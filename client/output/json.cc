@@ -1,5 +1,7 @@
 #include "client/output/json.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "client/output/cost.h"
@@ -28,12 +30,6 @@ Json PreferenceJson(const v1::Preference& preference) {
 }
 
 }  // namespace
-
-double ExposedShare(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic) {
-  double share = 0;
-  for (const v1::AxisTraffic& each : traffic) share += each.exposed_share();
-  return share;
-}
 
 namespace {
 
@@ -114,6 +110,12 @@ Json AttemptJson(const v1::Attempt& attempt) {
 }
 
 }  // namespace
+
+double ExposedShare(const google::protobuf::RepeatedPtrField<v1::AxisTraffic>& traffic) {
+  double share = 0;
+  for (const v1::AxisTraffic& each : traffic) share += each.exposed_share();
+  return share;
+}
 
 std::string StateName(v1::Job::State state) { return v1::Job::State_Name(state); }
 

@@ -95,43 +95,41 @@ TEST(NodeChecksTest, AnEventHasNumbersThatAStepCanHave) {
   metric.mutable_metric()->set_loss(std::numeric_limits<double>::quiet_NaN());
   const auto set = [](auto change) { return [=](Event& m) { change(*m.mutable_metric()); }; };
   using M = v1::Metric;
-  Expect<Event>(metric,
-                {{set([](M& m) { m.set_step(-1); }), "step"},
-                 {set([](M& m) { m.set_step(kHuge); }), "step"},
-                 {set([](M& m) { m.set_total_steps(-1); }), "total_steps"},
-                 {set([](M& m) { m.set_tokens(kHuge); }), "tokens"},
-                 {set([](M& m) { m.set_gpu_memory_bytes(-1); }), "gpu_memory_bytes"},
-                 {set([](M& m) { m.mutable_time()->set_seconds(kHuge); }), "time.seconds"},
-                 {set([](M& m) { m.mutable_time()->set_nanos(-1); }), "time.nanos"},
-                 {set([](M& m) { m.set_of_limit(1e300); }), "of_limit"},
-                 {set([](M& m) { m.set_epoch(-1e200); }), "epoch"},
-                 {set([](M& m) { m.add_traffic()->set_axis("shard"); }), ""},
-                 {set([](M& m) { m.add_traffic()->set_axis("a\n"); }), "traffic.axis"},
-                 {set([](M& m) { m.add_traffic()->set_axis(std::string(33, 'x')); }),
-                  "traffic.axis"},
-                 {set([](M& m) { m.add_traffic()->set_exposed_share(1e300); }),
-                  "traffic.exposed_share"},
-                 {set([](M& m) { m.add_traffic()->set_gigabytes_per_second(-1e300); }),
-                  "traffic.gigabytes_per_second"},
-                 {set([](M& m) {
-                    for (int i = 0; i < 5; ++i) m.add_traffic();
-                  }),
-                  "traffic"},
-                 {set([](M& m) { m.add_values()->set_name("loss"); }), "values.name"},
-                 {set([](M& m) { m.add_values()->set_name("val.loss"); }), "values.name"},
-                 {set([](M& m) { m.add_values()->set_name("val.a b"); }), "values.name"},
-                 {set([](M& m) { m.add_values()->set_name("val." + std::string(77, 'x')); }),
-                  "values.name"},
-                 {set([](M& m) {
-                    m.add_values()->set_name("val.f1");
-                    m.mutable_values(0)->set_value(1e300);
-                  }),
-                  "values.value"},
-                 {set([](M& m) {
-                    for (int i = 0; i < 65; ++i) m.add_values()->set_name("val.f1");
-                  }),
-                  "values"}},
-                CheckEvent);
+  Expect<Event>(
+      metric,
+      {{set([](M& m) { m.set_step(-1); }), "step"},
+       {set([](M& m) { m.set_step(kHuge); }), "step"},
+       {set([](M& m) { m.set_total_steps(-1); }), "total_steps"},
+       {set([](M& m) { m.set_tokens(kHuge); }), "tokens"},
+       {set([](M& m) { m.set_gpu_memory_bytes(-1); }), "gpu_memory_bytes"},
+       {set([](M& m) { m.mutable_time()->set_seconds(kHuge); }), "time.seconds"},
+       {set([](M& m) { m.mutable_time()->set_nanos(-1); }), "time.nanos"},
+       {set([](M& m) { m.set_of_limit(1e300); }), "of_limit"},
+       {set([](M& m) { m.set_epoch(-1e200); }), "epoch"},
+       {set([](M& m) { m.add_traffic()->set_axis("shard"); }), ""},
+       {set([](M& m) { m.add_traffic()->set_axis("a\n"); }), "traffic.axis"},
+       {set([](M& m) { m.add_traffic()->set_axis(std::string(33, 'x')); }), "traffic.axis"},
+       {set([](M& m) { m.add_traffic()->set_exposed_share(1e300); }), "traffic.exposed_share"},
+       {set([](M& m) { m.add_traffic()->set_gigabytes_per_second(-1e300); }),
+        "traffic.gigabytes_per_second"},
+       {set([](M& m) {
+          for (int i = 0; i < 5; ++i) m.add_traffic();
+        }),
+        "traffic"},
+       {set([](M& m) { m.add_values()->set_name("loss"); }), "values.name"},
+       {set([](M& m) { m.add_values()->set_name("val.loss"); }), "values.name"},
+       {set([](M& m) { m.add_values()->set_name("val.a b"); }), "values.name"},
+       {set([](M& m) { m.add_values()->set_name("val." + std::string(77, 'x')); }), "values.name"},
+       {set([](M& m) {
+          m.add_values()->set_name("val.f1");
+          m.mutable_values(0)->set_value(1e300);
+        }),
+        "values.value"},
+       {set([](M& m) {
+          for (int i = 0; i < 65; ++i) m.add_values()->set_name("val.f1");
+        }),
+        "values"}},
+      CheckEvent);
   Event note;
   note.set_note("agreed");
   Expect<Event>(note,

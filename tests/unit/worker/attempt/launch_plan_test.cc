@@ -148,9 +148,9 @@ TEST_F(LaunchPlanTest, WhatTheOperatorSaysOfTheNetworkComesBetweenTheAddressAndT
   EXPECT_EQ(env().at("GLOO_SOCKET_IFNAME"), "lo");
   EXPECT_EQ(env().at("NCCL_IB_TC"), "106");
   EXPECT_EQ(env().at("NCCL_DEBUG"), "WARN");
-  EXPECT_EQ(Plan(Gpus()).rank.network_settings,
-            (std::vector<std::string>{"NCCL_DEBUG=WARN", "NCCL_IB_TC=106",
-                                      "NCCL_SOCKET_IFNAME==ib0"}));
+  EXPECT_EQ(
+      Plan(Gpus()).rank.network_settings,
+      (std::vector<std::string>{"NCCL_DEBUG=WARN", "NCCL_IB_TC=106", "NCCL_SOCKET_IFNAME==ib0"}));
   job_.compute.network_interface = "eth7";
   job_.compute.nccl_debug = "INFO";
   EXPECT_EQ(env().at("NCCL_SOCKET_IFNAME"), "=eth7");
