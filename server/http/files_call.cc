@@ -20,6 +20,8 @@ constexpr std::string_view kPurpose = "fine-tune", kResults = "fine-tune-results
                            kContent = "/content";
 constexpr int kMostFiles = 10'000, kFilesPage = 500, kMostResults = 100;
 constexpr size_t kMostPurpose = 64;
+// Of a body that is refused, so that its client, who sends all of it first, hears why.
+constexpr uint64_t kMostDrained = uint64_t{64} << 20;
 
 absl::Status CheckPurpose(const std::string& purpose) {
   if (purpose == kPurpose) return absl::OkStatus();
@@ -84,20 +86,13 @@ absl::Status FilesCall::Create() {
     return absl::OutOfRangeError(
         fmt::format("the upload has {} bytes, at most {} are taken", *request.length, kMostBytes));
   }
-  FormData form(boundary, [this] { return door_.http.ReadSome(); });
   Form taken;
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const auto part, form.NextPart());
-    if (!part.has_value()) break;
-    SFT_RETURN_IF_ERROR(TakePart(form, *part, taken));
-  }
-  // What stands behind the form is no part of it, and is read to the body's end.
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const std::string rest, door_.http.ReadSome());
-    if (rest.empty()) break;
-  }
-  if (taken.purpose.empty()) return openai::ParamError("purpose", "purpose is missing");
-  if (!taken.has_file) return openai::ParamError("file", "file is missing");
+  FormData form(boundary, [this] { return door_.http.ReadSome(); });
+  const absl::Status read = TakeForm(form, taken);
+  const bool broken = absl::IsDeadlineExceeded(read) || absl::IsCancelled(read);
+  const bool drains = read.ok() || (!broken && *request.length <= kMostDrained);
+  if (drains) SFT_RETURN_IF_ERROR(Drain(read));
+  SFT_RETURN_IF_ERROR(read);
   v1::CreateFileRequest create;
   create.set_sha256(taken.sha256);
   create.set_file_name(taken.file_name);
@@ -107,6 +102,25 @@ absl::Status FilesCall::Create() {
   const auto file = door_.CallOnce<v1::File>("FileService.CreateFile", create);
   if (!file.ok()) return openai::InParam("file", file.status());
   return door_.Respond(DumpJson(openai::FileJson(*file)));
+}
+
+absl::Status FilesCall::TakeForm(FormData& form, Form& taken) {
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const auto part, form.NextPart());
+    if (!part.has_value()) break;
+    SFT_RETURN_IF_ERROR(TakePart(form, *part, taken));
+  }
+  if (taken.purpose.empty()) return openai::ParamError("purpose", "purpose is missing");
+  if (!taken.has_file) return openai::ParamError("file", "file is missing");
+  return absl::OkStatus();
+}
+
+absl::Status FilesCall::Drain(const absl::Status& read) {
+  while (true) {
+    const absl::StatusOr<std::string> rest = door_.http.ReadSome();
+    if (!rest.ok()) return read.ok() ? rest.status() : read;
+    if (rest->empty()) return absl::OkStatus();
+  }
 }
 
 absl::Status FilesCall::TakePart(FormData& form, const FormData::Part& part, Form& taken) {

@@ -29,6 +29,9 @@ class FilesCall {
     bool has_file = false;
   };
   absl::Status Create();
+  absl::Status TakeForm(FormData& form, Form& taken);
+  // Reads what is left of a body that was taken, or refused with `read`.
+  absl::Status Drain(const absl::Status& read);
   absl::Status TakePart(FormData& form, const FormData::Part& part, Form& taken);
   absl::Status Upload(FormData& form, Form& taken);
   absl::Status List();

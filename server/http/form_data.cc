@@ -147,7 +147,8 @@ absl::StatusOr<FormData::Part> FormData::ReadHead() {
   buffer_.erase(0, delimiter_.size());
   size_t end = 0;
   while ((end = buffer_.find("\r\n\r\n")) == buffer_.npos) {
-    if (buffer_.size() > kMostHead) return Broken("a part's head is too large");
+    // All but the last byte of its end may be there.
+    if (buffer_.size() > kMostHead + 3) return Broken("a part's head is too large");
     SFT_RETURN_IF_ERROR(Fill());
   }
   if (end > kMostHead) return Broken("a part's head is too large");

@@ -2,6 +2,7 @@
 // query, its cookies and the feed's cursor.
 
 #include "server/http/feed_query.h"
+#include "server/http/form_data.h"
 #include "server/http/http_parser.h"
 #include "server/http/percent.h"
 #include "tests/fuzz/input.h"
@@ -39,6 +40,25 @@ std::string ReadInTwo(std::string_view bytes, size_t split) {
   return parser.done() ? method + "\n" + body : "";
 }
 
+// The parts of a form that came in two pieces; empty: it is none.
+std::string FormInTwo(const std::string& bytes, size_t split) {
+  std::vector<std::string> pieces = {bytes.substr(0, split), bytes.substr(split)};
+  std::erase(pieces, "");
+  size_t next = 0;
+  sft::server::FormData form("b", [&]() -> absl::StatusOr<std::string> {
+    return next < pieces.size() ? pieces[next++] : std::string();
+  });
+  std::string all;
+  while (true) {
+    const auto part = form.NextPart();
+    if (!part.ok()) return "";
+    if (!part->has_value()) return all + "\nend";
+    const auto text = form.ReadText(bytes.size());
+    if (!text.ok()) return "";
+    all += (*part)->name + "|" + (*part)->file_name.value_or("-") + "|" + *text + "\n";
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -50,6 +70,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (const auto decoded = PercentDecoded(text); decoded.has_value()) {
     sft::fuzz::Require(decoded->size() <= size && text.find("%00") == text.npos);
+  }
+  (void)BoundaryIn(text);
+  const std::string form = FormInTwo(text, size);
+  for (const size_t split : {size / 2, size / 3, size - size / 4}) {
+    sft::fuzz::Require(FormInTwo(text, split) == form);
   }
   (void)ReadQuery(text);
   (void)CookieIn(text, "a");

@@ -41,7 +41,7 @@ std::string Part(const std::string& disposition, const std::string& content) {
 }
 
 TEST(FormDataTest, ReadsItsPartsHoweverTheyAreCut) {
-  const std::string rows = "{\"text\": \"--b\"}\r\n--bo\r\n-\r\n--\r\n";
+  const std::string rows = "{\"text\": \"--b\"}\r\n--a\r\n-\r\n--\r\n";
   const std::string body = Part("name=\"purpose\"", "fine-tune") +
                            Part("name=\"file\"; filename=\"a.jsonl\"", rows) +
                            Part("name=\"empty\"; filename=\"\"", "") + "--b--\r\nbehind";
