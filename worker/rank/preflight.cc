@@ -29,9 +29,9 @@ using engine::Communicator;
 
 constexpr int kTries = 5;  // the best of which counts
 constexpr int64_t kMatrix = 8192;
-constexpr int64_t kProbeBytes = 256 << 10, kMostBytes = 64 << 20;
-// About how long a gather may take: a slow network gets less than kMostBytes, one that is too slow
-// for the probe nothing more.
+constexpr int64_t kProbeBytes = 256 << 10, kMostGathered = 64 << 20;
+// About how long a gather may take: a slow network gets less than kMostGathered, one that is too
+// slow for the probe nothing more.
 constexpr double kGatherSeconds = 0.03;
 constexpr size_t kPastKept = 16, kPastNeeded = 3;
 
@@ -199,8 +199,8 @@ class Preflight {
         engine::AllGatherInt64(group, 1 + static_cast<int64_t>(1e6 * Seconds(probe)));
     const double slowest = 1e-6 * static_cast<double>(*std::ranges::max_element(micros));
     if (slowest > kGatherSeconds) return sent(kProbeBytes) / slowest;
-    const auto bytes = static_cast<int64_t>(
-        std::min(static_cast<double>(kMostBytes), kGatherSeconds / slowest * double{kProbeBytes}));
+    const auto bytes = static_cast<int64_t>(std::min(
+        static_cast<double>(kMostGathered), kGatherSeconds / slowest * double{kProbeBytes}));
     const auto run = run_of(bytes);
     Seconds(run);
     return sent(bytes) / Best(run);
