@@ -453,8 +453,6 @@ Tensor TrainingModel::Loss(const MicroBatch& batch) {
   return decoder_->Loss(ShareOf(batch));
 }
 
-}
-
 Tensor TrainingModel::SumOfLosses(int micro_batches, const BatchOf& batch_of,
                                   const std::function<void()>& alive) {
   Tensor sum = at::zeros({}, at::TensorOptions(comm_.device()).dtype(at::kDouble));
