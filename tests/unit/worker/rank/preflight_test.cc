@@ -37,6 +37,13 @@ class LateCommunicator : public Communicator {
                                 std::vector<int64_t> counts) override {
     return inner_.ReduceScatterSumAsync(part, in, counts);
   }
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    return inner_.AllToAllAsync(std::move(out), std::move(in));
+  }
+  WorkPtr SendAsync(at::Tensor tensor, int to) override { return inner_.SendAsync(tensor, to); }
+  WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
+    return inner_.ReceiveAsync(tensor, from);
+  }
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     return inner_.BroadcastAsync(tensor, root);
   }

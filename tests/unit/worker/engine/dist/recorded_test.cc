@@ -28,6 +28,9 @@ class Borrowed : public Communicator {
                                 std::vector<int64_t> counts) override {
     return comm_.ReduceScatterSumAsync(part, in, counts);
   }
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    return comm_.AllToAllAsync(std::move(out), std::move(in));
+  }
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     return comm_.BroadcastAsync(tensor, root);
   }

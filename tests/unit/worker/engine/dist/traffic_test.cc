@@ -27,6 +27,9 @@ class SlowGroup : public Communicator {
     return Start();
   }
   WorkPtr BroadcastAsync(at::Tensor, int) override { return Start(); }
+  WorkPtr AllToAllAsync(at::Tensor, at::Tensor) override { return Start(); }
+  WorkPtr SendAsync(at::Tensor, int) override { return Start(); }
+  WorkPtr ReceiveAsync(at::Tensor, int) override { return Start(); }
   void Barrier() override { Start()->Wait(); }
   std::unique_ptr<Communicator> Connect(const std::string&,
                                         const std::vector<int>& members) override {

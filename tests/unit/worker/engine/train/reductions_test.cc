@@ -74,6 +74,9 @@ class LeavesOut : public Communicator {
     out.zero_().narrow(0, begin, own.numel()).copy_(own);
     return std::make_unique<DoneWork>();
   }
+  WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
+    return inner_.AllToAllAsync(std::move(out), std::move(in));
+  }
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
     return inner_.BroadcastAsync(std::move(tensor), root);
   }
