@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -73,7 +74,8 @@ struct StepReport {
   int64_t step = 0;  // from 1
   int64_t total_steps = 0;
   double loss = 0;       // mean over the step's targets, all ranks
-  double rank_loss = 0;  // over those of this rank's rows; NaN: it had none
+  // Over those of this rank's rows; NaN: it had none.
+  double rank_loss = std::numeric_limits<double>::quiet_NaN();
   double grad_norm = 0;  // before clipping
   double lr = 0;
   double epoch = 0;    // passes over the data so far, a fraction
