@@ -37,7 +37,11 @@ absl::StatusOr<std::pair<std::string, int>> ReadPage(const OpenAiDoor& door, int
 // What is wrong with the job, by the parameters of the request.
 absl::Status RefusalOf(const openai::FineTuning& asked, const absl::Status& status) {
   const auto violations = rpc::ViolationsOf(rpc::ToGrpc(status));
-  if (!absl::IsInvalidArgument(status) || violations.empty()) return status;
+  if (!absl::IsInvalidArgument(status)) return status;
+  // The one thing of a job that is no key of its file.
+  if (Message(status).starts_with("metadata: "))
+    return openai::ParamError("metadata", std::string(Message(status)));
+  if (violations.empty()) return status;
   std::string message;
   for (const rpc::FieldViolation& each : violations) {
     // The lines of a job file that nobody has written say nothing.

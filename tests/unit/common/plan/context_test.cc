@@ -53,7 +53,7 @@ TEST(ContextTest, TwoGpusHoldARowInLessMemoryAndAboutHalfTheTime) {
   EXPECT_LT(speedup, 2.2);
   const auto least_one = LeastBytes(Qwen3Of8B(), Qlora(1, 1, 131'072));
   const auto least_two = LeastBytes(Qwen3Of8B(), SharedBy(2, Qlora(1, 1, 131'072)));
-  EXPECT_LT(static_cast<double>(*least_two), 0.75 * static_cast<double>(*least_one));
+  EXPECT_LT(static_cast<double>(*least_two), 0.9 * static_cast<double>(*least_one));
 }
 
 }  // namespace

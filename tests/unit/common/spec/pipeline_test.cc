@@ -112,6 +112,7 @@ class PipelineProblemTest : public ::testing::TestWithParam<WrongFile> {};
 TEST_P(PipelineProblemTest, IsOneProblemThatSaysWhatWouldBeRight) { ExpectOneProblem(GetParam()); }
 
 const std::string kSize = kKeys + "pipeline_parallel_size", kMapKey = kKeys + "device_map";
+const std::string kVirtualSize = kKeys + "virtual_pipeline_parallel_size";
 const std::string kTwo = "gpu_count = 2\n" + Stages(2);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -122,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"PiecesOfOneStage",
                   "gpu_count = 2\n[hyperparameters.parallelism]\n"
                   "virtual_pipeline_parallel_size = 2",
-                  kKeys + "virtual_pipeline_parallel_size", "needs pipeline_parallel_size"},
+                  kVirtualSize, "needs pipeline_parallel_size"},
         WrongFile{"Preferences", kTwo + "[training]\nloss = \"dpo\"", kSize,
                   "does not go with training.loss = dpo"},
         WrongFile{"Fp8", kTwo + "[training]\nmatmul = \"fp8\"", kSize, "use matmul = \"bf16\""},

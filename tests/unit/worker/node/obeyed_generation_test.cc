@@ -16,6 +16,7 @@ v1::Welcome WelcomeOf(int64_t generation, const std::string& proof = "") {
 }
 
 TEST_F(ObeyedGenerationTest, AnOlderServerIsNotObeyedAlsoByTheWorkersNextLife) {
+  ASSERT_TRUE(io::MakeDirs(setup_.data_dir).ok());
   {
     const auto obeyed = ObeyedGeneration::Open(setup_.data_dir).value();
     v1::Register message;
