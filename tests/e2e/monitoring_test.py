@@ -113,9 +113,10 @@ class MonitoringTest(ServiceCase):
                  for metric in re.findall(r"\b(?:sft|process)_[a-z_]+", rule)}
         page = self.page()
         shown = set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
-        # A server without TLS has no certificate.
+        # A server without TLS has no certificate, and no standby tells of its copies here.
         missing = {re.sub(r"_(bucket|count|sum)$", "", name) for name in names} - shown
-        self.assertEqual(missing, {"sft_certificate_expiry_timestamp_seconds"})
+        self.assertEqual(missing, {"sft_certificate_expiry_timestamp_seconds", "sft_standby_lag_seconds",
+                                   "sft_standby_loss_bound_seconds", "sft_standby_copy_timestamp_seconds"})
         self.assertEqual(self.promtool("check", "metrics", text=page), "")
         self.assertEqual({line.split('job_id="')[1].split('"')[0] for line in page.splitlines() if "job_id=" in line}, {job})
         gate.touch()

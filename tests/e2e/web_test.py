@@ -93,6 +93,7 @@ class WebTest(harness.ServiceCase):
         curl = lambda *arguments: subprocess.run(
             ["curl", "--silent", "--show-error", "--fail-with-body", *arguments], capture_output=True, text=True,
             timeout=harness.DEADLINE_S, check=False)
+        harness.wait_until("the job to run", lambda: self.status(job)["state"] == "RUNNING")
         asked = curl("--json", json.dumps({"name": job}), f"{base}/api/v1/JobService/GetJob")
         self.assertEqual((asked.returncode, json.loads(asked.stdout)["state"]), (0, "RUNNING"), asked.stderr)
         # curl waits for leave to send what is large; HTTP/1.0 and --head work, too.

@@ -87,10 +87,16 @@ class Pipeline::Run {
     }
   }
 
-  // Those up to the computation behind number `now`: they come while that one is under way.
+  // Those up to the computation behind number `now`: they come while that one is under way. In the
+  // first step none is ahead of what waits for it: on a GPU a receive occupies the device until its
+  // message is there, and kernels that are called for the first time are loaded when the device has
+  // nothing to do. Two stages would wait for each other.
   void PostReceives(size_t now) {
-    size_t end = now + 1;
-    while (end < actions_.size() && actions_[end].is_message()) ++end;
+    size_t end = now;
+    if (pipeline_.trained_) {
+      ++end;
+      while (end < actions_.size() && actions_[end].is_message()) ++end;
+    }
     for (; posted_ < end; ++posted_) {
       const Action& action = actions_[posted_];
       if (!action.is_message() || action.is_send() || !Exists(action)) continue;
@@ -210,10 +216,29 @@ Pipeline::Pipeline(const ModelLayout& layout, const Mesh& mesh, Decoder& decoder
     links.backward = MakeSubgroup(all, {second, first});
     links.forward->NameAxis(NameOf(Axis::kPipeline));
     links.backward->NameAxis(NameOf(Axis::kPipeline));
+    // NCCL connects two ranks when both have called for their first message, and lets the callers
+    // wait: here, where neither has anything else to do.
+    const Tensor message = at::zeros({1}, at::TensorOptions(all.device()));
+    if (stage_ == first) {
+      links.forward->SendAsync(message, 1)->Wait();
+      links.backward->ReceiveAsync(message, 0)->Wait();
+    } else {
+      links.forward->ReceiveAsync(message, 0)->Wait();
+      links.backward->SendAsync(message, 1)->Wait();
+    }
   }
 }
 
-Pipeline::~Pipeline() = default;
+// Both ends of a group end it at one time, since NCCL lets the first wait for the other: the last
+// that was connected first. The first stage has its previous one last, where it has one.
+Pipeline::~Pipeline() {
+  Links* const latest = stage_ == 0 ? &previous_ : &next_;
+  Links* const earlier = stage_ == 0 ? &next_ : &previous_;
+  for (Links* links : {latest, earlier}) {
+    links->backward.reset();
+    links->forward.reset();
+  }
+}
 
 UnitRange Pipeline::UnitsOf(int piece) const {
   const auto at = static_cast<size_t>(piece);
@@ -250,6 +275,7 @@ std::vector<Tensor> Pipeline::Train(int micro_batches, const BatchOf& batch_of,
   std::vector<Tensor> losses(static_cast<size_t>(micro_batches), nothing);
   Run(*this, plan::ScheduleKind::kOneForwardOneBackward, micro_batches, batch_of)
       .Train(dropout_of, sink, losses);
+  trained_ = true;
   return losses;
 }
 

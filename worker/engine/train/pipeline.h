@@ -70,6 +70,7 @@ class Pipeline {
   Decoder& decoder_;
   Row row_;
   int stage_;
+  bool trained_ = false;  // a step, once
   Links next_, previous_;
 };
 
