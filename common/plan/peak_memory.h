@@ -29,7 +29,8 @@ struct Problem {
   // the gradients that there are of them.
   int64_t link_bytes = 0;
 
-  int64_t ranks() const { return job.compute.gpu_count; }
+  // That see different tokens, and sum their gradients.
+  int64_t ranks() const { return job.token_ranks(); }
   // What a rank has of so many full rows.
   int64_t TokensOf(int64_t rows) const { return ShareOfTokens(rows * row_tokens, job); }
   ShardParts parts() const { return PartsOf(job); }

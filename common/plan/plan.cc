@@ -272,7 +272,11 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   // Communicators of the stages, and of each two neighbours; not measured.
   if (job.parallelism.pipeline_parallel_size > 1) bytes += 2 * kNcclBytes;
   // Communicators of a row and of a column, made after the first.
-  if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes += 2 * kNcclBytes;
+  const bool hybrid = job.parallelism.sharding == spec::Sharding::kHybridShard;
+  if (hybrid) bytes += 2 * kNcclBytes;
+  // Those of ranks that share rows, and of ranks that take others; not measured.
+  const int context = job.parallelism.context_parallel_size;
+  if (context > 1 && context < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
   return bytes;
 }
 

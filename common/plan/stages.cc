@@ -299,6 +299,13 @@ absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpe
   StageMap map{.stages = p.pipeline_parallel_size};
   if (map.stages == 1) return map;
   SFT_RETURN_IF_ERROR(CheckLinks(shape));
+  if (shape.tied_head && shape.learned_positions > 0 && job.full_finetune() &&
+      job.parallelism.sharding != spec::Sharding::kDdp) {
+    return InvalidArgument(
+        "a pipeline cannot divide this model's optimizer over GPUs too: its embedding, which is "
+        "also its head, is trained together with a table that the last stage does not have; use "
+        "fsdp = false without use_deepspeed, or leave the pipeline out");
+  }
   const int pieces = map.stages * p.virtual_pipeline_parallel_size;
   if (pieces > shape.layers) {
     return InvalidArgument(
@@ -315,6 +322,11 @@ absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpe
   }
   const std::string word = p.device_map.size() == 1 ? p.device_map.front() : "";
   if (word.find('=') != std::string::npos || p.device_map.size() > 1) return FromTable(shape, job);
+  if (word == "sequential" && p.virtual_pipeline_parallel_size > 1) {
+    return InvalidArgument(
+        "device_map = \"sequential\" fills one GPU after the other, in one piece each: leave "
+        "virtual_pipeline_parallel_size out, or use \"balanced\"");
+  }
   SFT_ASSIGN_OR_RETURN(const UnitCosts costs, CostsOf(shape, job));
   const int units = static_cast<int>(costs.time.size());
   if (word == "sequential" && stage_memory > 0) {

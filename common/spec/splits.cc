@@ -66,7 +66,8 @@ RowRanks RowRanksOf(const Draft& draft) {
   RowRanks ranks{draft.Int(kGpuCountKey), draft.Quote(kGpuCountKey), "gpu_count"};
   for (const std::string_view key : {kPipelineKey, kContextKey}) {
     if (!draft.Has(key) || draft.Int(key) <= 1) continue;
-    ranks.count /= draft.Int(key);
+    // What leaves no rank is refused elsewhere.
+    ranks.count = std::max<int64_t>(1, ranks.count / draft.Int(key));
     ranks.quote += fmt::format(" / {}", draft.Quote(key));
     ranks.formula += fmt::format(" / {}", LeafOf(key));
   }

@@ -22,6 +22,8 @@ constexpr std::string_view kType = "compute.gpu_type", kVariant = "compute.varia
 constexpr std::string_view kCopies = "data.topology.";
 constexpr size_t kMaxShown = 4000;  // bytes of an origin or a path
 
+constexpr std::string_view kStages = "hyperparameters.parallelism.pipeline_parallel_size",
+                           kContext = "hyperparameters.parallelism.context_parallel_size";
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
@@ -126,10 +128,16 @@ void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   const spec::Resolution resolution =
       spec::Resolve(ended.source_text, ended.file_name, overrides,
                     {.default_gpu_type = "any", .taken_before = true});
-  const int64_t count = resolution.spec.compute.gpu_count;
+  if (resolution.spec.compute.gpu_count < 1) return;
+  // Ranks that take different rows, now and before.
+  const int64_t count = std::max(1, resolution.spec.data_ranks());
+  const auto sharing = [&](std::string_view key) {
+    return std::max<int64_t>(1, NumberOf(ended, key));
+  };
+  const int64_t former = NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext));
   const int64_t global = NumberOf(ended, kGlobal);
   int64_t rows = NumberOf(ended, kDevice);
-  if (count < 1 || count == NumberOf(ended, kCount) || global % count != 0) return;
+  if (count == former || global % count != 0) return;
   auto& list = *submit.mutable_overrides();
   list.erase(std::remove_if(list.begin(), list.end(),
                             [](const v1::Override& each) { return each.key() == kSteps; }),

@@ -354,7 +354,8 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
 
 std::optional<DropoutKey> TrainingModel::DropoutOf(int64_t step, int micro) const {
   if (!draws()) return std::nullopt;
-  return DropoutKey::Of(spec_.hyperparameters.seed, step, micro, mesh_.row_rank());
+  return DropoutKey::Of(spec_.hyperparameters.seed, step, micro,
+                        mesh_.shape().Index(comm_.rank(), kTokenAxes));
 }
 
 std::vector<Tensor> TrainingModel::RunMicroBatches(int micro_batches, int64_t step,
@@ -389,6 +390,7 @@ void TrainingModel::ConnectCopies() {
   }
   if (std::find(stages.begin(), stages.end(), layout_.stage) == stages.end()) return;
   copies_ = MakeSubgroup(mesh_.Group(Axis::kPipeline), stages);
+  copies_->NameAxis(NameOf(Axis::kPipeline));
 }
 
 void TrainingModel::SumCopies() {

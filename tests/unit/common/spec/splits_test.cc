@@ -41,6 +41,17 @@ TEST(SplitsTest, ABatchThatDoesNotDivideNamesBothKeys) {
   EXPECT_THAT(Describe(r.problems), HasSubstr("global_batch = 4 or 8"));
 }
 
+// A divisor larger than the GPUs is refused, whatever else is wrong with the file.
+TEST(SplitsTest, WhatLeavesNoRankIsAProblemAndNoMore) {
+  for (const char* text :
+       {"gpu_count = 2\n[model]\ndevice_map = \"balanced_low_0\"\n[hyperparameters]\n"
+        "global_batch = 8\n[hyperparameters.parallelism]\npipeline_parallel_size = 4\n",
+        "gpu_count = 4\ngpus_per_node = 0\n[hyperparameters]\nglobal_batch = 8\n"
+        "[hyperparameters.parallelism]\ncontext_parallel_size = 8\n"}) {
+    EXPECT_FALSE(ResolveText(Minimal(text)).ok()) << text;
+  }
+}
+
 struct Refusal {
   const char* name;
   const char* compute;
@@ -61,16 +72,15 @@ TEST_P(ContextRefusalTest, SaysWhatWouldDo) {
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, ContextRefusalTest,
-    ::testing::Values(
-        Refusal{"OneGpu", "gpu_count = 1", 2, "", "cuts rows over GPUs, but"},
-        Refusal{"NotADivisor", "gpu_count = 8", 3, "", "2 would do"},
-        Refusal{"MoreThanANode", "gpu_count = 8\nnodes = 4", 4, "",
-                "the GPUs that share a row are in one node; 2 would do"},
-        Refusal{"Preferences", "gpu_count = 2", 2, "[training]\nloss = \"dpo\"\n",
-                "needs whole answers"},
-        Refusal{"RouterBalance", "gpu_count = 2", 2,
-                "[hyperparameters]\nrouter_aux_loss_coef = 0.01\n",
-                "experts are balanced over the tokens of a whole micro-batch"}),
+    ::testing::Values(Refusal{"OneGpu", "gpu_count = 1", 2, "", "cuts rows over GPUs, but"},
+                      Refusal{"NotADivisor", "gpu_count = 8", 3, "", "2 would do"},
+                      Refusal{"MoreThanANode", "gpu_count = 8\nnodes = 4", 4, "",
+                              "the GPUs that share a row are in one node; 2 would do"},
+                      Refusal{"Preferences", "gpu_count = 2", 2, "[training]\nloss = \"dpo\"\n",
+                              "needs whole answers"},
+                      Refusal{"RouterBalance", "gpu_count = 2", 2,
+                              "[hyperparameters]\nrouter_aux_loss_coef = 0.01\n",
+                              "experts are balanced over the tokens of a whole micro-batch"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
