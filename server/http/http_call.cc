@@ -51,9 +51,12 @@ absl::StatusOr<std::string> HttpCall::ReadBody(size_t most) {
 
 absl::StatusOr<std::string> HttpCall::ReadSome() {
   stream_->ReadSome(Taker());
+  shared_.awaits_body = true;
   auto piece = AwaitBody();
+  shared_.awaits_body = false;
   if (piece.has_value()) return *std::move(piece);
-  return absl::CancelledError("the caller has gone");
+  if (!shared_.ended) return absl::CancelledError("the caller has gone");
+  return ResourceExhausted("the place was needed before the body had come: try again later");
 }
 
 bool HttpCall::Respond(const HttpResponse& response) {

@@ -106,8 +106,9 @@ absl::StatusOr<std::vector<NodeRecord>> Nodes(Database& db, int least, int most)
   SFT_ASSIGN_OR_RETURN(
       Statement slots,
       db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
-                 "health_reason, node FROM gpus WHERE present = 1 ORDER BY node, slot LIMIT "
-                 "400000"));
+                 "health_reason, node FROM gpus WHERE present = 1 AND node IN (SELECT name FROM "
+                 "nodes WHERE removed BETWEEN ? AND ?) ORDER BY node, slot LIMIT 400000"));
+  slots.Bind(least).Bind(most);
   auto node = nodes.begin();
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, slots.Step());

@@ -223,6 +223,20 @@ absl::StatusOr<bool> BlobInUse(Database& db, const std::string& sha256) {
   return find.Bind(sha256).Bind(sha256).Step();
 }
 
+absl::StatusOr<std::set<std::string>> NamedBlobs(Database& db, bool of_checkpoints) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare(of_checkpoints
+                     ? "SELECT sha256 FROM checkpoint_files"
+                     : "SELECT sha256 FROM artifact_blobs UNION SELECT sha256 FROM datasets"));
+  std::set<std::string> names;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return names;
+    names.insert(list.Text(0));
+  }
+}
+
 absl::StatusOr<bool> IsArtifactsBlob(Database& db, const std::string& sha256) {
   SFT_ASSIGN_OR_RETURN(Statement find,
                        db.Prepare("SELECT 1 FROM artifact_blobs WHERE sha256 = ? LIMIT 1"));
@@ -240,9 +254,8 @@ absl::StatusOr<std::string> LiveJobWithAdapter(Database& db, const std::string& 
 }
 
 absl::StatusOr<std::string> LiveJobWithModel(Database& db, const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement find,
-      db.Prepare("SELECT id FROM jobs WHERE state " SFT_IS_LIVE " AND model = ? LIMIT 1"));
+  SFT_ASSIGN_OR_RETURN(Statement find, db.Prepare("SELECT id FROM jobs WHERE state " SFT_IS_LIVE
+                                                  " AND model = ? LIMIT 1"));
   SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(path).Step());
   return row ? find.Text(0) : std::string();
 }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ absl::StatusOr<DatasetJobs> JobsWithDataset(Database& db, const std::string& sha
 // Notes that it is used now; ABORTED when it is not there (any more).
 absl::Status UseDataset(Database& db, const std::string& sha256, int64_t now_us);
 absl::Status DeleteDataset(Database& db, const std::string& sha256);
+
+// The hashes of all blobs that rows name: of data sets and artifacts, or of checkpoints.
+absl::StatusOr<std::set<std::string>> NamedBlobs(Database& db, bool of_checkpoints);
 
 // What a job delivered, and whose it is.
 struct ArtifactUse {

@@ -239,6 +239,8 @@ absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& a
     hook.id = RandomId("hook");
     SFT_RETURN_IF_ERROR(MakeRoomForAddress(db, hook.project));
     SFT_RETURN_IF_ERROR(InsertWebhook(db, hook));
+  } else {
+    SFT_RETURN_IF_ERROR(SwitchOn(db, hook.id));  // asked for anew, by who may
   }
   SFT_ASSIGN_OR_RETURN(Statement ask, db.Prepare("INSERT OR REPLACE INTO job_mail (job_id, hook, "
                                                  "events) VALUES (?, ?, ?)"));

@@ -77,6 +77,7 @@ absl::StatusOr<v1::File> NamedFiles::Create(const v1::CreateFileRequest& request
   file.purpose = request.purpose();
   file.created_us = UnixMicros(clock_.Wall());
   FileRecord made;
+  const MutexLock lock(removing_);
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, file.sha256));
@@ -140,6 +141,7 @@ absl::StatusOr<NamedFiles::Page> NamedFiles::List(const v1::ListFilesRequest& re
 absl::Status NamedFiles::Delete(const std::string& name, const Actor& actor) {
   FileRecord file;
   bool last = false;
+  const MutexLock lock(removing_);
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(file, store::GetFile(db, IdOf(name)));

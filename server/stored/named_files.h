@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/store/store.h"
 #include "server/stored/removal.h"
 #include "sft/v1/file_service.pb.h"
@@ -38,6 +39,8 @@ class NamedFiles {
   Store& store_;
   Clock& clock_;
   Removal& removal_;
+  // A last file and its data set go together, and none is made of that meanwhile.
+  Mutex removing_;
 };
 
 }  // namespace sft::server

@@ -16,7 +16,9 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "server/database/sqlite.h"
 #include "server/store/generation.h"
+#include "server/store/storage.h"
 #include "server/store/store.h"
 #include "server/stored/backup_folder.h"
 #include "server/stored/file_copies.h"
@@ -252,13 +254,21 @@ absl::Status StandbyCopy::TakeGrown(const std::string& path, Round& round) {
 
 absl::Status StandbyCopy::RemoveOthers(const nlohmann::json& manifest) {
   const auto file_name = [](const fs::path& path) { return path.filename().string(); };
-  for (const auto& [store, list] : {std::pair(kBlobs, "blobs"), {kCheckpoints, "checkpoints"}}) {
-    SFT_RETURN_IF_ERROR(
-        RemoveAllBut(data_dir_, store,
-                     NamesOf(manifest.value(list, nlohmann::json::array()), "sha256"), file_name));
+  // What the database names stays, too: the server may have lost the file that is whole here.
+  SFT_ASSIGN_OR_RETURN(const auto db,
+                       Database::OpenCopy(CopyFolder(data_dir_, number_) + kDatabase));
+  for (const auto& [folder, list] : {std::pair(kBlobs, "blobs"), {kCheckpoints, "checkpoints"}}) {
+    std::set<std::string> kept = NamesOf(manifest.value(list, nlohmann::json::array()), "sha256");
+    SFT_ASSIGN_OR_RETURN(
+        std::set<std::string> named,
+        store::NamedBlobs(*db, /*of_checkpoints=*/std::string_view(list) == "checkpoints"));
+    kept.merge(named);
+    SFT_RETURN_IF_ERROR(RemoveAllBut(data_dir_, folder, kept, file_name));
   }
   const std::set<std::string> grown = NamesOf(manifest["files"], "path");
+  // None at all: their folder is not there, rather than that all logs were removed at once.
   for (const char* folder : kGrowing) {
+    if (grown.empty()) break;
     SFT_RETURN_IF_ERROR(RemoveAllBut(data_dir_, folder, grown, [&](const fs::path& path) {
       return path.string().substr(data_dir_.size() + 1);
     }));

@@ -6,6 +6,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -210,14 +211,20 @@ class Preflight {
     if (nodes_ == 1) return GatherRate(comm_);
     std::vector<int> members;
     for (int i = 0; i < file_.local_ranks; ++i) members.push_back(file_.first_rank + i);
-    return GatherRate(*engine::MakeSubgroup(comm_, members));
+    return GatherRate(*Group(members));
+  }
+
+  // By a name of its own: the training's groups of the same ranks come after it.
+  std::unique_ptr<engine::Communicator> Group(const std::vector<int>& members) const {
+    if (members.size() == 1) return engine::MakeSubgroup(comm_, members);
+    return comm_.Connect(fmt::format("preflight/{}", fmt::join(members, ",")), members);
   }
 
   // Rate and latency between this rank and that of its place on the other node.
   std::pair<double, double> Between(size_t a, size_t b) const {
     const size_t place = static_cast<size_t>(rank_) % per_node_;
-    const auto pair = engine::MakeSubgroup(
-        comm_, {static_cast<int>(a * per_node_ + place), static_cast<int>(b * per_node_ + place)});
+    const auto pair =
+        Group({static_cast<int>(a * per_node_ + place), static_cast<int>(b * per_node_ + place)});
     at::Tensor least = at::zeros({1}, at::TensorOptions(device_.torch).dtype(at::kFloat));
     const double latency = Best([&] { pair->AllReduceSum(least); });
     return {GatherRate(*pair), 1e6 * latency};
