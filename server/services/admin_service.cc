@@ -12,8 +12,6 @@ absl::Status SendFile(const std::string& folder, const std::string& name, Writer
   const std::string path = folder + "/" + name;
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   std::string chunk(rpc::kChunkBytes, '\0');
-  // A standby makes one every minute, which would push all else out of the audit.
-  if (request.listed()) call.NothingChanged();
   v1::BackupResponse response;
   response.set_file(name);
   for (int64_t offset = 0;; offset += rpc::kChunkBytes) {
@@ -60,6 +58,8 @@ absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& re
         "the fleet's keys are not sent over the network: make a backup with keys on the server's "
         "machine (--to), or copy tls/ there");
   }
+  // A standby makes one every minute, which would push all else out of the audit.
+  if (request.listed()) call.NothingChanged();
   v1::BackupResponse response;
   auto made = backups_.Make(request, [&](int64_t done, int64_t total) {
     response.set_pages_done(done);
