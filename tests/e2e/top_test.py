@@ -47,9 +47,9 @@ class TopTest(harness.ServiceCase):
         for each in (job, waiting, "[1 Jobs]", "live", "2 active and 0 ended jobs", "2 of 4 slots busy", "q quit"):
             self.assertIn(each, text)
         top.type("2")
-        text = top.see("node-a")
+        text = top.see("free")  # of the node's disk
+        self.assertIn("node-a", text)
         self.assertIn("H100", text)
-        self.assertIn("free", text)
         top.type("3")
         top.see("1 waiting")
         self.assertIn("\\x1b[41mred\\x07", top.see("not yet"))
