@@ -266,9 +266,7 @@ absl::Status StandbyCopy::RemoveOthers(const nlohmann::json& manifest) {
     SFT_RETURN_IF_ERROR(RemoveAllBut(data_dir_, folder, kept, file_name));
   }
   const std::set<std::string> grown = NamesOf(manifest["files"], "path");
-  // None at all: their folder is not there, rather than that all logs were removed at once.
   for (const char* folder : kGrowing) {
-    if (grown.empty()) break;
     SFT_RETURN_IF_ERROR(RemoveAllBut(data_dir_, folder, grown, [&](const fs::path& path) {
       return path.string().substr(data_dir_.size() + 1);
     }));

@@ -150,7 +150,11 @@ max_steps = {steps}
         self.start_fleet(4, 1)
         self.switch.machines[1].slow("4mbit")
         steps = 5
+        # So that the job begins on the other three.
+        self.assertEqual(self.sftctl("nodes", "cordon", "node-4").returncode, 0)
         job = self.submit_over(3, 1, steps)
+        wait_until("the preflight to tell", lambda: self.events(job, "preflight"))
+        self.assertEqual(self.sftctl("nodes", "resume", "node-4").returncode, 0)
         self.ends(job, SUCCEEDED)
         _, attempts = self.check_whole(job, 3, steps)
         self.assertEqual(attempts, 2)
