@@ -157,7 +157,7 @@ max_steps = {steps}
         self.assertEqual(self.sftctl("nodes", "resume", "node-4").returncode, 0)
         self.ends(job, SUCCEEDED)
         _, attempts = self.check_whole(job, 3, steps)
-        self.assertEqual(attempts, 2)
+        self.assertGreater(attempts, 1)
         self.assertEqual(self.status(job)["nodes"], ["node-1", "node-3", "node-4"])
         found = self.events(job, "preflight")
         self.assertTrue(found and "node node-2: its network to other nodes is broken" in found[0], found)
