@@ -125,7 +125,7 @@ class StandbyTest(ServiceCase):
         told = self.take_over()
         self.assertIn("has taken over", told.stdout)
         wait_until("the node at the second server", self.node_is_up)
-        kept = {each["job"] for each in self.json_of("list", "--limit", "500")}
+        kept = {each["job"] for each in self.json_of("list", "--limit", "5000")}
         lost = [(at, each) for at, each in acknowledged if each not in kept]
         print(f"acknowledged {len(acknowledged)}, lost {len(lost)}; the copy was begun {killed - copied:.2f} s before "
               f"the kill, the bound that was told was {bound:.2f} s")
