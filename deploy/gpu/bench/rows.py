@@ -234,6 +234,7 @@ ROWS = (
     # Data parallel, the same work a GPU on one, two and four.
     Row("qlora-8b-seq2048-four-gpus", "qwen3-8b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
     Row("qlora-1b-seq2048-four-gpus", "llama-1b", "qlora", 2048, 65536, 4, SCALING, (), SCALING_GOALS),
+    staged("qlora-0.6b-seq2048-two-stages", "qwen3-0.6b", 2048, 32768, 2),
     staged("qlora-8b-seq2048-two-stages", "qwen3-8b", 2048, 65536, 2),
     staged("qlora-70b-seq4096-four-stages", "llama-70b", 4096, 262144, 4),
     shared("qlora-8b-seq131072-two-gpus", "qwen3-8b", 131072, 2),
