@@ -13,7 +13,7 @@ namespace {
 
 // Whether the wish for a hold, or for its end, may be noted: the job waits, or is about to.
 absl::Status CheckHoldable(const JobRecord& job, const ScheduleRecord& schedule,
-                                  JobManager::Holding holding) {
+                           JobManager::Holding holding) {
   using Holding = JobManager::Holding;
   const bool runs = job.state == JobState::kPreparing || job.state == JobState::kRunning;
   if (job.state == JobState::kPending || (runs && holding == Holding::kPause)) {
@@ -51,8 +51,8 @@ absl::StatusOr<v1::Job> JobManager::Hold(const std::string& name, Holding holdin
         if (job.state != JobState::kPending && held) {
           SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
           if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job.id));
-          SFT_RETURN_IF_ERROR(StopAttempt(db, attempt->uid, kMoved,
-                                          "paused by " + actor.name, now_us, changed));
+          SFT_RETURN_IF_ERROR(
+              StopAttempt(db, attempt->uid, kMoved, "paused by " + actor.name, now_us, changed));
         }
         view = ViewOf(db, ref);
         return view.status();

@@ -62,8 +62,7 @@ absl::Status CheckProject(const std::string& named) {
 absl::Status CheckMetadata(const google::protobuf::Map<std::string, std::string>& metadata) {
   constexpr size_t kMost = 16, kMostOfKey = 64, kMostOfValue = 512;
   const auto fits = [](const std::string& text, size_t most) {
-    const auto characters =
-        std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+    const auto characters = std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
     return static_cast<size_t>(characters) <= most && FindHidden(text).empty();
   };
   bool sound = metadata.size() <= kMost;

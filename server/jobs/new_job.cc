@@ -45,8 +45,7 @@ std::string RequestHash(const v1::SubmitJobRequest& request) {
   said.clear_request_id();
   said.clear_again();
   // A map has no order of its own.
-  const std::map<std::string, std::string> metadata(said.metadata().begin(),
-                                                    said.metadata().end());
+  const std::map<std::string, std::string> metadata(said.metadata().begin(), said.metadata().end());
   said.clear_metadata();
   std::string text = said.SerializeAsString();
   for (const auto& [key, value] : metadata) {

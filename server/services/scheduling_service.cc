@@ -35,8 +35,7 @@ void SchedulingService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
                                                    const v1::HoldJobRequest& request) {
-  const auto holding =
-      request.pause() ? JobManager::Holding::kPause : JobManager::Holding::kHold;
+  const auto holding = request.pause() ? JobManager::Holding::kPause : JobManager::Holding::kHold;
   return jobs_.Hold(request.name(), holding, request.reason().substr(0, kMaxJobHoldReason),
                     call.actor());
 }

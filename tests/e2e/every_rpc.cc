@@ -17,8 +17,8 @@
 #include "sft/v1/scheduling_service.pb.h"
 #include "sft/v1/serving_service.pb.h"
 #include "sft/v1/storage_service.pb.h"
-#include "sft/v1/webhook_service.pb.h"
 #include "sft/v1/web_service.pb.h"
+#include "sft/v1/webhook_service.pb.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::testing_support {

@@ -73,7 +73,7 @@ struct PreferenceReport {
 struct StepReport {
   int64_t step = 0;  // from 1
   int64_t total_steps = 0;
-  double loss = 0;       // mean over the step's targets, all ranks
+  double loss = 0;  // mean over the step's targets, all ranks
   // Over those of this rank's rows; NaN: it had none.
   double rank_loss = std::numeric_limits<double>::quiet_NaN();
   double grad_norm = 0;  // before clipping

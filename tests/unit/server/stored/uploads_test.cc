@@ -63,11 +63,11 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
 TEST_F(IntakeTest, AnUploadWithoutAHashIsNamedByTheServerAndCountsAsTheMostThatItMayBe) {
   DiskWatch disk(dir_, {}, clock_);
   IntakeLimits limits(*store_, clock_, disk);
-  ASSERT_TRUE(store_
-                  ->Write([&](Database& db) {
-                    return store::PutQuota(db, {kDefaultProject, 200, 0});
-                  })
-                  .ok());
+  ASSERT_TRUE(
+      store_->Write([&](Database& db) {
+              return store::PutQuota(db, {kDefaultProject, 200, 0});
+            })
+          .ok());
   const auto session = [&] {
     return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, Sender{"local"},
                                            &limits);
@@ -177,8 +177,9 @@ TEST_F(IntakeTest, AVerdictOfAnEarlierServerIsMadeAgain) {
 
 TEST_F(IntakeTest, HowRowsStandSaysWhichWorkersReadThem) {
   JoinWithModel(kConfig);
-  const std::string rows = "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},"
-                           "{\"from\":\"gpt\",\"value\":\"b\"}]}\n";
+  const std::string rows =
+      "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},"
+      "{\"from\":\"gpt\",\"value\":\"b\"}]}\n";
   ASSERT_TRUE(Upload(rows).ok());
   v1::SubmitJobRequest request = Request();
   request.mutable_files(0)->set_sha256(io::Sha256Hex(rows));
