@@ -112,6 +112,15 @@ class Context:
         name = self.machine["gpus"][0].split(",")[0]
         return next((kind for kind in ("H100", "H200", "A100", "L40S") if kind in name), name)
 
+    def rank_prefix(self, rank):
+        """Words before a rank's command. With share_gpus ranks may be more than the GPUs: NCCL refuses two of one
+        host on one GPU, so those that share it say that they are of different hosts, and meet on the loopback."""
+        gpus = len(self.machine["gpus"])
+        if not gpus or not getattr(self.options, "share_gpus", False):
+            return []
+        return ["env", f"LOCAL_RANK={rank % gpus}", f"NCCL_HOSTID=host-{rank // gpus}", "NCCL_SOCKET_IFNAME=lo",
+                "NCCL_IB_DISABLE=1"]
+
     def new_folder(self):
         self.runs += 1
         folder = self.work / f"run-{os.getpid()}-{self.runs}"

@@ -27,9 +27,9 @@ def make_job(row, setting, gpu_type, plan, overrides):
     of docs/config.md; sft-rank refuses a key that it does not know. `plan`: gpus, tokens, steps."""
     rows = plan["tokens"] // row.seq
     # GPUs that share a row or are stages of one pipeline take it together.
-    parallel = "hyperparameters.parallelism."
-    ranks = (plan["gpus"] // setting.job.get(parallel + "context_parallel_size", 1)
-             // setting.job.get(parallel + "pipeline_parallel_size", 1))
+    ranks = plan["gpus"]
+    for axis in ("tensor", "context", "pipeline"):
+        ranks //= setting.job.get(f"hyperparameters.parallelism.{axis}_parallel_size", 1)
     if rows % (max(1, setting.batch) * ranks):
         raise SystemExit(f"bench: {row.name}: {rows} rows a step do not split into {ranks} x {setting.batch}")
     keys = {
@@ -157,7 +157,8 @@ def run(row, setting, context, plan, overrides):
     record["rows"] = {key: prepared[0][key] for key in ("rows", "used", "tokens")} if prepared else {}
     if outcome.ok:
         logs += [folder / f"rank-{rank}.log" for rank in range(plan["gpus"])]
-        commands = [[program, "train", "--launch", launch, "--rank", rank] for rank in range(plan["gpus"])]
+        commands = [[*context.rank_prefix(rank), program, "train", "--launch", launch, "--rank", rank]
+                    for rank in range(plan["gpus"])]
         events, trace = folder / "rank-0.events", folder / "trace.json"
         if context.options.profile:
             commands[0] += ["--profile", trace]
