@@ -50,7 +50,8 @@ std::string ProgressText(const v1::Job& job) {
   if (CountsAnswers(job.kind())) {
     return fmt::format("{}/{} answers", progress.step(), progress.total_steps());
   }
-  return fmt::format("{}/{} loss {:.3f}", progress.step(), progress.total_steps(), progress.loss());
+  const std::string steps = fmt::format("{}/{}", progress.step(), progress.total_steps());
+  return progress.step() == 0 ? steps : fmt::format("{} loss {:.3f}", steps, progress.loss());
 }
 
 // With what they cost where any has a price.

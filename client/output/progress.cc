@@ -54,7 +54,11 @@ std::string TrafficText(const v1::Progress& progress) {
 std::string ProgressLine(const v1::Progress& progress, v1::Job::Kind kind, int width) {
   const bool answers = CountsAnswers(kind);
   std::string tail = fmt::format(" {}/{}", progress.step(), progress.total_steps());
-  tail += answers ? " answers" : fmt::format("  loss {:.4f}", progress.loss());
+  if (answers) {
+    tail += " answers";
+  } else if (progress.step() > 0) {
+    tail += fmt::format("  loss {:.4f}", progress.loss());
+  }
   if (progress.has_preference()) tail += PreferenceText(progress.preference());
   if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
   tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));

@@ -65,7 +65,8 @@ std::string WhatOf(const v1::Job& job) {
   }
   std::string text = fmt::format("{:3.0f}%", 100.0 * static_cast<double>(progress.step()) /
                                                  static_cast<double>(progress.total_steps()));
-  if (!CountsAnswers(job.kind())) text += fmt::format(" loss {:.3f}", progress.loss());
+  if (!CountsAnswers(job.kind()) && progress.step() > 0)
+    text += fmt::format(" loss {:.3f}", progress.loss());
   return text + fmt::format(" {} left, {} tok/s", Duration(progress.eta_seconds()),
                             Count(progress.tokens_per_second()));
 }

@@ -184,7 +184,8 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   }
   obs::TellServiceManager("STOPPING=1");
   fmt::print(stderr, "sft-server stops\n");
-  SayGoodbye(*server, temporary, clock);
+  // The jobs of a server that was replaced go on with the other.
+  if (server->replaced().ok()) SayGoodbye(*server, temporary, clock);
   if (options.dev) worker.Stop();
   return watched;
 }

@@ -98,6 +98,7 @@ class StandbyTest(ServiceCase):
     def ends_as_replaced(self, name):
         self.assertEqual(self.processes[name].wait(timeout=DEADLINE_S), 1)
         self.assertIn(REPLACED, self.log(name))
+        self.assertNotIn("jobs go on without the server", self.log(name))
 
     def start_old(self):
         """The first server again, as if its machine had come back."""

@@ -13,6 +13,7 @@ namespace sft::client {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(FormatTest, BytesAreDecimal) {
   EXPECT_EQ(Bytes(999), "999 B");
@@ -80,6 +81,14 @@ TEST(ProgressLineTest, ABarThatFitsItsWidth) {
 TEST(ProgressLineTest, AJobThatAnswersCountsAnswersAndHasNoLoss) {
   const std::string line = ProgressLine(HalfWay(), v1::Job::GENERATE, 80);
   EXPECT_THAT(line, HasSubstr("20/40 answers  850 tok/s  eta 1m20s"));
+}
+
+TEST(ProgressLineTest, BeforeTheFirstStepThereIsNoLoss) {
+  v1::Progress progress;
+  progress.set_total_steps(40);
+  const std::string line = ProgressLine(progress, v1::Job::SFT, 80);
+  EXPECT_THAT(line, HasSubstr("0/40"));
+  EXPECT_THAT(line, Not(HasSubstr("loss")));
 }
 
 TEST(ProgressLineTest, RanksThatWaitForEachOtherAreSaid) {
