@@ -130,15 +130,17 @@ export function ComparePage() {
     event.preventDefault();
     setQuery({ jobs: field.current.value.split(/[\s,]+/).filter(Boolean).join(','), group: '' });
   };
+  const ofPoints = (of) => (run) => (counted ? of(run) : '...');
   const figures = [
     ['state', (run) => html`<${State} of=${run.job.state} />`], ['method', (run) => run.method],
-    ['GPUs', (run) => `${run.gpus} (${oneLine(run.job.variant)})`], ['steps', (run) => whole(run.steps)],
-      ['samples', (run) => whole(run.samples)],
-    [`loss at ${common ? whole(common.to) : ''} samples`, (run) => figure(lossAt(run, common))],
-      ['lowest loss', (run) => figure(run.lowest)],
-    ['last loss', (run) => figure(run.loss)], ['validation loss', (run) => figure(run.valLoss)],
-      ['tokens/s (median)', (run) => count(run.tokensPerSecond)],
-    ['memory (highest)', (run) => bytes(run.memory)], ['wall time', (run) => duration(run.wall)],
+    ['GPUs', (run) => `${run.gpus} (${oneLine(run.job.variant)})`],
+    ['steps', ofPoints((run) => whole(run.steps))], ['samples', ofPoints((run) => whole(run.samples))],
+    [`loss at ${common && counted ? whole(common.to) : 'common'} samples`,
+      ofPoints((run) => figure(lossAt(run, common)))],
+    ['lowest loss', ofPoints((run) => figure(run.lowest))], ['last loss', ofPoints((run) => figure(run.loss))],
+    ['validation loss', ofPoints((run) => figure(run.valLoss))],
+    ['tokens/s (median)', ofPoints((run) => count(run.tokensPerSecond))],
+    ['memory (highest)', ofPoints((run) => bytes(run.memory))], ['wall time', (run) => duration(run.wall)],
   ];
   const heads = runs.map((run) => html`<${JobLink} name=${run.job.name}>${nameOf(run)}</${JobLink}>`);
   return html`<div class="head"><h1>Compare</h1>
