@@ -440,8 +440,9 @@ TEST(GgufFamilyTest, WhatLlamaCppCannotDoOfGemma4IsRefused) {
 ModelConfig Ministral3(const std::string& mscale) {
   return ParseConfig(R"({"model_type": "ministral3", "hidden_size": 64, "intermediate_size": 96,
       "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-      "vocab_size": 128, "max_position_embeddings": 1024,
-      "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 64, "mscale": )" +
+      "vocab_size": 128, "max_position_embeddings": 1024, "rope_parameters": {
+      "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+      "original_max_position_embeddings": 64, "mscale": )" +
                          mscale + R"(, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}})",
                      "ministral");
 }
