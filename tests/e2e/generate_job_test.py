@@ -382,11 +382,10 @@ per_device_batch = 1
             self.assertEqual([each.result() for each in first.done], [alone])
             os.kill(ranks[1], signal.SIGCONT)
             os.kill(ranks[2], signal.SIGCONT)
-            harness.wait_until("two more answers", lambda: sum(each.done() for each in answers) == 3)
+            harness.wait_until("two more answers", lambda: sum(each.done() for each in answers) >= 3)
             os.kill(ranks[0], signal.SIGKILL)
             self.assertEqual([each.result() for each in answers], [alone] * 4)
         harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] == 2)
-        # One that dies amid its answers: those of the other node and the next one's are whole.
         self.assertEqual(self.await_answer(job, LONG), alone)
 
     @staticmethod

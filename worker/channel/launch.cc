@@ -32,7 +32,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("model_dir", l.model_dir);
   v("model_name", l.model_name);
   v("adapter_dir", l.adapter_dir);
-  v("serve_sockets", l.serve_sockets);
+  v("serve_socket", l.serve_socket);
   v("train_file", l.train_file);
   v("val_file", l.val_file);
   v("train_name", l.train_name);

@@ -20,7 +20,7 @@ absl::Status Check(const channel::RankLaunch& launch, const spec::JobSpec& spec)
   if (launch.threads_per_rank < 1) return InvalidArgument("threads_per_rank is below 1");
   for (const auto& [name, value] :
        {std::pair("model_dir", &launch.model_dir),
-        spec.serves()    ? std::pair("serve_sockets", &launch.serve_sockets)
+        spec.serves()    ? std::pair("serve_socket", &launch.serve_socket)
         : spec.exports() ? std::pair("output_dir", &launch.output_dir)
                          : std::pair("train_file", &launch.train_file),
         std::pair("cache_dir", &launch.cache_dir), std::pair("attempt_dir", &launch.attempt_dir),

@@ -81,7 +81,7 @@ void ServeJob::MakeBatch(const Device& device) {
 
 std::string ServeJob::SocketPath() const {
   const channel::RankLaunch& file = context_.launch.file;
-  return file.serve_sockets + std::to_string(context_.rank - file.first_rank);
+  return file.serve_socket + std::to_string(context_.rank - file.first_rank);
 }
 
 io::UniqueFd ServeJob::Listen() const {

@@ -26,7 +26,7 @@
 namespace sft::rank {
 
 // A process of a job of kind "serve": holds a model and answers whoever asks on its Unix socket
-// (channel::RankLaunch::serve_sockets), all questions under way together. A question is one line of
+// (channel::RankLaunch::serve_socket), all questions under way together. A question is one line of
 // JSON (ServeQuestion). The answer is lines: {"text": what comes next}, and at the end
 // {"finish_reason", "prompt_tokens", "answer_tokens"}, with "error" where there is one; where
 // several prompts are asked, each line has its answer's number as "index" (ServeAnswer). While
