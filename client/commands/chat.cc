@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/base/ask.h"
@@ -235,10 +236,9 @@ class Chat {
     if (said.empty() && !options_.system.empty())
       said.push_back(Message("system", options_.system));
     said.push_back(Message("user", line));
-    Console& console = connection_.console();
-    if (voices_.size() > 1) console.out << "[" << OneLine(voice.label) << "] " << std::flush;
-    const absl::StatusOr<std::string> answer = Stream(RequestFor(voice));
-    console.out << "\n" << std::flush;
+    const std::string label = voices_.size() > 1 ? "[" + OneLine(voice.label) + "] " : "";
+    const absl::StatusOr<std::string> answer = Stream(RequestFor(voice), label);
+    connection_.console().out << "\n" << std::flush;
     if (!answer.ok()) {
       said.pop_back();  // what was not answered was not said
       return answer.status();
@@ -247,15 +247,18 @@ class Chat {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::string> Stream(const v1::GenerateRequest& request) {
+  absl::StatusOr<std::string> Stream(const v1::GenerateRequest& request, std::string label) {
     std::string answer;
-    const Asking asking{.on_text =
-                            [&](const std::string& text) {
-                              answer += text;
-                              connection_.console().out << Lines(text) << std::flush;
-                            },
-                        .on_wait = [&](const std::string& why) { Say("waits: " + why); }};
-    SFT_RETURN_IF_ERROR(AskServing(connection_, request, asking).status());
+    const auto print = [&](const std::string& text) {
+      answer += text;
+      connection_.console().out << std::exchange(label, "") << Lines(text) << std::flush;
+    };
+    const Asking asking{.on_text = print, .on_wait = [&, label](const std::string& why) {
+                          Say(label + "waits: " + why);
+                        }};
+    const absl::Status asked = AskServing(connection_, request, asking).status();
+    if (!label.empty()) print("");
+    SFT_RETURN_IF_ERROR(asked);
     return answer;
   }
 

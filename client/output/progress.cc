@@ -93,7 +93,9 @@ void ProgressView::OnJob(const v1::Job& job) {
   std::string line = fmt::format("{} {}", ShortName(job.name()), StateName(job.state()));
   // Why a job failed is said by what is printed of its verdict.
   const bool told = job.state() == v1::Job::FAILED && job.reason() == job.verdict().message();
-  if (!job.reason().empty() && !told) line += ": " + job.reason();
+  // Lists of rows are the verdict's.
+  const std::string reason = job.reason().substr(0, job.reason().find('\n'));
+  if (!reason.empty() && !told) line += ": " + reason;
   line = OneLine(line);
   if (line != last_state_line_) PrintLine(line);
   last_state_line_ = line;

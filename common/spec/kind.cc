@@ -50,19 +50,17 @@ void RefuseKey(const Field& field, const std::string& why, Draft* draft) {
   }
 }
 
-void CheckOneProcess(std::string_view kind, Draft* draft) {
+void CheckOneProcess(Draft* draft) {
   if (draft->Faulty({kGpuCountKey}) || !draft->Has(kGpuCountKey) || draft->Int(kGpuCountKey) <= 1) {
     return;
   }
   draft->AddProblem(kGpuCountKey,
-                    fmt::format("{}: a job of kind = \"{}\" is one process; not supported yet: "
-                                "several",
-                                draft->Quote(kGpuCountKey), kind));
+                    draft->Quote(kGpuCountKey) +
+                        ": a job of kind = \"export\" is one process; not supported yet: several");
 }
 
-// One process holds the model, for a time that somebody has thought of.
+// The model is held for a time that somebody has thought of.
 void CheckServing(Draft* draft) {
-  CheckOneProcess(kServeKind, draft);
   constexpr std::string_view kLimit = "scheduling.time_limit";
   const std::string limit = draft->Has(kLimit) ? draft->String(kLimit) : "";
   if (draft->Faulty({kLimit}) ||
@@ -196,7 +194,7 @@ void CheckNodesOfKind(Draft* draft) {
   const std::string kind = draft->Has(kKindKey) ? draft->String(kKindKey) : kTrainingKind;
   if (kind == kTrainingKind || draft->Faulty({kNodesKey, kKindKey})) return;
   if (kind == kServeKind) return CheckServing(draft);
-  if (kind == kExportKind) return CheckOneProcess(kind, draft);
+  if (kind == kExportKind) return CheckOneProcess(draft);
 }
 
 }  // namespace sft::spec

@@ -25,8 +25,9 @@ absl::Status FileRelay::HasRoom(const Queue& wanted) const {
   int files = 0, questions = 0, of_job = 0, of_node = 0;
   for (const auto& [request, queue] : queues_) {
     ++(queue->attempt_uid.empty() ? files : questions);
+    if (queue->attempt_uid.empty() || queue->node != wanted.node) continue;
     if (queue->attempt_uid == wanted.attempt_uid) ++of_job;
-    if (!queue->attempt_uid.empty() && queue->node == wanted.node) ++of_node;
+    ++of_node;
   }
   if (wanted.attempt_uid.empty()) {
     if (files < kMaxTransfers) return absl::OkStatus();
@@ -89,6 +90,18 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Ask(const std::s
     message.mutable_ask()->set_attempt_uid(attempt_uid);
     message.mutable_ask()->set_question(question);
   });
+}
+
+std::string FileRelay::LeastAsked(const std::vector<std::string>& nodes,
+                                  const std::string& attempt_uid) {
+  std::map<std::string, int> asked;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [request, queue] : queues_) {
+      if (queue->attempt_uid == attempt_uid) ++asked[queue->node];
+    }
+  }
+  return *std::ranges::min_element(nodes, {}, [&](const std::string& node) { return asked[node]; });
 }
 
 FileRelay::Transfer::~Transfer() {

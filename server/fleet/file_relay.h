@@ -21,7 +21,8 @@ class FileRelay {
  public:
   static constexpr size_t kMaxQueuedChunks = 8;
   static constexpr int kMaxTransfers = 16;  // files
-  static constexpr int kMaxQuestions = 256, kMaxQuestionsOfJob = 64;
+  static constexpr int kMaxQuestions = 256;
+  static constexpr int kMaxQuestionsOfJob = 64;  // on a node
   // A node answers each in a stream of its own, and needs others for its deliveries.
   static constexpr int kMaxQuestionsOfNode = 80;
   // Longest wait for the other side before a transfer is abandoned.
@@ -74,11 +75,13 @@ class FileRelay {
                                                   const std::vector<std::string>& jobs);
 
   // The same for a question to an attempt that serves: the chunks are lines of the answer.
-  // RESOURCE_EXHAUSTED at kMaxQuestions, at kMaxQuestionsOfJob of this
-  // attempt and at kMaxQuestionsOfNode.
+  // RESOURCE_EXHAUSTED at kMaxQuestions, at kMaxQuestionsOfJob of this attempt on this node and at
+  // kMaxQuestionsOfNode.
   absl::StatusOr<std::unique_ptr<Transfer>> Ask(const std::string& node,
                                                 const std::string& attempt_uid,
                                                 const std::string& question);
+  // Of these nodes, the first of those that answer the fewest questions to the attempt.
+  std::string LeastAsked(const std::vector<std::string>& nodes, const std::string& attempt_uid);
 
   // The sending end: takes a chunk of the node's SendFile call. Blocks while the queue is full.
   // NOT_FOUND when nobody wants the file any more, or it was requested of another node (an empty

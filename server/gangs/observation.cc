@@ -78,6 +78,7 @@ absl::Status TakeProgress(Database& db, AttemptRecord& attempt, v1::Progress new
                                                            });
                               }),
                values.end());
+  if (news.traffic_size() > 0) merged.clear_traffic();
   merged.MergeFrom(news);
   if (merged.step() > 0) merged.clear_phase();
   if (merged.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();

@@ -12,8 +12,10 @@
 
 namespace sft::server {
 
-// Asks jobs of kind "serve": finds the process of a running one and passes question and answer on.
-// Nothing of them is stored. Thread-safe.
+// Asks jobs of kind "serve": finds the processes of a running one and passes question and answer
+// on. Of the nodes of a job, the one with the fewest questions is asked, and another one in its
+// place where it ends, or is away, before the answer is whole: the caller sees one answer. Nothing
+// of them is stored. Thread-safe.
 class Serving {
  public:
   // Both are borrowed.
@@ -39,14 +41,19 @@ class Serving {
 
  private:
   struct Place {
-    std::string node, attempt_uid;
+    std::vector<std::string> nodes;
+    std::string attempt_uid;
   };
   absl::StatusOr<Place> Find(const std::string& name);
   // Passes a question on, and each line of the answer to `take`, until it returns true: that was
-  // the last.
+  // the last. `begin` is called before each first line: the answer, as far as there was one, comes
+  // again.
   using TakeLine = std::function<absl::StatusOr<bool>(const std::string& line)>;
-  absl::Status Lines(const std::string& name, const std::string& question, const TakeLine& take,
-                     const Gone& gone);
+  using Begin = std::function<void()>;
+  absl::Status Lines(const std::string& name, const std::string& question, const Begin& begin,
+                     const TakeLine& take, const Gone& gone);
+  absl::Status LinesOf(const std::string& node, const std::string& attempt_uid,
+                       const std::string& question, const TakeLine& take, const Gone& gone);
 
   Store& store_;
   FileRelay& relay_;

@@ -2,6 +2,8 @@
 """Jobs of kind "generate" under the real service: prompts in, answers out in their order, whatever
 the number of ranks and whatever is killed on the way."""
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -9,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import unittest
+import urllib.error
+import urllib.request
 
 import harness
 from families_test import GOLDENS, write_tokenizer
@@ -340,6 +344,54 @@ per_device_batch = 1
         made = json.loads(self.sftctl("list", "--json").stdout)[0]
         self.assertEqual(made["kind"], "serve")
         self.assert_ends(made["job"], 12)
+
+    def ask(self, job, tokens):
+        """What a program gets, without a second try."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http}/v1/completions", headers={"Content-Type": "application/json"},
+            data=json.dumps({"model": job, "prompt": "hello", "max_tokens": tokens, "temperature": 0.9, "seed": 7}).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=harness.DEADLINE_S) as answer:
+                return json.load(answer)["choices"][0]["text"]
+        except urllib.error.HTTPError as error:
+            return f"{error.code}: {error.read().decode()}"
+
+    def await_answer(self, job, tokens):
+        harness.wait_until("an answer", lambda: not self.ask(job, tokens).startswith("503"))
+        return self.ask(job, tokens)
+
+    def test_a_job_that_serves_on_two_nodes_spreads_questions_and_loses_none_with_a_process(self):
+        self.give_positions(4 * LONG)
+        self.http = harness.free_port()
+        self.start_server("--restart-delay", "0s", http=f"127.0.0.1:{self.http}")
+        for node in ("node-a", "node-b"):
+            self.start_worker(node, gpus="H100:2", engine=True, grace=harness.DEADLINE_S)
+        job = self.submit_serving(compute="nodes = 2\ngpus_per_node = 2", generate=f"min_new_tokens = {LONG}")
+        self.wait_for_state(job, "RUNNING")
+        alone = self.await_answer(job, LONG)
+        self.assertGreater(len(alone), LONG)
+        # Of four questions at once each process has one.
+        ranks = sorted(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
+        self.assertEqual(len(ranks), 4)
+        for pid in ranks[:3]:
+            os.kill(pid, signal.SIGSTOP)
+            self.addCleanup(self.go_on, pid)
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            answers = [threads.submit(self.ask, job, LONG) for _ in range(4)]
+            first = concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
+            self.assertEqual([each.result() for each in first.done], [alone])
+            os.kill(ranks[1], signal.SIGCONT)
+            os.kill(ranks[2], signal.SIGCONT)
+            harness.wait_until("two more answers", lambda: sum(each.done() for each in answers) >= 3)
+            os.kill(ranks[0], signal.SIGKILL)
+            self.assertEqual([each.result() for each in answers], [alone] * 4)
+        harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] == 2)
+        self.assertEqual(self.await_answer(job, LONG), alone)
+
+    @staticmethod
+    def go_on(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     def test_a_bad_prompt_is_named_before_the_queue_and_a_bad_option_too(self):
         self.write_prompts(rows=3)

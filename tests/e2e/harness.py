@@ -184,13 +184,13 @@ class ServiceCase(unittest.TestCase):
                    "--data-dir", data_dir or self.dir / "server", *(options or ["--restart-delay", "0s"]))
         wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
 
-    def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=(), prefix=()):
+    def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=(), prefix=(), grace=1):
         """With `engine` its ranks really train; else they are the stand-in of fake_rank.cc."""
         rank = [] if engine else ["--rank-binary", BUILD / "tests/sft-fake-rank"]
         self.start(node, *prefix, BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
                    "--data-dir", self.dir / node, "--node", node,
                    "--models", models or self.dir / "models",
-                   "--simulate-gpus", gpus, "--cpu-slots", 0, "--grace", 1, *rank, *options)
+                   "--simulate-gpus", gpus, "--cpu-slots", 0, "--grace", grace, *rank, *options)
         wait_until(f"{node} to register", lambda: f'"{node}"' in self.sftctl("nodes", "--json").stdout)
 
     def sftctl(self, *arguments, timeout=DEADLINE_S):
@@ -232,7 +232,7 @@ sequence_length = 64
         self.assertEqual(result.returncode, 0, result.stderr)
         return json.loads(result.stdout)["job"]
 
-    def submit_serving(self, *arguments):
+    def submit_serving(self, *arguments, compute="", generate=""):
         """Submits a job that serves the model "small" with the adapter in models/mine; its id."""
         path = self.dir / "serve.toml"
         path.write_text(f"""
@@ -242,11 +242,13 @@ model = "small"
 adapter = "{self.dir}/models/mine"
 [compute]
 gpu_type = "H100"
+{compute}
 [scheduling]
 time_limit = "1h"
 [generate]
 max_new_tokens = 12
 batch = 4
+{generate}
 """)
         result = self.sftctl("submit", path, "--json", *arguments)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -30,7 +30,7 @@ TOLERANCE = {"f32": (1e-3, 1e-2), "bf16": (2e-2, 0.3), "q8_0": (0.2, 2.5)}  # it
 LEAST = 1e-5
 TEXTS = ["Hello world", " leading space", "tabs\tand\nnewlines\n\n\n", "1234567890 3.14 1,000", "don't I'll WE'RE",
          "naïve café Übergröße", "東京タワーは高い。", "한국어 텍스트", "مرحبا بالعالم", "🙂🙃 👩‍👩‍👧", "def f(x):\n    return x ** 2\n",
-         "<|im_start|>user\nhi<|im_end|>", "a  b   c    d", "\u00a0nbsp", "x=1;y=2;z=x+y", "ALLCAPS CamelCase snake_case", ""]
+         "<|im_start|>user\nhi<|im_end|>", "a  b   c    d", "\u00a0nbsp", "x=1;y=2;z=x+y", "ALLCAPS CamelCase snake_case", "a\n\n\n\n\nb \n \n", ""]
 LLAMA3_CUT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
               r"\s+(?!\S)|\s+")
 WORDS_BY_CASE = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -39,6 +39,10 @@ WORDS_BY_CASE = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{L
 TINY = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.08}
+GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 64, "final_logit_softcapping": 3.0, "pad_token_id": 0,
+          "bos_token_id": 2, "tie_word_embeddings": True, "rope_parameters": {
+              "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+              "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25}}}
 # Families with what is theirs: the class of the configuration, more of it, and how text is cut.
 FAMILIES = {
     "llama3": ("LlamaConfig", {"head_dim": 32, "rope_theta": 50000.0, "tie_word_embeddings": True, "rope_scaling": {
@@ -47,7 +51,6 @@ FAMILIES = {
     "llama_biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_scaling": {
         "rope_type": "linear", "factor": 4.0}}, "smollm"),
     "mistral": ("MistralConfig", {"sliding_window": None}, "gpt-2"),
-    # The part that reads text of a multimodal one.
     "mistral3": ("MistralConfig", {"sliding_window": None, "head_dim": 32}, "gpt-2"),
     "qwen2": ("Qwen2Config", {"rope_theta": 1000000.0}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_theta": 1000000.0}, "qwen2"),
@@ -63,6 +66,19 @@ FAMILIES = {
     "mistral_pieces": ("MistralConfig", {"sliding_window": None}, "pieces"),
     "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "attention_multiplier": 0.05, "residual_multiplier": 0.22,
                                   "logits_scaling": 2.0, "attention_bias": True, "tie_word_embeddings": True}, "smollm"),
+    "granite4": ("GraniteMoeHybridConfig", {
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.05, "residual_multiplier": 0.22, "logits_scaling": 2.0,
+        "shared_intermediate_size": 160, "num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] * 3,
+        "position_embedding_type": "rope", "rope_theta": 50000.0, "tie_word_embeddings": True, "pad_token_id": None}, "dbrx"),
+    # The same without positions.
+    "granite4_nope": ("GraniteMoeHybridConfig", {
+        "embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 3.0,
+        "shared_intermediate_size": 96, "num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] * 3,
+        "position_embedding_type": "nope", "tie_word_embeddings": False, "pad_token_id": None}, "dbrx"),
+    # Longer than the positions behind which queries grow.
+    "ministral3": ("Ministral3Config", {"head_dim": 32, "sliding_window": None, "pad_token_id": None, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 8.0, "original_max_position_embeddings": 128, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}}, "qwen2"),
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 5, "rope_theta": 5000000.0, "no_rope_layer_interval": 4,
                                   "pad_token_id": None}, "llama-bpe"),
     "olmo2": ("Olmo2Config", {"rope_theta": 500000.0, "pad_token_id": None}, "dbrx"),
@@ -83,12 +99,26 @@ FAMILIES = {
         "num_hidden_layers": 8, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64, "rope_theta": 1000000.0,
         "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "pad_token_id": 0,
         "bos_token_id": 2, "tie_word_embeddings": True}, "gemma"),
+    # As the 31B: full layers with heads of their own size, whose keys are their values.
+    "gemma4": ("Gemma4TextConfig", {
+        **GEMMA4, "num_hidden_layers": 6, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}, "gemma4"),
+    # As E2B: the last four layers use the keys of the two before, with wider feed-forward layers; all have inputs of their own.
+    "gemma4_e": ("Gemma4TextConfig", {
+        **GEMMA4, "num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 640}, "gemma4"),
+    # As 26B: experts beside each feed-forward layer.
+    "gemma4_moe": ("Gemma4TextConfig", {
+        **GEMMA4, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 96}, "gemma4"),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 1024, "n_inner": None}, "gpt-2"),
 }
 
 
 # So that no rounding of q8_0 gives many tokens other experts.
-ROUTERS, ROUTER_SCALE = ("mlp.gate.weight", "mlp.router.weight"), 4
+ROUTERS, ROUTER_SCALE = ("mlp.gate.weight", "mlp.router.weight", "router.proj.weight"), 4
 
 
 def long_text():
@@ -135,7 +165,7 @@ def piece_tokenizer(kind, folder):
         input=str(folder / "text"), model_prefix=str(folder / "tokenizer"), vocab_size=630, model_type="bpe",
         byte_fallback=True, split_digits=True, remove_extra_whitespaces=False, character_coverage=0.99,
         normalization_rule_name="identity", allow_whitespace_only_pieces=True, minloglevel=2,
-        **(own if kind == "gemma" else {}))
+        **(own if kind.startswith("gemma") else {}))
     named = {"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
     if kind == "pieces":  # as in the tokenizer.json of Llama 2
         from tokenizers import normalizers
@@ -146,6 +176,10 @@ def piece_tokenizer(kind, folder):
         model.backend_tokenizer.pre_tokenizer = None
         model.backend_tokenizer.save(str(folder / "tokenizer.json"))
         named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    if kind == "gemma4":  # which has a tokenizer.json alone
+        model = transformers.GemmaTokenizer.from_pretrained(folder)
+        model.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        named["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps({
         **named, "unk_token": "<unk>", "add_bos_token": True,
         "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"}))
@@ -165,26 +199,38 @@ def tiny_model(name, folder):
                 value.normal_(0, 1)
             elif key.endswith(ROUTERS):
                 value.mul_(ROUTER_SCALE)
-            elif "norm" in key or "ln_" in key:
+            elif "norm" in key or "ln_" in key or key.endswith("_scale") or key.endswith("router.scale"):
                 value.normal_(0 if name == "gemma3" else 1, 0.1)  # Gemma's are one more
+                if name.startswith("gemma4") and "k_norm" in key:
+                    value.mul_(0.2)  # scores have no scale of their own: the norms have learnt it
+        for key, value in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                value.fill_(0.8)
     model.to(torch.bfloat16).save_pretrained(folder)
-    if cut in ("pieces", "gemma"):
+    if cut in ("pieces", "gemma", "gemma4"):
         piece_tokenizer(cut, folder)
     else:
         byte_tokenizer(cut, folder)
     return folder
 
 
-def wrapped(model, folder):
-    """The same weights as Mistral 3 keeps those of its decoder."""
+# Decoders that are written as a part of a multimodal model: its names, and how it names their tensors.
+WRAPPED = {"mistral3": ("Mistral3ForConditionalGeneration", "mistral3", "pixtral", "language_model."),
+           "gemma4_e": ("Gemma4ForConditionalGeneration", "gemma4", "gemma4_vision", "model.language_model.")}
+
+
+def wrapped(name, model, folder):
+    """The same weights as the multimodal model keeps those of its decoder."""
+    architecture, kind, vision, prefix = WRAPPED[name]
     shutil.copytree(model, folder)
     config = json.loads((model / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": config,
-        "vision_config": {"model_type": "pixtral"}}))
+        "architectures": [architecture], "model_type": kind, "text_config": config, "vision_config": {"model_type": vision},
+        "tie_word_embeddings": config["tie_word_embeddings"]}))
     weights = safetensors.torch.load_file(model / "model.safetensors")
-    safetensors.torch.save_file({f"language_model.{name}": value for name, value in weights.items()},
-                                folder / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(
+        {prefix + (name.removeprefix("model.") if prefix.startswith("model.") else name): value for name, value in weights.items()},
+        folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -264,7 +310,7 @@ def main():
         with tempfile.TemporaryDirectory(prefix="sft-gguf-") as temporary:
             folder = pathlib.Path(temporary)
             model = args.model.resolve() if name == "model" else tiny_model(name, folder / "model")
-            exported = wrapped(model, folder / "whole") if name == "mistral3" else model
+            exported = wrapped(name, model, folder / "whole") if name in WRAPPED else model
             for kind in ("bf16", "q8_0") if name == "model" else ("f32", "q8_0"):
                 made = export(program, exported, kind, folder / kind)
                 failed |= compare(name, model, made / f"model-{kind}.gguf", kind, 1000 if name == "model" else 600)

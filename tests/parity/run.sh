@@ -33,6 +33,7 @@ use_goldens() {
 trap 'use_goldens "$root/tests/parity/goldens" > /dev/null' EXIT
 use_goldens "$goldens"
 SFT_SERIES_STEPS=20 ctest --test-dir "$build" -L parity --output-on-failure --no-tests=error
+"$python" "$root/tests/parity/forms.py" --bin "$build/bin"
 "$python" "$root/tests/parity/delivery.py" --bin "$build/bin"
 "$python" "$root/tests/parity/merged.py" --bin "$build/bin"
 "$python" "$root/tests/parity/gguf.py" --bin "$build/bin" || [ $? -eq 77 ]  # there is no Node

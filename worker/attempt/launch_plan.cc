@@ -130,7 +130,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.attempt_dir = dir;
   rank.output_dir = OutputDir(input.attempt_uid, dispatch.job_id(),
                               input.job.exports() || input.job.full_finetune(), setup);
-  if (input.job.serves()) rank.serve_socket = setup.ServeSocket(input.attempt_uid);
+  if (input.job.serves()) rank.serve_socket = setup.ServeSockets(input.attempt_uid);
   rank.job_id = dispatch.job_id();
   rank.node = setup.node;
   if (input.job.evaluates()) {

@@ -56,8 +56,9 @@ struct NodeSetup {
   std::string kernel_log = "/dev/kmsg";
 
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
-  // Where the process of an attempt that serves is asked.
-  std::string ServeSocket(const std::string& uid) const {
+  // Where the processes of an attempt that serves are asked: each has a socket whose path is this
+  // with its place on the node behind it.
+  std::string ServeSockets(const std::string& uid) const {
     return data_dir + "/run/" + uid + ".serve";
   }
   // Where the ranks of an attempt ask for what judges think (judge_desk.h).

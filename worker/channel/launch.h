@@ -63,7 +63,8 @@ struct RankLaunch {
   std::string node;  // its name, for messages
   // What the ranks' environment says of the network: "NCCL_SOCKET_IFNAME==eth0".
   std::vector<std::string> network_settings;
-  // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h).
+  // Unix socket on which a job of kind "serve" is asked (worker/rank/serve_job.h): each rank adds
+  // its place on the node, from 0.
   std::string serve_socket;
   // Folders in which programs that grade answers may lie; empty: there may be none.
   std::vector<std::string> grader_roots;

@@ -107,9 +107,9 @@ std::string JobRowsText(const Options& options, const JobRows& rows, std::string
                         stats.repeated > static_cast<int64_t>(stats.repeats.size()) ? ", ..." : "");
   }
   if (stats.skipped_total() > 0) {
-    text +=
-        fmt::format("  left out    {} rows: {} too long, the others bad\n", stats.skipped_total(),
-                    stats.skipped[static_cast<size_t>(engine::RowProblem::kTooLong)]);
+    const int64_t too_long = stats.skipped[static_cast<size_t>(engine::RowProblem::kTooLong)];
+    text += fmt::format("  left out    {} rows: {} too long, {} bad\n", stats.skipped_total(),
+                        too_long, stats.skipped_total() - too_long);
   }
   if (stats.cut > 0) {
     text += fmt::format(

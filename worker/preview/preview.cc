@@ -233,8 +233,8 @@ std::string EpochText(const Options& options, const engine::DataReport& report) 
                        options.pairs() ? "pairs" : "answers");
   }
   return fmt::format(
-      "  an epoch    {} steps of {} rows, {:.1f} % of a batch filled up; packed {} steps, {:.1f} "
-      "%\n",
+      "  an epoch    {} steps of {} rows, {:.1f} % of their tokens padding; packed: {} steps, "
+      "{:.1f} % padding\n",
       report.steps, options.batch, 100 * report.padded_share, report.packed_steps,
       100 * report.packed_share);
 }

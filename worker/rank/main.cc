@@ -107,7 +107,7 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
     CatchStopSignals();
     UseCheckpointModel(*launch);
     if (launch->spec.serves()) {
-      return ServeJob({*launch, *events, commands, clock, start}).Run();
+      return ServeJob({*launch, rank, *events, commands, clock, start}).Run();
     }
     if (launch->spec.generates()) {
       return AnswerJob({*launch, rank, *events, commands, clock, start}).Run();

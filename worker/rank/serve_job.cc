@@ -45,7 +45,7 @@ bool ServeJob::Stopped() {
 
 void ServeJob::Load() {
   const channel::RankLaunch& file = context_.launch.file;
-  const Device device = OpenDevice(file.device, LocalRank(file.first_rank, file, GetEnv));
+  const Device device = OpenDevice(file.device, LocalRank(context_.rank, file, GetEnv));
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
   LimitMemory(context_.launch.spec, device);
@@ -55,9 +55,12 @@ void ServeJob::Load() {
   generator_.emplace(ModelOf(options_, options_.adapter, device));
   MakeBatch(device);
   const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
-  fmt::print("serves on {}, ready after {:.1f} s\n", device.Name(), seconds);
-  context_.events.Write(channel::ReadyEvent{
-      .rank = file.first_rank, .world = 1, .device = device.Name(), .seconds = seconds});
+  fmt::print("rank {} of world size {} serves on {}, ready after {:.1f} s\n", context_.rank,
+             file.world_size, device.Name(), seconds);
+  context_.events.Write(channel::ReadyEvent{.rank = context_.rank,
+                                            .world = file.world_size,
+                                            .device = device.Name(),
+                                            .seconds = seconds});
 }
 
 // Each of the questions that are answered at once has room for a long conversation and its answer.
@@ -76,8 +79,13 @@ void ServeJob::MakeBatch(const Device& device) {
              BytesText(tokens * room.token_bytes));
 }
 
+std::string ServeJob::SocketPath() const {
+  const channel::RankLaunch& file = context_.launch.file;
+  return file.serve_socket + std::to_string(context_.rank - file.first_rank);
+}
+
 io::UniqueFd ServeJob::Listen() const {
-  const std::string& path = context_.launch.file.serve_socket;
+  const std::string path = SocketPath();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -262,22 +270,33 @@ void ServeJob::Step() {
   });
 }
 
+void ServeJob::Drain() {
+  const auto answers = [](const Asker& asker) { return asker.asked; };
+  while (std::ranges::any_of(askers_, answers)) {
+    Receive(-1);
+    Step();
+    if (flight_) flight_->SetPhase(channel::FlightPhase::kEnding);
+  }
+}
+
 channel::ExitCode ServeJob::Run() {
   const channel::RankLaunch& file = context_.launch.file;
-  if (auto flight = OpenFlightRecord(file, file.first_rank, context_.clock)) {
+  if (auto flight = OpenFlightRecord(file, context_.rank, context_.clock)) {
     flight_.emplace(*std::move(flight));
   }
   if (flight_) flight_->SetPhase(channel::FlightPhase::kLoading);
   Load();
-  const io::UniqueFd listener = Listen();
+  io::UniqueFd listener = Listen();
   while (!Stopped()) {
     Receive(listener.get());
     Step();
     // It stands still for as long as nobody asks, and hangs as little as that.
     if (flight_) flight_->SetPhase(channel::FlightPhase::kTraining);
   }
-  unlink(file.serve_socket.c_str());
+  unlink(SocketPath().c_str());
+  listener = io::UniqueFd();
   context_.events.Sync();
+  Drain();
   return channel::kExitStopped;
 }
 

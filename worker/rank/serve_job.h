@@ -25,17 +25,20 @@
 
 namespace sft::rank {
 
-// The process of a job of kind "serve": holds a model and answers whoever asks on its Unix socket
+// A process of a job of kind "serve": holds a model and answers whoever asks on its Unix socket
 // (channel::RankLaunch::serve_socket), all questions under way together. A question is one line of
 // JSON (ServeQuestion). The answer is lines: {"text": what comes next}, and at the end
 // {"finish_reason", "prompt_tokens", "answer_tokens"}, with "error" where there is one; where
 // several prompts are asked, each line has its answer's number as "index" (ServeAnswer). While
 // there is nothing new, an empty text is sent every few seconds. Who closes the connection no
-// longer wants the answer.
+// longer wants the answer. The processes of a job know nothing of each other: each gives the same
+// answer to a question. One that is told to stop takes no more questions and goes on with those
+// that it has, until it is killed.
 class ServeJob {
  public:
   struct Context {
     const Launch& launch;
+    int rank = 0;
     EventLog& events;
     CommandInput& commands;
     Clock& clock;
@@ -74,9 +77,13 @@ class ServeJob {
   bool Stopped();
   void Load();
   void MakeBatch(const Device& device);
+  std::string SocketPath() const;
   io::UniqueFd Listen() const;
-  // Takes what has come, and waits for more where there is nothing else to do.
+  // Takes what has come, and waits for more where there is nothing else to do. Without a listener
+  // (-1) nobody new comes.
   void Receive(int listener);
+  // Ends the answers under way.
+  void Drain();
   void Read(Asker& asker);
   void TakeBytes(Asker& asker, std::string_view bytes);
   void Begin(Asker& asker);

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "common/base/ids.h"
 #include "common/io/file.h"
@@ -19,8 +20,16 @@ namespace {
 constexpr int kPatienceMs = 60'000;
 constexpr size_t kMaxLineBytes = 1 << 20;
 
-// A connection to the process of an attempt.
-class Connection {
+// An id is a part of a path.
+bool IsAttempt(const std::string& uid) {
+  const std::vector<std::string> ids = IdsInPath("attempt", uid);
+  return ids.size() == 1 && ids[0] == uid;
+}
+
+}  // namespace
+
+// A connection to a process of an attempt.
+class Asker::Connection {
  public:
   absl::Status Open(const std::string& path, const std::optional<RankUser>& rank_user) {
     sockaddr_un address{};
@@ -33,6 +42,7 @@ class Connection {
     if (connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
       return Unavailable("its model is not loaded yet");
     }
+    path_ = path;
     return absl::OkStatus();
   }
 
@@ -62,18 +72,14 @@ class Connection {
     return line;
   }
 
+  // Empty: none is open.
+  const std::string& path() const { return path_; }
+
  private:
+  std::string path_;
   io::UniqueFd fd_;
   std::string read_;
 };
-
-// An id is a part of a path.
-bool IsAttempt(const std::string& uid) {
-  const std::vector<std::string> ids = IdsInPath("attempt", uid);
-  return ids.size() == 1 && ids[0] == uid;
-}
-
-}  // namespace
 
 Asker::~Asker() {
   std::list<Running> running;
@@ -110,19 +116,54 @@ void Asker::Ask(const v1::Ask& ask) {
   });
 }
 
+std::string Asker::TakeLeast(std::vector<std::string>& sockets) {
+  const MutexLock lock(mutex_);
+  auto least = sockets.begin();
+  for (auto each = sockets.begin(); each != sockets.end(); ++each) {
+    if (asked_[*each] < asked_[*least]) least = each;
+  }
+  std::string socket = *least;
+  sockets.erase(least);
+  ++asked_[socket];
+  return socket;
+}
+
+absl::Status Asker::Open(const std::string& attempt_uid, Connection& connection) {
+  const std::string prefix = setup_.ServeSockets(attempt_uid);
+  const std::string folder = prefix.substr(0, prefix.rfind('/') + 1);
+  std::vector<std::string> sockets;
+  if (const auto names = io::ListDir(folder); names.ok()) {
+    for (const std::string& name : *names) {
+      if ((folder + name).starts_with(prefix)) sockets.push_back(folder + name);
+    }
+  }
+  absl::Status opened = Unavailable("its model is not loaded yet");
+  while (!opened.ok() && !sockets.empty()) {
+    const std::string path = TakeLeast(sockets);
+    opened = connection.Open(path, setup_.rank_user);
+    if (!opened.ok()) Close(path);
+  }
+  return opened;
+}
+
+void Asker::Close(const std::string& socket) {
+  const MutexLock lock(mutex_);
+  if (const auto found = asked_.find(socket); found != asked_.end()) --found->second;
+  std::erase_if(asked_, [](const auto& each) { return each.second == 0; });
+}
+
 void Asker::Answer(const v1::Ask& ask, bool refused) {
   Connection connection;
   absl::Status ready = absl::OkStatus();
   if (refused) ready = ResourceExhausted("it answers as many questions as it can: try again later");
   if (ready.ok() && !IsAttempt(ask.attempt_uid())) ready = InvalidArgument("no attempt");
-  if (ready.ok()) {
-    ready = connection.Open(setup_.ServeSocket(ask.attempt_uid()), setup_.rank_user);
-  }
+  if (ready.ok()) ready = Open(ask.attempt_uid(), connection);
   if (ready.ok()) ready = connection.Send(ask.question() + "\n");
   (void)server_.SendLines(ask.request(), [&]() -> absl::StatusOr<std::string> {
     if (!ready.ok()) return ready;
     return connection.Line();
   });
+  Close(connection.path());
 }
 
 }  // namespace sft::worker

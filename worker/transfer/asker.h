@@ -1,7 +1,10 @@
 #pragma once
 
 #include <list>
+#include <map>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
@@ -10,8 +13,9 @@
 
 namespace sft::worker {
 
-// Passes the server's questions on to the processes of attempts that serve, and their answers back
-// as they come. A thread for each question, kMostAtOnce at most; more are refused.
+// Passes the server's questions on to the processes of attempts that serve, each to the one of its
+// attempt that has the fewest, and their answers back as they come. A thread for each question,
+// kMostAtOnce at most; more are refused.
 class Asker {
  public:
   static constexpr int kMostAtOnce = 256;
@@ -29,7 +33,15 @@ class Asker {
     std::thread thread;
     bool done = false;
   };
+  class Connection;
   void Answer(const v1::Ask& ask, bool refused);
+  // Connects to the process of the attempt that has the fewest questions, or to another one where
+  // that does not listen.
+  absl::Status Open(const std::string& attempt_uid, Connection& connection);
+  // Takes the one with the fewest questions out of the list, and counts one more.
+  std::string TakeLeast(std::vector<std::string>& sockets);
+  // Counts one less.
+  void Close(const std::string& socket);
   // Joins the threads that have ended.
   void Reap() SFT_REQUIRES(mutex_);
 
@@ -37,6 +49,7 @@ class Asker {
   ServerApi& server_;
   Mutex mutex_;
   std::list<Running> running_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, int> asked_ SFT_GUARDED_BY(mutex_);  // by socket
 };
 
 }  // namespace sft::worker

@@ -103,6 +103,16 @@ TEST_F(ChatTest, ItWaitsWhileAsManyQuestionsAreAnsweredAsCanBe) {
   EXPECT_EQ(Said(2), "user: a");
 }
 
+TEST_F(ChatTest, OfSeveralTheOneThatWaitsIsNamedAndItsAnswerIsToo) {
+  server_.answers = {{.status = {grpc::StatusCode::UNAVAILABLE, "its model is not loaded yet"}},
+                     {{"One"}},
+                     {{"Two"}}};
+  const Outcome run = Chat("a\n", {"job-s", "--base"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, "[trained] One\n[base] Two\n");
+  EXPECT_THAT(run.err, HasSubstr("[trained] waits: its model is not loaded yet\n"));
+}
+
 TEST_F(ChatTest, CheckpointsTheResultAndTheBaseAnswerSideBySide) {
   server_.jobs["job-a"].set_state(v1::Job::RUNNING);
   server_.answers = {{{"One"}}, {{"Two"}}, {{"Three"}}, {{"Four"}}};

@@ -172,8 +172,11 @@ TEST(FollowTest, WhyAJobFailedIsSaidOnce) {
       "last lines of prepare's log:\nsft-rank: 2 rows cannot be used:\nrows.jsonl:3: no text\n"
       "rows.jsonl:7: no text\nmend it\n");
   job.mutable_verdict()->add_evidence("last lines of rank 1's log:\nstep 3\nrows.jsonl:7: no text");
-  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::PREPARING), job}}};
+  v1::Job preparing = MakeJob("job-a", v1::Job::PREPARING);
+  preparing.set_reason(message);
+  server.watches = {{.jobs = {preparing, job}}};
   const std::string said = Sftctl(server, {"status", "job-a", "--watch"}).err;
+  EXPECT_THAT(said, HasSubstr("job-a PREPARING: prepare: 2 rows cannot be used:\n"));
   EXPECT_EQ(said.find("rows.jsonl:3: no text"), said.rfind("rows.jsonl:3: no text")) << said;
   EXPECT_EQ(said.find("rows.jsonl:7: no text"), said.rfind("rows.jsonl:7: no text")) << said;
   EXPECT_THAT(said, HasSubstr("job-a FAILED\n"));

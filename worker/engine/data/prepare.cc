@@ -253,7 +253,7 @@ bool Refuses(spec::LongRows rule) {
 void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& options,
                 std::string_view place) {
   int64_t refused = 0;
-  bool only_long = true;
+  bool only_long = true, by_rule = true;
   std::string list;
   for (const Outcome& outcome : outcomes) {
     if (!outcome.skipped || outcome.skipped->problem == RowProblem::kSameAnswers) continue;
@@ -264,7 +264,8 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
                   : options.on_bad_rows == spec::BadRows::kSkip) {
       continue;
     }
-    only_long = only_long && by_length;
+    only_long = only_long && too_long;
+    by_rule = by_rule && by_length;
     if (++refused <= DatasetStats::kReportedRows) {
       list += fmt::format("\n  {} {}: {}", place, outcome.skipped->line, outcome.skipped->reason);
     }
@@ -273,19 +274,21 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
   if (refused > DatasetStats::kReportedRows) {
     list += fmt::format("\n  and {} more", refused - DatasetStats::kReportedRows);
   }
-  const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
+  const std::string key = by_rule ? "data.on_long_rows" : "data.on_bad_rows";
   // Answers that are compared are never cut.
+  const bool compares = data::Compares(options.learns);
   const std::string_view cuts =
-      !data::Compares(options.learns)
-          ? "cut them (data.on_long_rows = \"truncate_right\", \"split\", ...)"
-          : "cut their prompts (data.on_long_rows = \"truncate_left\")";
+      by_rule    ? compares ? ", cut their prompts (data.on_long_rows = \"truncate_left\")"
+                            : ", cut them (data.on_long_rows = \"truncate_right\", \"split\", ...)"
+      : compares ? ""
+                 : ", cut them (data.on_long_rows = \"truncate_right\")";
   throw UserError(
       fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused, outcomes.size(),
                   list),
       "bad_rows",
       fmt::format(
           "correct these rows, or leave them out with {} = \"skip\"{}", key,
-          only_long ? fmt::format(", {}, or raise hyperparameters.sequence_length", cuts) : ""));
+          only_long ? fmt::format("{}, or raise hyperparameters.sequence_length", cuts) : ""));
 }
 
 CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& lines) {

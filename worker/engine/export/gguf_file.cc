@@ -97,6 +97,13 @@ void GgufKeys::SetInts(std::string_view key, const std::vector<int32_t>& values)
   for (const int32_t value : values) Append(value, bytes_);
 }
 
+void GgufKeys::SetBools(std::string_view key, const std::vector<bool>& values) {
+  Begin(key, kArray);
+  Append(kBool, bytes_);
+  Append<uint64_t>(values.size(), bytes_);
+  for (const bool value : values) Append<uint8_t>(value ? 1 : 0, bytes_);
+}
+
 void GgufKeys::SetFloats(std::string_view key, const std::vector<float>& values) {
   Begin(key, kArray);
   Append(kFloat32, bytes_);

@@ -23,6 +23,7 @@ class GgufKeys {
   void SetBool(std::string_view key, bool value);
   void SetTexts(std::string_view key, const std::vector<std::string>& values);
   void SetInts(std::string_view key, const std::vector<int32_t>& values);
+  void SetBools(std::string_view key, const std::vector<bool>& values);
   void SetFloats(std::string_view key, const std::vector<float>& values);
 
   uint64_t count() const { return count_; }

@@ -1,6 +1,7 @@
 #include "worker/engine/export/gguf_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/model_text.h"
+#include "worker/engine/export/gguf_checks.h"
 #include "worker/engine/export/gguf_family.h"
 #include "worker/engine/export/gguf_tokenizer.h"
 #include "worker/engine/model/families.h"
@@ -86,7 +88,7 @@ class GgufModel {
     GgufKeys keys;
     AddGeneral(keys);
     AddShapes(keys);
-    AddTokenizer(options_.model_dir, config_.vocab, keys);
+    AddTokenizer(options_.model_dir, config_.vocab, architecture_, keys);
     const BaseWeights base(options_.model_dir, layout_, at::kCPU);
     GgufWriter writer(options_.target, keys, Plans());
     for (const auto& [name, factors] : Factors()) writer.Write(name, factors);
@@ -109,22 +111,34 @@ class GgufModel {
     if (rope_.type == plan::RopeType::kLlama3) {
       return {{"rope_freqs.weight", RopeFactors(rope_, config_.head_dim)}};
     }
+    if (config_.family == "gemma4_text") return {{"rope_freqs.weight", PartFactors()}};
     if (rope_.type != plan::RopeType::kLongRope) return {};
     return {{"rope_factors_long.weight", at::tensor(rope_.long_factors).to(at::kFloat)},
             {"rope_factors_short.weight", at::tensor(rope_.short_factors).to(at::kFloat)}};
   }
 
-  // Of a stack, whose gates and ups stand one below the other or in turn, what `part` is.
+  // Of layers that see all tokens: the frequencies behind the rotated share become none.
+  Tensor PartFactors() const {
+    constexpr double kNoTurn = 1e30;
+    const int64_t head = MainShape(config_).head_dim;
+    const int64_t rotated = static_cast<int64_t>(static_cast<double>(head) * rope_.rotated) / 2;
+    Tensor factors = at::ones({head / 2});
+    factors.narrow(0, rotated, head / 2 - rotated).fill_(kNoTurn);
+    return factors;
+  }
+
+  // Of gates with ups, which stand one below the other or in turn, what `part` is.
   Tensor PartOf(const GgufPart& part, const Tensor& weight) const {
     if (!part.is_half) return weight.view(part.shape);
+    const auto dimension = static_cast<int64_t>(part.outputs);
+    const int64_t size = part.shape[part.outputs];
     std::vector<int64_t> both = part.shape;
-    both[1] *= 2;
+    both[part.outputs] *= 2;
     const Tensor stack = weight.view(both);
-    const int64_t size = part.shape[1];
     if (config_.activation == plan::ActivationKind::kClampedSwiGlu) {
-      return stack.slice(1, part.is_up ? 1 : 0, 2 * size, 2);
+      return stack.slice(dimension, part.is_up ? 1 : 0, 2 * size, 2);
     }
-    return stack.narrow(1, part.is_up ? size : 0, size);
+    return stack.narrow(dimension, part.is_up ? size : 0, size);
   }
 
   Tensor Turned(const ParamInfo& param, const Tensor& weight) const {
@@ -175,16 +189,35 @@ class GgufModel {
     keys.SetFloat(fmt::format("{}.{}", architecture_, key), static_cast<float>(value));
   }
 
+  // One number where all layers have the same, else a number for each.
+  template <typename Get>
+  void SetByLayer(GgufKeys& keys, std::string_view key, const Get& get) const {
+    std::vector<int32_t> values;
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      values.push_back(static_cast<int32_t>(get(config_.Layer(i))));
+    }
+    if (std::ranges::count(values, values[0]) == config_.layers) {
+      SetInt(keys, key, values[0]);
+    } else {
+      keys.SetInts(fmt::format("{}.{}", architecture_, key), values);
+    }
+  }
+
   void AddShapes(GgufKeys& keys) const {
     SetInt(keys, "block_count", config_.layers);
     SetInt(keys, "context_length", ContextLength());
     SetInt(keys, "embedding_length", config_.hidden);
-    SetInt(keys, "feed_forward_length", config_.intermediate);
+    // Beside experts the layer's own, where it has one.
+    SetByLayer(keys, "feed_forward_length", [&](const plan::LayerShape& layer) {
+      if (layer.experts == 0) return layer.intermediate;
+      return layer.shared > 0 ? layer.shared : config_.intermediate;
+    });
     SetInt(keys, "vocab_size", config_.vocab);
     SetInt(keys, "attention.head_count", config_.heads);
-    SetInt(keys, "attention.head_count_kv", config_.kv_heads);
-    SetInt(keys, "attention.key_length", config_.head_dim);
-    SetInt(keys, "attention.value_length", config_.head_dim);
+    SetByLayer(keys, "attention.head_count_kv",
+               [](const plan::LayerShape& layer) { return layer.kv_heads; });
+    SetInt(keys, "attention.key_length", MainShape(config_).head_dim);
+    SetInt(keys, "attention.value_length", MainShape(config_).head_dim);
     SetFloat(keys,
              config_.norm == plan::NormKind::kLayerNorm ? "attention.layer_norm_epsilon"
                                                         : "attention.layer_norm_rms_epsilon",
@@ -194,9 +227,13 @@ class GgufModel {
   }
 
   void AddRope(GgufKeys& keys) const {
-    if (rope_.type == plan::RopeType::kNone) return;
-    SetInt(keys, "rope.dimension_count",
-           std::llround(static_cast<double>(config_.head_dim) * rope_.rotated));
+    if (rope_.type == plan::RopeType::kNone) {
+      if (config_.family != "gpt2") keys.SetBool(architecture_ + ".rope.scaling.finetuned", false);
+      return;
+    }
+    const auto head = static_cast<double>(MainShape(config_).head_dim);
+    const bool all = rope_.type == plan::RopeType::kProportional;
+    SetInt(keys, "rope.dimension_count", std::llround(all ? head : head * rope_.rotated));
     SetFloat(keys, "rope.freq_base", rope_.theta);
     if (rope_.type == plan::RopeType::kLongRope) {
       SetInt(keys, "rope.scaling.original_context_length", rope_.original_max_positions);
@@ -211,6 +248,11 @@ class GgufModel {
     SetFloat(keys, "rope.scaling.factor", rope_.factor);
     if (!yarn) return;
     SetInt(keys, "rope.scaling.original_context_length", rope_.original_max_positions);
+    if (config_.family == "ministral3") {
+      SetFloat(keys, "rope.scaling.yarn_log_multiplier", 1.0);
+      SetFloat(keys, "attention.temperature_scale", rope_.query_scaling);
+      return;
+    }
     // llama.cpp multiplies by what is usual itself.
     const double usual = 1 + 0.1 * std::log(std::max(1.0, rope_.factor));
     SetFloat(keys, "rope.scaling.attn_factor", rope_.attention_factor.value_or(usual) / usual);
@@ -226,13 +268,35 @@ class GgufModel {
     }
     if (config_.family == "phi3") SetInt(keys, "attention.sliding_window", 0);
     if (family_.windows) {
-      SetInt(keys, "attention.sliding_window", config_.layer_options[0].window);
+      SetInt(keys, "attention.sliding_window",
+             std::ranges::max(config_.layer_options, {}, &plan::LayerOptions::window).window);
     }
-    if (config_.family != "granite") return;
+    if (config_.family == "gemma4_text") AddGemma4(keys);
+    if (architecture_ != "granite") return;
     SetFloat(keys, "attention.scale", config_.attention_scale);
     SetFloat(keys, "embedding_scale", config_.embedding_scale);
     SetFloat(keys, "residual_scale", config_.residual_scale);
     SetFloat(keys, "logit_scale", 1.0 / config_.logit_scale);
+  }
+
+  void AddGemma4(GgufKeys& keys) const {
+    std::vector<bool> slides;
+    int64_t sharing = 0;
+    double theta = rope_.theta;
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      const plan::LayerOptions& layer = config_.layer_options[i];
+      slides.push_back(layer.window > 0);
+      if (layer.window > 0) theta = config_.ropes[layer.rope].theta;
+      if (config_.Layer(i).keys_of >= 0) ++sharing;
+    }
+    keys.SetBools(architecture_ + ".attention.sliding_window_pattern", slides);
+    SetInt(keys, "attention.shared_kv_layers", sharing);
+    SetInt(keys, "attention.key_length_swa", config_.head_dim);
+    SetInt(keys, "attention.value_length_swa", config_.head_dim);
+    SetInt(keys, "rope.dimension_count_swa", config_.head_dim);
+    SetFloat(keys, "rope.freq_base_swa", theta);
+    SetInt(keys, "embedding_length_per_layer_input", config_.layer_input);
+    if (config_.logit_cap != 0.0) SetFloat(keys, "final_logit_softcapping", config_.logit_cap);
   }
 
   // llama.cpp has no window in most architectures: what is longer than one would differ.
@@ -267,7 +331,7 @@ std::string QuotedText(const std::string& text) {
 void CheckGguf(const std::filesystem::path& model_dir, const ModelConfig& config) {
   CheckGgufFamily(config);
   GgufKeys ignored;
-  AddTokenizer(model_dir, config.vocab, ignored);
+  AddTokenizer(model_dir, config.vocab, FindGgufFamily(config.family)->architecture, ignored);
 }
 
 void WriteGguf(const GgufOptions& options) {

@@ -139,6 +139,15 @@ void CheckPairs(const std::string& token, const std::unordered_set<std::string>&
   }
 }
 
+void RefuseStripping(const Json& tokenizer) {
+  for (const Json& token : tokenizer.value("added_tokens", Json::array())) {
+    if (token.value("lstrip", false) || token.value("rstrip", false)) {
+      RefuseTokenizer(fmt::format("its token {} takes the spaces beside it",
+                                  token.value("content", std::string())));
+    }
+  }
+}
+
 }  // namespace
 
 bool IsSentencePiece(const Json& tokenizer) {
@@ -151,16 +160,13 @@ SentencePieces ReadSentencePieces(const Json& tokenizer, int64_t vocab) {
   pieces.space_before = ReadSpaces(tokenizer);
   const Json& model = tokenizer.at("model");
   if (model.value("ignore_merges", false)) RefuseTokenizer("whole words need no merges in it");
+  RefuseStripping(tokenizer);
   const Json& vocabulary = model.at("vocab");
   const Merges merges(model.value("merges", Json::array()));
   std::unordered_set<std::string> added, texts;
   for (const auto& [text, id] : vocabulary.items()) texts.insert(text);
   for (const Json& token : tokenizer.value("added_tokens", Json::array())) {
-    const std::string text = token.value("content", std::string());
-    added.insert(text);
-    if (token.value("lstrip", false) || token.value("rstrip", false)) {
-      RefuseTokenizer(fmt::format("its token {} takes the spaces beside it", text));
-    }
+    added.insert(token.value("content", std::string()));
   }
   pieces.scores.assign(static_cast<size_t>(vocab), kNever);
   for (const auto& [text, id] : vocabulary.items()) {
@@ -172,6 +178,22 @@ SentencePieces ReadSentencePieces(const Json& tokenizer, int64_t vocab) {
     if (!byte && !added.contains(text)) CheckPairs(text, texts, merges);
   }
   return pieces;
+}
+
+void CheckGemma4Pieces(const Json& tokenizer) {
+  if (ReadSpaces(tokenizer)) RefuseTokenizer("a space goes before each text");
+  const Json& model = tokenizer.at("model");
+  if (model.value("ignore_merges", false)) RefuseTokenizer("whole words need no merges in it");
+  RefuseStripping(tokenizer);
+  for (const Json& merge : model.value("merges", Json::array())) {
+    const auto [left, right] = PairOf(merge);
+    const std::string token = left + right;
+    const size_t first = token.find('\n');
+    if (first != token.npos && token.find_first_not_of('\n') != token.npos) {
+      RefuseTokenizer(
+          fmt::format("\"{}\" and \"{}\" become one token, with a line feed in it", left, right));
+    }
+  }
 }
 
 }  // namespace sft::engine

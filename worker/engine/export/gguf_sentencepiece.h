@@ -24,4 +24,8 @@ bool IsSentencePiece(const nlohmann::json& tokenizer);
 // all pairs of one token in a row.
 SentencePieces ReadSentencePieces(const nlohmann::json& tokenizer, int64_t vocab);
 
+// The same for llama.cpp's tokenizer "gemma4", which merges by the list: throws UserError where it
+// would still cut texts otherwise, since it makes runs of line feeds a text of their own.
+void CheckGemma4Pieces(const nlohmann::json& tokenizer);
+
 }  // namespace sft::engine

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -126,26 +127,30 @@ bool WritesBos(const std::string& source, const std::string& bos) {
          (!bos.empty() && source.find(bos) != std::string::npos);
 }
 
+std::vector<std::string> MergesOf(const Json& json) {
+  std::vector<std::string> merges;
+  for (const Json& merge : json.at("model").value("merges", Json::array())) {
+    merges.push_back(MergeText(merge));
+  }
+  return merges;
+}
+
 void AddByteLevel(const Json& json, const Tokens& tokens, GgufKeys& keys) {
   const std::string cut = NameOfCut(json);
   if (!json.value("normalizer", Json()).is_null() &&
       TypeOf(json["normalizer"]) != "NFC") {  // llama.cpp leaves out Qwen's NFC, too
     RefuseTokenizer("it changes text before it is cut (a normalizer)");
   }
-  std::vector<std::string> merges;
-  for (const Json& merge : json.at("model").value("merges", Json::array())) {
-    merges.push_back(MergeText(merge));
-  }
   keys.Set("tokenizer.ggml.model", "gpt2");
   keys.Set("tokenizer.ggml.pre", cut);
   keys.SetTexts("tokenizer.ggml.tokens", tokens.texts);
   keys.SetInts("tokenizer.ggml.token_type", tokens.kinds);
-  keys.SetTexts("tokenizer.ggml.merges", merges);
+  keys.SetTexts("tokenizer.ggml.merges", MergesOf(json));
   keys.SetBool("tokenizer.ggml.add_space_prefix", false);
 }
 
-void AddSentencePiece(const Json& json, Tokens tokens, GgufKeys& keys) {
-  const SentencePieces pieces = ReadSentencePieces(json, static_cast<int64_t>(tokens.texts.size()));
+// Kinds and texts of the tokens of pieces, as llama.cpp has them.
+void NameTokens(const Json& json, Tokens& tokens) {
   const Json unknown = json.at("model").value("unk_token", Json());
   std::set<std::string> normalized;
   for (const Json& token : json.value("added_tokens", Json::array())) {
@@ -161,12 +166,32 @@ void AddSentencePiece(const Json& json, Tokens tokens, GgufKeys& keys) {
     size_t at = normalized.contains(text) ? text.find(kSpace) : text.npos;
     for (; at != text.npos; at = text.find(kSpace)) text.replace(at, kSpace.size(), " ");
   }
-  keys.Set("tokenizer.ggml.model", "llama");
-  keys.Set("tokenizer.ggml.pre", "default");
+}
+
+void AddPieces(const Json& json, Tokens tokens, std::string_view architecture, GgufKeys& keys) {
+  NameTokens(json, tokens);
+  if (architecture == "gemma4") {
+    CheckGemma4Pieces(json);
+    // Marks of tool calls and of thinking: llama.cpp reads answers by their text.
+    constexpr std::array<std::string_view, 7> kShown = {
+        "<|channel>",       "<channel|>",       "<|tool_call>", "<tool_call|>",
+        "<|tool_response>", "<tool_response|>", "<|\"|>"};
+    for (size_t id = 0; id < tokens.texts.size(); ++id) {
+      if (std::ranges::count(kShown, tokens.texts[id]) > 0) tokens.kinds[id] = kUserDefined;
+    }
+    keys.Set("tokenizer.ggml.model", "gemma4");
+    keys.SetTexts("tokenizer.ggml.merges", MergesOf(json));
+    keys.SetBool("tokenizer.ggml.add_space_prefix", false);
+  } else {
+    const SentencePieces pieces =
+        ReadSentencePieces(json, static_cast<int64_t>(tokens.texts.size()));
+    keys.Set("tokenizer.ggml.model", "llama");
+    keys.Set("tokenizer.ggml.pre", "default");
+    keys.SetFloats("tokenizer.ggml.scores", pieces.scores);
+    keys.SetBool("tokenizer.ggml.add_space_prefix", pieces.space_before);
+  }
   keys.SetTexts("tokenizer.ggml.tokens", tokens.texts);
-  keys.SetFloats("tokenizer.ggml.scores", pieces.scores);
   keys.SetInts("tokenizer.ggml.token_type", tokens.kinds);
-  keys.SetBool("tokenizer.ggml.add_space_prefix", pieces.space_before);
 }
 
 // Special tokens and the template.
@@ -193,7 +218,8 @@ void AddSpecial(const TextFiles& files, const ChatTokenizer& chat, GgufKeys& key
   if (!source.empty()) keys.Set("tokenizer.chat_template", source);
 }
 
-void AddAll(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
+void AddAll(const std::filesystem::path& folder, int64_t vocab, std::string_view architecture,
+            GgufKeys& keys) {
   const TextFiles files(folder);
   const TokenizerText text = ReadTokenizer(files);
   const Json json = ParseJson(text.json);
@@ -206,7 +232,7 @@ void AddAll(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) 
   const ChatTokenizer chat = ChatTokenizer::Open(folder);
   Tokens tokens = TokensOf(model.value("vocab", Json::object()), chat.tokenizer(), vocab);
   if (pieces) {
-    AddSentencePiece(json, std::move(tokens), keys);
+    AddPieces(json, std::move(tokens), architecture, keys);
   } else {
     AddByteLevel(json, tokens, keys);
   }
@@ -220,9 +246,10 @@ void RefuseTokenizer(const std::string& what) {
                   "export a merged model and convert it with llama.cpp's convert_hf_to_gguf.py");
 }
 
-void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, GgufKeys& keys) {
+void AddTokenizer(const std::filesystem::path& folder, int64_t vocab, std::string_view architecture,
+                  GgufKeys& keys) {
   try {
-    AddAll(folder, vocab, keys);
+    AddAll(folder, vocab, architecture, keys);
   } catch (const nlohmann::json::exception& error) {
     RefuseTokenizer(fmt::format("tokenizer.json: {}", error.what()));
   }

@@ -97,6 +97,10 @@ TEST_F(RelayTest, QuestionsAreCountedApartFromFilesAndByJob) {
   const absl::Status full = asks("one");
   EXPECT_TRUE(absl::IsResourceExhausted(full));
   EXPECT_EQ(Message(full), "64 questions to this job are being answered: try again later");
+  EXPECT_EQ(relay_.LeastAsked({"a", "b", "c"}, "one"), "b");
+  EXPECT_EQ(relay_.LeastAsked({"a", "b"}, "another"), "a");
+  ASSERT_TRUE(asks("one", "b").ok()) << "its process there has as much room";
+  all.pop_back();
   EXPECT_TRUE(relay_.Start("a", "/x", 0, {}).ok());
   for (int i = FileRelay::kMaxQuestionsOfJob; i < FileRelay::kMaxQuestions; ++i) {
     const std::string node(1, static_cast<char>('a' + i / 64));

@@ -222,6 +222,19 @@ TEST_F(LifeTest, GradesOfAnswersAreNewsOnceAndStay) {
   EXPECT_EQ(progress.values(0).value(), 0.5);
 }
 
+TEST_F(LifeTest, TrafficThatIsToldAgainIsNotMore) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+  status.mutable_progress()->set_step(5);
+  status.mutable_progress()->add_traffic()->set_axis("replicate");
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  status.mutable_progress()->clear_traffic();
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(Job(job).progress().traffic_size(), 1);
+}
+
 TEST_F(LifeTest, EachNodeTellsOfItsOwnRanks) {
   const auto a = Join("a", "CPU", 2), b = Join("b", "CPU", 2);
   const std::string job = Submit("CPU", 2, /*nodes=*/2);

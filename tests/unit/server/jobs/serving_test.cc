@@ -13,11 +13,13 @@ class ServingTest : public FleetTest {
  protected:
   ServingTest() : relay_(*registry_), serving_(*store_, relay_) {}
 
-  // A running job of this kind on node "a", whose process answers with these lines.
-  std::string Running(v1::Job::Kind kind, const std::vector<std::string>& lines) {
-    worker_ = Join("a", "CPU", 1);
-    worker_->on_ask = [this, lines](const v1::Ask& ask) {
+  // A node whose process answers with these lines.
+  std::shared_ptr<FakeWorker> Answering(const std::string& node,
+                                        const std::vector<std::string>& lines) {
+    const std::shared_ptr<FakeWorker> worker = Join(node, "CPU", 1);
+    worker->on_ask = [this, node, lines](const v1::Ask& ask) {
       asked_ = ask;
+      nodes_ += node;
       v1::SendFileRequest chunk;
       chunk.set_request(ask.request());
       for (const std::string& line : lines) {
@@ -25,19 +27,29 @@ class ServingTest : public FleetTest {
         chunk.set_data(line);
         chunk.set_total_size(chunk.offset() + static_cast<int64_t>(line.size()));
         if (line.starts_with("!")) chunk.set_error(line);
-        EXPECT_TRUE(relay_.Push(chunk, "a").ok());
+        EXPECT_TRUE(relay_.Push(chunk, node).ok());
       }
       relay_.End(ask.request());
     };
+    return worker;
+  }
+  // A running job of this kind on node "a", whose process answers with these lines; on "b" too
+  // where that has some.
+  std::string Running(v1::Job::Kind kind, const std::vector<std::string>& lines,
+                      const std::vector<std::string>& others = {}) {
+    worker_ = Answering("a", lines);
+    const auto other = others.empty() ? nullptr : Answering("b", others);
     JobRecord job;
     job.id = "job-1";
     job.project = "default";
     job.kind = kind;
     job.gpu_type = "CPU";
+    if (other) job.nodes = 2;
     job.spec.emplace();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());
     Tick();
     Report("a", worker_, Uid("job-1"), v1::AttemptStatus::RUNNING);
+    if (other) Report("b", other, Uid("job-1"), v1::AttemptStatus::RUNNING);
     return "job-1";
   }
   static v1::GenerateRequest Question(const std::string& name) {
@@ -62,6 +74,7 @@ class ServingTest : public FleetTest {
   Serving serving_;
   std::shared_ptr<FakeWorker> worker_;
   v1::Ask asked_;
+  std::string nodes_;  // that were asked, in their order
   std::string text_;
   v1::GenerateResponse last_;
 };
@@ -91,6 +104,77 @@ TEST_F(ServingTest, AModelThatIsNotLoadedYetAndAProcessThatDiesMayBeThereInAMome
 TEST_F(ServingTest, AnAnswerThatBreaksOffIsNoAnswer) {
   const std::string job = Running(v1::Job::SERVE, {"{\"text\":\"One\"}\n"});
   EXPECT_TRUE(absl::IsUnavailable(Ask(Question(job))));
+}
+
+TEST_F(ServingTest, AnotherNodeGoesOnWithAnAnswerThatBreaksOff) {
+  const std::string job =
+      Running(v1::Job::SERVE, {"{\"text\":\"One tw\"}\n"},
+              {"{\"text\":\"One\"}\n", "{\"text\":\" two\"}\n", "{\"text\":\" three\"}\n",
+               "{\"finish_reason\":\"stop\",\"prompt_tokens\":3,\"answer_tokens\":3}\n"});
+  const absl::Status status = Ask(Question(job));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(nodes_, "ab");
+  EXPECT_EQ(text_, "One two three");
+  EXPECT_EQ(last_.answer_tokens(), 3);
+}
+
+TEST_F(ServingTest, AnswersOfTwoNodesAreNotMixed) {
+  const std::string job =
+      Running(v1::Job::SERVE, {"{\"text\":\"One\"}\n"}, {"{\"text\":\"On the other\"}\n"});
+  const absl::Status status = Ask(Question(job));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(Message(status)), HasSubstr("ended before its answer"));
+  EXPECT_EQ(text_, "One");
+}
+
+TEST_F(ServingTest, ANodeThatIsAwayOrHasNoModelYetIsPassedOver) {
+  const std::string end = "{\"finish_reason\":\"stop\"}\n";
+  const std::string job = Running(v1::Job::SERVE, {"!its model is not loaded yet"}, {end});
+  EXPECT_TRUE(Ask(Question(job)).ok());
+  EXPECT_EQ(nodes_, "ab");
+  registry_->Disconnect("a", worker_.get());
+  EXPECT_TRUE(Ask(Question(job)).ok());
+  EXPECT_EQ(nodes_, "abb");
+}
+
+TEST_F(ServingTest, OfSeveralAnswersEachGoesOnWhereItWas) {
+  const std::string job = Running(v1::Job::SERVE,
+                                  {"{\"index\":0,\"text\":\"a\",\"tokens\":[1]}\n",
+                                   "{\"index\":1,\"text\":\"b\",\"tokens\":[2]}\n",
+                                   "{\"index\":1,\"finish_reason\":\"stop\"}\n"},
+                                  {"{\"index\":1,\"text\":\"b\",\"tokens\":[2]}\n",
+                                   "{\"index\":1,\"finish_reason\":\"stop\"}\n",
+                                   "{\"index\":0,\"text\":\"ac\",\"tokens\":[1,3]}\n",
+                                   "{\"index\":0,\"finish_reason\":\"length\"}\n"});
+  v1::CompleteRequest request;
+  request.set_name(job);
+  request.add_prompts()->set_text("x");
+  request.add_prompts()->set_text("y");
+  std::string texts[2];
+  std::vector<int64_t> tokens[2];
+  int ends = 0;
+  const absl::Status status = serving_.Complete(request, [&](const v1::CompleteResponse& piece) {
+    texts[piece.index()] += piece.text();
+    for (const auto& token : piece.tokens()) tokens[piece.index()].push_back(token.id());
+    ends += piece.finish_reason().empty() ? 0 : 1;
+    return true;
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(texts[0], "ac");
+  EXPECT_EQ(texts[1], "b");
+  EXPECT_EQ(tokens[0], (std::vector<int64_t>{1, 3}));
+  EXPECT_EQ(tokens[1], (std::vector<int64_t>{2}));
+  EXPECT_EQ(ends, 2);
+}
+
+TEST_F(ServingTest, ATokenizersAnswerThatBreaksOffBeginsAgain) {
+  v1::TokenizeRequest request;
+  request.set_name(Running(v1::Job::SERVE, {"{\"tokens\":[1,2]}\n"},
+                           {"{\"tokens\":[1,2]}\n", "{\"end\":true}\n"}));
+  request.set_text("abc");
+  const auto answer = serving_.Tokenize(request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->tokens_size(), 2);
 }
 
 TEST_F(ServingTest, SeveralPromptsAreOneQuestionAndItsAnswersAreNumbered) {

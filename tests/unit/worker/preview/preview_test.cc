@@ -229,7 +229,7 @@ TEST_F(PreviewTest, WhatAJobWouldTrainOnIsSaid) {
   EXPECT_GT(json.at("documents").get<int>(), 9);
   EXPECT_FALSE(json.at("packing").get<bool>());
   Options packed = of({"data.on_long_rows=skip", "data.packing=true"});
-  EXPECT_THAT(Preview(packed).text, HasSubstr("left out    1 rows: 1 too long"));
+  EXPECT_THAT(Preview(packed).text, HasSubstr("left out    1 rows: 1 too long, 0 bad"));
   EXPECT_THAT(Preview(packed).text, HasSubstr("steps of 4 packed sequences"));
   packed.first = 2;
   EXPECT_THAT(Preview(packed).text, HasSubstr("2 of 2 can be used"));

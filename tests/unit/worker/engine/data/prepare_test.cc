@@ -121,6 +121,19 @@ TEST_F(PrepareTest, OfLongPairsOnlyWhatTheirJobsMayDoIsAdvised) {
   }
 }
 
+TEST_F(PrepareTest, OfTurnsThatAreTooLongToBePiecesItIsAdvisedToCutThem) {
+  PrepareOptions options = Options(QuestionRow("long", std::string(900, 'x')));
+  options.on_long_rows = spec::LongRows::kSplit;
+  try {
+    PrepareDataset(tokenizer_, options);
+    FAIL() << "accepted";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.advice(), AllOf(HasSubstr("data.on_bad_rows = \"skip\""),
+                                      HasSubstr("data.on_long_rows = \"truncate_right\""),
+                                      HasSubstr("sequence_length"), Not(HasSubstr("split"))));
+  }
+}
+
 TEST_F(PrepareTest, RowsStandInFilesOfSeveralKinds) {
   const std::string array =
       "[" + QuestionRow("a", "b") + ",\n" + R"({"question": "c", "answer": "d"})" + "]";

@@ -15,6 +15,7 @@
 #include "common/io/file.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/export/gguf_checks.h"
 #include "worker/engine/export/gguf_family.h"
 #include "worker/engine/export/gguf_file.h"
 #include "worker/engine/export/gguf_model.h"
@@ -40,6 +41,7 @@ TEST(GgufTest, AFileHasKeysTensorsReversedShapesAndAlignedData) {
   GgufKeys keys;
   keys.Set("general.name", "x");
   keys.SetInt("n", 7);
+  keys.SetBools("slides", {true, false});
   const std::filesystem::path path = dir / "a.gguf";
   {
     GgufWriter writer(path, keys, {{"m", {2, 3}, GgmlType::kBf16}, {"v", {5}, GgmlType::kF32}});
@@ -51,7 +53,12 @@ TEST(GgufTest, AFileHasKeysTensorsReversedShapesAndAlignedData) {
   EXPECT_EQ(bytes.substr(0, 4), "GGUF");
   EXPECT_EQ(At<uint32_t>(bytes, 4), 3u);
   EXPECT_EQ(At<uint64_t>(bytes, 8), 2u) << "tensors";
-  EXPECT_EQ(At<uint64_t>(bytes, 16), 2u) << "keys";
+  EXPECT_EQ(At<uint64_t>(bytes, 16), 3u) << "keys";
+  const size_t flags = bytes.find("slides") + 6;
+  EXPECT_EQ(At<uint32_t>(bytes, flags), 9u) << "an array";
+  EXPECT_EQ(At<uint32_t>(bytes, flags + 4), 7u) << "of flags, a byte each";
+  EXPECT_EQ(At<uint64_t>(bytes, flags + 8), 2u);
+  EXPECT_EQ(bytes.substr(flags + 16, 2), std::string("\1\0", 2));
   const size_t matrix = bytes.find('m', bytes.find("general.name") + 30);
   ASSERT_NE(matrix, std::string::npos);
   EXPECT_EQ(At<uint32_t>(bytes, matrix + 1), 2u);
@@ -95,14 +102,22 @@ TEST(GgufTest, Q8HasAScaleAndRoundedValuesForEach32) {
 
 TEST(GgufTest, FamiliesWithoutANameAreRefusedByName) {
   ModelConfig config;
-  config.family = "gemma4";
+  config.family = "glm4_moe";
   try {
     CheckGguf("/none", config);
     FAIL() << "taken";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("family gemma4 is not supported yet"));
+    EXPECT_THAT(error.what(), HasSubstr("family glm4_moe is not supported yet"));
     EXPECT_THAT(error.advice(), HasSubstr("convert_hf_to_gguf.py"));
   }
+}
+
+std::vector<GgufPart> PartsOf(const ModelConfig& config, const std::string& name) {
+  for (const UnitInfo& unit : MakeLayout(config).units) {
+    const int param = unit.Find(name);
+    if (param >= 0) return GgufParts(config, unit.params[param]);
+  }
+  return {};
 }
 
 TEST(GgufTest, StacksOfExpertsHaveTheirGatesAndUpsApart) {
@@ -116,13 +131,7 @@ TEST(GgufTest, StacksOfExpertsHaveTheirGatesAndUpsApart) {
   const ModelConfig qwen = parse(R"("model_type": "qwen3_moe", "num_experts": 4,
       "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true)");
   CheckGgufFamily(qwen);
-  const auto parts = [](const ModelConfig& config, const std::string& name) {
-    for (const UnitInfo& unit : MakeLayout(config).units) {
-      const int param = unit.Find(name);
-      if (param >= 0) return GgufParts(config, unit.params[param]);
-    }
-    return std::vector<GgufPart>();
-  };
+  const auto parts = PartsOf;
   const std::string experts = "model.layers.1.mlp.experts.";
   const auto gate_up = parts(qwen, experts + "gate_up_proj.weight");
   ASSERT_EQ(gate_up.size(), 2U);
@@ -175,7 +184,7 @@ TEST(GgufTest, ATokenizerOfAnotherShapeIsRefusedAndNotAnErrorOfTheEngine) {
         R"({"model":{"type":"BPE"},"pre_tokenizer":{"type":"Sequence","pretokenizers":3}})"}) {
     ASSERT_TRUE(io::WriteFileAtomic((dir / "tokenizer.json").string(), text).ok());
     GgufKeys keys;
-    EXPECT_THROW(AddTokenizer(dir / "", 8, keys), UserError) << text;
+    EXPECT_THROW(AddTokenizer(dir / "", 8, "llama", keys), UserError) << text;
   }
 }
 
@@ -332,8 +341,140 @@ TEST(GgufFamilyTest, YarnAndWindowsOfOlmo3AreTakenAsLlamaCppHasThem) {
   EXPECT_THAT(refused([](ModelConfig& c) { c.ropes[c.layer_options[3].rope].beta_fast = 16; }),
               HasSubstr("other settings than factor"));
   EXPECT_THAT(refused([](ModelConfig& c) { c.tied_head = true; }), HasSubstr("a head of its own"));
-  EXPECT_THAT(refused([](ModelConfig& c) { c.family = "ministral3"; }),
-              HasSubstr("the build of llama.cpp that files are compared with does not know it"));
+}
+
+std::string RefusedFamily(const ModelConfig& config) {
+  try {
+    CheckGgufFamily(config);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+ModelConfig Granite4(const std::string& positions) {
+  return ParseConfig(R"({"model_type": "granitemoehybrid", "hidden_size": 64,
+      "shared_intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "vocab_size": 128, "num_local_experts": 0,
+      "layer_types": ["attention", "attention"], "position_embedding_type": ")" +
+                         positions + "\"}",
+                     "granite");
+}
+
+TEST(GgufFamilyTest, TheOneLinearOfGranite4sGatesAndUpsBecomesTwo) {
+  const ModelConfig config = Granite4("nope");
+  EXPECT_EQ(RefusedFamily(config), "taken");
+  EXPECT_EQ(RefusedFamily(Granite4("rope")), "taken");
+  const auto parts = PartsOf(config, "model.layers.1.shared_mlp.input_linear.weight");
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].name, "blk.1.ffn_gate.weight");
+  EXPECT_EQ(parts[1].name, "blk.1.ffn_up.weight");
+  EXPECT_EQ(parts[1].shape, (std::vector<int64_t>{96, 64}));
+  EXPECT_TRUE(parts[1].is_half && parts[1].is_up && parts[1].outputs == 0);
+  const auto down = PartsOf(config, "model.layers.1.shared_mlp.output_linear.weight");
+  ASSERT_EQ(down.size(), 1U);
+  EXPECT_EQ(down[0].name, "blk.1.ffn_down.weight");
+}
+
+// With these keys instead of its own.
+ModelConfig Gemma4(const std::string& keys) {
+  nlohmann::json config = nlohmann::json::parse(R"({
+      "model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96,
+      "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+      "global_head_dim": 32, "vocab_size": 128, "sliding_window": 8,
+      "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128,
+      "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                      "full_attention", "sliding_attention", "full_attention"]})");
+  config.update(nlohmann::json::parse("{" + keys + "}"));
+  return ParseConfig(config.dump(), "gemma");
+}
+
+TEST(GgufFamilyTest, Gemma4sTensorsOfLayersAndOfTheirInputsHaveLlamaCppsNames) {
+  const ModelConfig config = Gemma4(R"("num_kv_shared_layers": 2)");
+  EXPECT_EQ(RefusedFamily(config), "taken");
+  for (const auto& [name, theirs] : std::vector<std::pair<std::string, std::string>>{
+           {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"},
+           {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight"},
+           {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"},
+           {"model.layers.2.layer_scalar", "blk.2.layer_output_scale.weight"},
+           {"model.layers.2.per_layer_input_gate.weight", "blk.2.inp_gate.weight"},
+           {"model.layers.2.per_layer_projection.weight", "blk.2.proj.weight"},
+           {"model.layers.2.post_per_layer_input_norm.weight", "blk.2.post_norm.weight"},
+           {"model.layers.2.post_feedforward_layernorm.weight", "blk.2.post_ffw_norm.weight"}}) {
+    const auto parts = PartsOf(config, name);
+    ASSERT_EQ(parts.size(), 1U) << name;
+    EXPECT_EQ(parts[0].name, theirs);
+  }
+  EXPECT_TRUE(PartsOf(config, "model.layers.4.self_attn.k_proj.weight").empty())
+      << "it uses the keys of another layer";
+  EXPECT_EQ(MainShape(config).head_dim, 32);
+  const ModelConfig mixture = Gemma4(R"("enable_moe_block": true, "num_experts": 4,
+      "top_k_experts": 2, "moe_intermediate_size": 24, "hidden_size_per_layer_input": 0)");
+  EXPECT_EQ(RefusedFamily(mixture), "taken");
+  EXPECT_EQ(GgufName(mixture, "model.layers.1.router.proj.weight"), "blk.1.ffn_gate_inp.weight");
+  EXPECT_EQ(GgufName(mixture, "model.layers.1.router.scale"), "blk.1.ffn_gate_inp.scale");
+  EXPECT_EQ(GgufName(mixture, "model.layers.1.router.per_expert_scale"),
+            "blk.1.ffn_down_exps.scale");
+  EXPECT_EQ(GgufName(mixture, "model.layers.1.pre_feedforward_layernorm_2.weight"),
+            "blk.1.pre_ffw_norm_2.weight");
+}
+
+TEST(GgufFamilyTest, WhatLlamaCppCannotDoOfGemma4IsRefused) {
+  EXPECT_EQ(RefusedFamily(Gemma4("")), "taken");
+  ModelConfig config = Gemma4("");
+  config.layer_shapes[4].head_dim = 24;
+  EXPECT_THAT(RefusedFamily(config), HasSubstr("heads of layer 4 have a size of their own"));
+  config = Gemma4("");
+  config.layer_options[2].window = 16;
+  EXPECT_THAT(RefusedFamily(config), HasSubstr("windows are of several sizes"));
+  config = Gemma4(R"("vocab_size_per_layer_input": 256)");
+  EXPECT_THAT(RefusedFamily(config), HasSubstr("inputs of their own for 256 tokens"));
+  config = Gemma4("");
+  config.ropes[0].factor = 8;
+  EXPECT_THAT(RefusedFamily(config), HasSubstr("the rope of layer 1 is scaled"));
+  config = Gemma4(R"("num_kv_shared_layers": 3)");
+  EXPECT_THAT(RefusedFamily(config),
+              HasSubstr("layer 3 uses the keys of layer 1, and in llama.cpp those of layer 2"));
+}
+
+ModelConfig Ministral3(const std::string& mscale) {
+  return ParseConfig(R"({"model_type": "ministral3", "hidden_size": 64, "intermediate_size": 96,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+      "vocab_size": 128, "max_position_embeddings": 1024, "rope_parameters": {
+      "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+      "original_max_position_embeddings": 64, "mscale": )" +
+                         mscale + R"(, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}})",
+                     "ministral");
+}
+
+TEST(GgufFamilyTest, Ministral3sYarnIsTakenAsItWasReleased) {
+  EXPECT_EQ(RefusedFamily(Ministral3("1.0")), "taken");
+  EXPECT_THAT(RefusedFamily(Ministral3("0.7")), HasSubstr("are not the same number"));
+  ModelConfig plain = Ministral3("1.0");
+  plain.ropes[0].type = plan::RopeType::kDefault;
+  EXPECT_THAT(RefusedFamily(plain), HasSubstr("not scaled as Ministral 3's"));
+}
+
+TEST(SentencePiecesTest, Gemma4sMergeInTheirOwnOrderButNotOverLineFeeds) {
+  const auto with = [](const char* path, const char* value) -> std::string {
+    nlohmann::json tokenizer = Pieces();
+    if (*path != '\0') tokenizer[nlohmann::json::json_pointer(path)] = ParseJson(value);
+    try {
+      CheckGemma4Pieces(tokenizer);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_EQ(with("", ""), "taken");
+  EXPECT_EQ(with("/model/merges", R"([["a", "b"], ["▁", "a"], ["▁a", "b"]])"), "taken");
+  EXPECT_EQ(with("/model/merges", R"([["\n", "\n"]])"), "taken");
+  EXPECT_THAT(with("/model/merges", R"([["\n", "a"]])"), HasSubstr("with a line feed in it"));
+  EXPECT_THAT(with("/normalizer", R"({"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "▁"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})"),
+              HasSubstr("a space goes before each text"));
+  EXPECT_THAT(with("/added_tokens/0/lstrip", "true"), HasSubstr("takes the spaces beside it"));
 }
 
 }  // namespace
