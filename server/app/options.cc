@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/generation.h"
 #include "common/base/mail_address.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
@@ -311,7 +312,7 @@ void AddStandby(CLI::App& app, Options& options) {
   take->add_option("--data-dir", options.data_dir, "The standby's data folder")->required();
   take->add_option("--above", options.above,
                    "The new generation is higher than this one, which a worker's log names")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, kLastGeneration - 1));
   take->footer("Example:\n  sft-server takeover --data-dir /var/lib/sft-server");
   take->callback([&options] { options.command = Options::Command::kTakeOver; });
 }
