@@ -156,7 +156,8 @@ struct Server::Parts {
         methods(AllMethods()),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
-    access->WhenRightsChange([this] { hub.BumpAll(); });
+    access->WhenRightsChange(
+        [this](const std::string& user) { hub.Bump(ChangeHub::UserKey(user)); });
     web_sessions.WhenLoggedOut([this](const std::string& token_id) {
       if (oidc != nullptr && oidc->renewal() != nullptr) oidc->renewal()->LogOut(token_id);
     });
