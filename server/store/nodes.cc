@@ -213,7 +213,7 @@ absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_
     SFT_RETURN_IF_ERROR(leave.Bind(kLeft).Bind(last_seen_us).Bind(node).Run());
   }
   for (const char* sql :
-       {"DELETE FROM node_holds WHERE node = ?1", "DELETE FROM node_faults WHERE node = ?1",
+       {"DELETE FROM node_faults WHERE node = ?1",
         // Earlier ones that have no more of any type than this one.
         "UPDATE nodes SET removed = 1 WHERE removed = 2 AND name != ?1 AND NOT EXISTS (SELECT 1 "
         "FROM gpus g WHERE g.node = nodes.name AND g.present = 1 GROUP BY g.gpu_type HAVING "
