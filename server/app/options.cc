@@ -75,6 +75,8 @@ void AddRetention(CLI::App& app, Options& options) {
   days("--keep-datasets", options.keep_datasets,
        "Days after the end of the last job that named a data set until it is removed");
   days("--keep-backups", options.keep_backups, "Days until a backup in the data folder is removed");
+  days("--keep-nodes", options.keep_nodes,
+       "Days after a node that has left was heard last until it is forgotten, if no job was on it");
   const CLI::Validator mark(
       [](std::string& text) { return std::string(Message(io::ParseDiskMark(text).status())); }, "");
   options.disk_low = io::kDefaultLowMark;

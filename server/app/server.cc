@@ -99,7 +99,7 @@ struct Server::Parts {
         checkpoints(*store, clock, *checkpoint_blobs, hub, [this] { loop.Wake(); }),
         removal(
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
-            hub, [this] { loop.Wake(); }, settings.ages),
+            hub, [this] { loop.Wake(); }, settings.ages, access.get()),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
                      &disk, &gate.failed(), &gpus),
         registry(

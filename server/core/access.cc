@@ -376,6 +376,20 @@ absl::Status Access::Revoke(const std::string& id, const Actor& actor) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<std::string>> Access::DropOldKeys(int64_t before_us) {
+  const MutexLock changing(changing_);
+  std::vector<std::string> nodes;
+  for (const NodeKeyRecord& key : NodeKeys()) {
+    if (key.expires_us < before_us) nodes.push_back(key.node);
+  }
+  if (nodes.empty()) return nodes;
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::DropOldNodeKeys(db, before_us); }));
+  const MutexLock lock(mutex_);
+  for (const std::string& node : nodes) keys_.erase(node);
+  return nodes;
+}
+
 absl::StatusOr<std::string> Access::AuthorityPem() const {
   if (authority_.has_value()) return authority_->certificate_pem;
   return FailedPrecondition(

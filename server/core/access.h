@@ -87,6 +87,9 @@ class Access {
                                    const std::string& request_pem, const Actor& actor = {});
   absl::StatusOr<std::string> Renew(const Principal& node, const std::string& request_pem,
                                     const Actor& actor = {});
+  // Forgets the keys of nodes whose last certificate ended before that time, and returns the nodes'
+  // names, which are free then.
+  absl::StatusOr<std::vector<std::string>> DropOldKeys(int64_t before_us);
   absl::StatusOr<std::string> AuthorityPem() const;
   // FAILED_PRECONDITION when the peer's clock differs too much from this one. 0 means that the peer
   // did not say.
