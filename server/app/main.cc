@@ -141,9 +141,9 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.max_delivery = int64_t{options.max_delivery_gb} * 1'000'000'000;
   settings.thin_metrics_after = std::chrono::hours(24) * options.thin_metrics_after;
   const auto days = [](int count) { return Nanos(std::chrono::hours(24) * count); };
-  settings.ages = {days(options.keep_logs), days(options.keep_metrics),
+  settings.ages = {days(options.keep_logs),      days(options.keep_metrics),
                    days(options.keep_artifacts), days(options.keep_datasets),
-                   days(options.keep_backups)};
+                   days(options.keep_backups),   days(options.keep_nodes)};
   SFT_ASSIGN_OR_RETURN(settings.disk_marks,
                        io::ParseDiskMarks(options.disk_low, options.disk_full));
   SFT_ASSIGN_OR_RETURN(settings.hub, HubOptionsOf(options, data_dir));

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/generation.h"
 #include "common/base/mail_address.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
@@ -74,6 +75,8 @@ void AddRetention(CLI::App& app, Options& options) {
   days("--keep-datasets", options.keep_datasets,
        "Days after the end of the last job that named a data set until it is removed");
   days("--keep-backups", options.keep_backups, "Days until a backup in the data folder is removed");
+  days("--keep-nodes", options.keep_nodes,
+       "Days after a node that has left was heard last until it is forgotten, if no job was on it");
   const CLI::Validator mark(
       [](std::string& text) { return std::string(Message(io::ParseDiskMark(text).status())); }, "");
   options.disk_low = io::kDefaultLowMark;
@@ -311,7 +314,7 @@ void AddStandby(CLI::App& app, Options& options) {
   take->add_option("--data-dir", options.data_dir, "The standby's data folder")->required();
   take->add_option("--above", options.above,
                    "The new generation is higher than this one, which a worker's log names")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, kLastGeneration - 1));
   take->footer("Example:\n  sft-server takeover --data-dir /var/lib/sft-server");
   take->callback([&options] { options.command = Options::Command::kTakeOver; });
 }

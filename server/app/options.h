@@ -36,6 +36,7 @@ struct Options {
   int thin_metrics_after = 30;  // days after a job's end; 0: never
   // Days after a job's end, or the last use, until data is removed; 0: kept for ever.
   int keep_logs = 0, keep_metrics = 0, keep_artifacts = 0, keep_datasets = 0, keep_backups = 0;
+  int keep_nodes = 400;             // of nodes that have left: a year's report still has them
   std::string disk_low, disk_full;  // parsed by io::ParseDiskMark
   bool check = false;               // check whether a server with these options would run, and exit
   bool json = false;                // output of check as JSON

@@ -99,7 +99,7 @@ struct Server::Parts {
         checkpoints(*store, clock, *checkpoint_blobs, hub, [this] { loop.Wake(); }),
         removal(
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
-            hub, [this] { loop.Wake(); }, settings.ages),
+            hub, [this] { loop.Wake(); }, settings.ages, access.get()),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
                      &disk, &gate.failed(), &gpus),
         registry(
@@ -156,7 +156,8 @@ struct Server::Parts {
         methods(AllMethods()),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {
-    access->WhenRightsChange([this] { hub.BumpAll(); });
+    access->WhenRightsChange(
+        [this](const std::string& user) { hub.Bump(ChangeHub::UserKey(user)); });
     web_sessions.WhenLoggedOut([this](const std::string& token_id) {
       if (oidc != nullptr && oidc->renewal() != nullptr) oidc->renewal()->LogOut(token_id);
     });

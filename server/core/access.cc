@@ -253,7 +253,8 @@ absl::Status Access::Put(const UserRecord& user, const Actor& actor, const Store
     const MutexLock lock(mutex_);
     users_[user.name] = user;
   }
-  rights_changed_();
+  // A login changes nothing as a rule, and those who follow are many.
+  if (before.admin != user.admin || before.roles != user.roles) rights_changed_(user.name);
   return absl::OkStatus();
 }
 
@@ -288,7 +289,7 @@ absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
       }
     }
   }
-  rights_changed_();
+  rights_changed_(name);
   return absl::OkStatus();
 }
 
@@ -345,12 +346,14 @@ absl::Status Access::Revoke(const std::string& id, const Actor& actor) {
     }
     SFT_RETURN_IF_ERROR(
         store_.Write([&](Database& db) { return store::RevokeToken(db, id, now); }, actor.audit));
+    std::string user;
     {
       const MutexLock lock(mutex_);
       TokenRecord& token = tokens_[id];
       if (token.revoked_us == 0) token.revoked_us = now;
+      user = token.user;
     }
-    rights_changed_();
+    rights_changed_(user);
     return absl::OkStatus();
   }
   NodeKeyRecord key;
@@ -371,6 +374,20 @@ absl::Status Access::Revoke(const std::string& id, const Actor& actor) {
   const MutexLock lock(mutex_);
   keys_[key.node] = key;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> Access::DropOldKeys(int64_t before_us) {
+  const MutexLock changing(changing_);
+  std::vector<std::string> nodes;
+  for (const NodeKeyRecord& key : NodeKeys()) {
+    if (key.expires_us < before_us) nodes.push_back(key.node);
+  }
+  if (nodes.empty()) return nodes;
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::DropOldNodeKeys(db, before_us); }));
+  const MutexLock lock(mutex_);
+  for (const std::string& node : nodes) keys_.erase(node);
+  return nodes;
 }
 
 absl::StatusOr<std::string> Access::AuthorityPem() const {

@@ -35,8 +35,11 @@ class Access {
   // Authenticates a node by a client certificate whose key the peer has proved to hold.
   absl::StatusOr<Principal> OfCertificate(const std::string& pem) const;
 
-  // Called after each change that may take a right away. Set before the first call.
-  void WhenRightsChange(std::function<void()> tell) { rights_changed_ = std::move(tell); }
+  // Called after each change of what a user may do, with the user's name. Set before the first
+  // call.
+  void WhenRightsChange(std::function<void(const std::string& user)> tell) {
+    rights_changed_ = std::move(tell);
+  }
 
   std::vector<UserRecord> Users() const;
   std::optional<UserRecord> FindUser(const std::string& name) const;
@@ -84,6 +87,9 @@ class Access {
                                    const std::string& request_pem, const Actor& actor = {});
   absl::StatusOr<std::string> Renew(const Principal& node, const std::string& request_pem,
                                     const Actor& actor = {});
+  // Forgets the keys of nodes whose last certificate ended before that time, and returns the nodes'
+  // names, which are free then.
+  absl::StatusOr<std::vector<std::string>> DropOldKeys(int64_t before_us);
   absl::StatusOr<std::string> AuthorityPem() const;
   // FAILED_PRECONDITION when the peer's clock differs too much from this one. 0 means that the peer
   // did not say.
@@ -110,7 +116,7 @@ class Access {
   Store& store_;
   Clock& clock_;
   const std::optional<tls::Identity> authority_;
-  std::function<void()> rights_changed_ = [] {};
+  std::function<void(const std::string&)> rights_changed_ = [](const std::string&) {};
 
   // Held over a whole change of rows and copy, so that changes do not overlap.
   Mutex changing_;

@@ -7,7 +7,7 @@ namespace {
 
 // The list in which a key's change is one; empty: none.
 std::string_view ListOf(std::string_view key) {
-  if (key.starts_with("log/") || key == kFeedKey) return "";
+  if (key.starts_with("log/") || key.starts_with("users/") || key == kFeedKey) return "";
   return key.starts_with("nodes/") ? ChangeHub::kNodes : ChangeHub::kJobs;
 }
 
@@ -87,17 +87,10 @@ void ChangeHub::Wake(const std::string& key) {
   for (const Subscription* follower : found->second) follower->wake_();
 }
 
-void ChangeHub::BumpAll() {
-  const MutexLock lock(mutex_);
-  for (const Subscription* follower : all_) follower->wake_();
-}
-
 void ChangeHub::Shutdown() {
-  {
-    const MutexLock lock(mutex_);
-    stopped_ = true;
-  }
-  BumpAll();
+  const MutexLock lock(mutex_);
+  stopped_ = true;
+  for (const Subscription* follower : all_) follower->wake_();
 }
 
 bool ChangeHub::stopped() const {

@@ -44,13 +44,13 @@ class ChangeHub {
   // it must be short, and may not call the hub. RESOURCE_EXHAUSTED at the limit.
   absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(std::vector<std::string> keys,
                                                           std::function<void()> wake);
-  // A key is a job's id, "nodes/NODE" or "log/STREAM". A change of the first two is also one of
-  // kJobs or kNodes, by which lists of them are followed.
+  // A key is a job's id, "nodes/NODE", "log/STREAM" or "users/NAME" (UserKey). A change of the
+  // first two is also one of kJobs or kNodes, by which lists of them are followed.
   void Bump(const std::string& key);
   static constexpr char kJobs[] = "jobs", kNodes[] = "nodes";
   static constexpr char kSomeNode[] = "nodes/";  // one that is not named
-  // Something changed that concerns everybody.
-  void BumpAll();
+  // Of what a user may do.
+  static std::string UserKey(const std::string& name) { return "users/" + name; }
   // The server stops: wakes everybody, who then end.
   void Shutdown();
   bool stopped() const;

@@ -45,6 +45,12 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Load(
 
 absl::Status Generation::Meet(const std::string& node, int64_t number, const std::string& proof) {
   if (number <= number_) return absl::OkStatus();
+  if (number > kLastGeneration) {
+    return InvalidArgument(fmt::format(
+        "node {} says that it has obeyed a server of generation {}, which none can be: stop its "
+        "worker, remove the file `generation` of the worker's data folder, and start it again",
+        Plain(node, 80), number));
+  }
   if (authority_.has_value() &&
       !tls::IsSignedBy(authority_->certificate_pem, Signed(number), proof)) {
     const MutexLock lock(mutex_);
@@ -61,6 +67,10 @@ absl::Status Generation::Meet(const std::string& node, int64_t number, const std
 
 absl::Status Generation::Retire(int64_t number, const std::string& address) {
   if (number <= number_) return absl::OkStatus();
+  if (number > kLastGeneration) {
+    return InvalidArgument(
+        fmt::format("no server is of generation {}: the last is {}", number, kLastGeneration));
+  }
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) { return store::SetReplaced(db, number, Plain(address, 200)); }));
   const MutexLock lock(mutex_);

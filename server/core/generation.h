@@ -31,10 +31,11 @@ class Generation {
 
   // What a worker says that it has obeyed. FAILED_PRECONDITION for a higher number that is proven,
   // after Retire; one that is not proven is only logged, once
-  // a node, so that no node can stop a server.
+  // a node, so that no node can stop a server. INVALID_ARGUMENT for one that no server can be
+  // (kLastGeneration).
   absl::Status Meet(const std::string& node, int64_t number, const std::string& proof);
   // Another server, at `address`, has the place of this one, if its number is higher. The note is
-  // in the database when this returns OK.
+  // in the database when this returns OK. INVALID_ARGUMENT as of Meet.
   absl::Status Retire(int64_t number, const std::string& address);
   // FAILED_PRECONDITION once it was replaced: the process is to end.
   absl::Status status() const;

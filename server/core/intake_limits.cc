@@ -64,6 +64,20 @@ absl::Status IntakeLimits::CheckDatasets(Database& db, const store::Quota& quota
       quota.project));
 }
 
+absl::Status IntakeLimits::CheckCounts(const std::string& project, size_t under_way,
+                                       size_t unfinished) {
+  if (under_way >= kMostUnderWay) {
+    return ResourceExhausted(
+        fmt::format("{} uploads to project {} are under way: try again when one of them has ended",
+                    under_way, project));
+  }
+  if (unfinished < kMostUnfinished) return absl::OkStatus();
+  return ResourceExhausted(fmt::format(
+      "{} uploads to project {} have begun and not ended: send the rest of one (submit "
+      "its job again), or try again when they have expired, 7 days after their last byte",
+      unfinished, project));
+}
+
 IntakeLimits::Reservation::~Reservation() {
   const MutexLock lock(limits_.mutex_);
   limits_.uploads_.erase(upload_);
@@ -79,9 +93,13 @@ absl::StatusOr<std::unique_ptr<IntakeLimits::Reservation>> IntakeLimits::Reserve
   {
     // Earlier uploads count first, so that two that begin at once do not refuse each other.
     const MutexLock lock(mutex_);
+    size_t under_way = 0;
     for (const Reservation::Upload& upload : uploads_) {
-      if (upload.project == name) others[upload.sha256] = upload.size;
+      if (upload.project != name) continue;
+      others[upload.sha256] = upload.size;
+      ++under_way;
     }
+    SFT_RETURN_IF_ERROR(CheckCounts(name, under_way, others.contains(sha256) ? 0 : others.size()));
     const auto added = uploads_.insert(uploads_.end(), {name, sha256, size});
     reservation = std::unique_ptr<Reservation>(new Reservation(*this, added));
   }

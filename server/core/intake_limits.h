@@ -22,6 +22,9 @@ class IntakeLimits {
   // Maximum age of the cached sums over all artifacts.
   static constexpr std::chrono::seconds kArtifactsPeriod{5};
 
+  // Uploads of one project: those under way, and all that have not ended, broken ones included.
+  static constexpr size_t kMostUnderWay = 64, kMostUnfinished = 256;
+
   // All are borrowed.
   IntakeLimits(Store& store, Clock& clock, DiskWatch& disk)
       : store_(store), clock_(clock), disk_(disk) {}
@@ -45,7 +48,7 @@ class IntakeLimits {
   };
   // Called before a data set's bytes are received: `bytes` are still to come, `size` is the whole.
   // Other uploads of the project count too, and so do `parts`, its unfinished ones (hash and
-  // bytes).
+  // bytes). RESOURCE_EXHAUSTED also where these are too many; one of them may always go on.
   absl::StatusOr<std::unique_ptr<Reservation>> Reserve(const std::string& project,
                                                        const std::string& sha256, int64_t size,
                                                        int64_t bytes,
@@ -62,6 +65,8 @@ class IntakeLimits {
   absl::StatusOr<std::map<std::string, int64_t>> ArtifactBytes();
 
  private:
+  // That a project may have one upload more. `unfinished`: 0 where it goes on with one of these.
+  static absl::Status CheckCounts(const std::string& project, size_t under_way, size_t unfinished);
   // Checks that data sets of these sizes fit beside what the project has and `others`, which are
   // being uploaded to it.
   absl::Status CheckDatasets(Database& db, const store::Quota& quota,

@@ -726,8 +726,7 @@ CREATE TABLE job_mail (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX job_mail_by_hook ON job_mail (hook);
 )sql"},
-                                     // Users for whom the company's provider or a CI vouches; and
-                                     // ID tokens of CI jobs that were exchanged, until they end.
+                                     // Users for whom an issuer vouches; ID tokens in use.
                                      {21, R"sql(
 ALTER TABLE users ADD COLUMN issuer TEXT NOT NULL DEFAULT '';
 ALTER TABLE users ADD COLUMN subject TEXT NOT NULL DEFAULT '';
@@ -737,6 +736,10 @@ CREATE TABLE used_id_tokens (
   expires_us INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX used_id_tokens_end ON used_id_tokens (expires_us);
+)sql"},
+                                     {22, R"sql(
+CREATE INDEX attempt_nodes_by_node ON attempt_nodes (node);
+CREATE INDEX allocations_by_slot ON allocations (node, slot);
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

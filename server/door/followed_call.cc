@@ -1,5 +1,6 @@
 #include "server/door/followed_call.h"
 
+#include "server/core/change_hub.h"
 #include "server/door/door.h"
 
 namespace sft::server {
@@ -22,6 +23,13 @@ Follower::Next FollowedCall::Look() {
   if (!looked.ok()) next = Follower::Next::kEnd;
   if (next == Follower::Next::kEnd) End(looked);
   return next;
+}
+
+std::vector<std::string> FollowedCall::keys() const {
+  if (follower_ == nullptr) return {};
+  std::vector<std::string> keys = follower_->keys();
+  keys.push_back(ChangeHub::UserKey(call_.caller().name));
+  return keys;
 }
 
 void FollowedCall::End(const absl::Status& status) { status_ = door_.Ended(call_, status); }

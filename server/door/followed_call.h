@@ -25,10 +25,9 @@ class FollowedCall {
 
   // kEnd: the call is over with status().
   Follower::Next Look();
-  // What it is to be woken by; those of a call that nobody has admitted yet are none.
-  std::vector<std::string> keys() const {
-    return follower_ == nullptr ? std::vector<std::string>() : follower_->keys();
-  }
+  // What it is to be woken by: by what its follower waits for, and by a change of what its caller
+  // may do; those of a call that nobody has admitted yet are none.
+  std::vector<std::string> keys() const;
   // Ends a call that is not over.
   void End(const absl::Status& status);
   const absl::Status& status() const { return status_; }

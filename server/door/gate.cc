@@ -2,20 +2,22 @@
 
 #include <fmt/format.h>
 
+#include "server/core/subscriber.h"
+
 namespace sft::server {
 namespace {
 
 constexpr std::chrono::seconds kTellAgain{10};
 constexpr size_t kMaxTold = 4096;
 
-// "ipv4:10.0.0.3:4711" without the port; empty: of this machine.
-std::string AddressOf(const std::string& peer) {
+// Whose "ipv4:10.0.0.3:4711" is (SubscriberOf).
+std::string SubscriberOfPeer(const std::string& peer) {
   const size_t begin = peer.find(':'), end = peer.rfind(':');
   if (begin == peer.npos || end <= begin) return "";
   std::string host = peer.substr(begin + 1, end - begin - 1);
   if (host.starts_with("%5B") && host.size() > 6) host = host.substr(3, host.size() - 6);
   if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
-  return host.starts_with("127.") || host == "::1" ? "" : host;
+  return SubscriberOf(host);
 }
 
 }  // namespace
@@ -76,19 +78,19 @@ void Gate::EndStream(const std::string& who, const std::string& kind) {
 }
 
 absl::StatusOr<std::shared_ptr<void>> Gate::EnterAsAnybody(const std::string& peer) {
-  const std::string address = AddressOf(peer);
+  const std::string subscriber = SubscriberOfPeer(peer);
   const MutexLock lock(mutex_);
-  const auto here = anybody_at_.try_emplace(address, 0).first;
-  if (anybody_ >= kMostOfAnybody || (!address.empty() && here->second >= kMostOfAddress)) {
+  const auto here = anybody_at_.try_emplace(subscriber, 0).first;
+  if (anybody_ >= kMostOfAnybody || (!subscriber.empty() && here->second >= kMostOfSubscriber)) {
     if (here->second == 0) anybody_at_.erase(here);
     return ResourceExhausted("too many logins are under way: try again later");
   }
   ++here->second;
   ++anybody_;
-  return std::shared_ptr<void>(this, [this, address](void*) {
+  return std::shared_ptr<void>(this, [this, subscriber](void*) {
     const MutexLock ended(mutex_);
     --anybody_;
-    if (--anybody_at_[address] == 0) anybody_at_.erase(address);
+    if (--anybody_at_[subscriber] == 0) anybody_at_.erase(subscriber);
   });
 }
 

@@ -43,9 +43,9 @@ class Gate {
   // Those that are open, by kind.
   std::map<std::string, int> streams() const;
 
-  // Calls at once that anybody may make (Caller::kAnybody): of all, and of one address other than
-  // loopback, where a proxy may be.
-  static constexpr int kMostOfAnybody = 16, kMostOfAddress = 4;
+  // Calls at once that anybody may make (Caller::kAnybody): of all, and of one subscriber
+  // (SubscriberOf) that is not loopback, where a proxy may be.
+  static constexpr int kMostOfAnybody = 16, kMostOfSubscriber = 4;
   // A place among them, kept while what it returns lives. RESOURCE_EXHAUSTED where there is none.
   // `peer`: "ipv4:10.0.0.3:4711".
   absl::StatusOr<std::shared_ptr<void>> EnterAsAnybody(const std::string& peer);
@@ -70,7 +70,7 @@ class Gate {
   std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
   std::map<std::string, int> streams_by_kind_ SFT_GUARDED_BY(mutex_);
   int streams_ SFT_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, int> anybody_at_ SFT_GUARDED_BY(mutex_);  // by address; none at 0
+  std::map<std::string, int> anybody_at_ SFT_GUARDED_BY(mutex_);  // by subscriber; none at 0
   int anybody_ SFT_GUARDED_BY(mutex_) = 0;
 };
 

@@ -29,11 +29,6 @@ absl::Status CheckNode(Database& db, const std::string& name) {
                               nodes.size() == 1 ? "is" : "are", names.empty() ? "none" : names));
 }
 
-std::string HoldText(const store::NodeHold& hold) {
-  return fmt::format("{} by {}{}", hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
-                     hold.who, hold.reason.empty() ? "" : ": " + hold.reason);
-}
-
 std::string DiskText(const v1::NodeDisk& disk) {
   return fmt::format("nearly out of disk: {} of {} free, its mark is {}",
                      BytesText(disk.free_bytes()), BytesText(disk.total_bytes()),
@@ -41,6 +36,11 @@ std::string DiskText(const v1::NodeDisk& disk) {
 }
 
 }  // namespace
+
+std::string HoldText(const store::NodeHold& hold) {
+  return fmt::format("{} by {}{}", hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
+                     hold.who, hold.reason.empty() ? "" : ": " + hold.reason);
+}
 
 absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
   SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
@@ -53,9 +53,8 @@ absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
 
 absl::Status ReleaseNode(Database& db, const std::string& node, const std::string& who,
                          int64_t now_us) {
-  SFT_RETURN_IF_ERROR(CheckNode(db, node));
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
-  if (!holds.contains(node)) return absl::OkStatus();
+  if (!holds.contains(node)) return CheckNode(db, node);
   SFT_RETURN_IF_ERROR(store::DeleteHold(db, node));
   return NoteNodeEvent(db, node, "released", "by " + who, now_us);
 }

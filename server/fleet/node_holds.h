@@ -17,7 +17,8 @@ namespace sft::server {
 
 // Stores the hold; NOT_FOUND lists the existing nodes. Jobs are moved off from the next tick on.
 absl::Status HoldNode(Database& db, const store::NodeHold& hold);
-// Removes a hold, in the name of `who`; NOT_FOUND as HoldNode.
+// Removes a hold, in the name of `who`, also that of a node that has left and would come again with
+// it; NOT_FOUND as HoldNode.
 absl::Status ReleaseNode(Database& db, const std::string& node, const std::string& who,
                          int64_t now_us);
 
@@ -36,6 +37,8 @@ absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us, Ch
 std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live,
                         const store::NodeHold* hold);
 
+// "drained by ann: fan is loud"
+std::string HoldText(const store::NodeHold& hold);
 // The hold as shown to operators, with the jobs that are on the node.
 absl::StatusOr<v1::NodeHold> ToProto(Database& db, const store::NodeHold& hold);
 

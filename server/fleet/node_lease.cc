@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "server/fleet/node_events.h"
+#include "server/fleet/node_holds.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/node_checks.h"
 #include "server/store/attempts.h"
@@ -44,6 +45,15 @@ absl::StatusOr<bool> IsBusy(Database& db, const std::string& node,
   }
   SFT_ASSIGN_OR_RETURN(const auto attempts, store::AttemptsOnNode(db, node));
   return !attempts.empty();
+}
+
+// What the operator is told of a hold that outlasts the node; empty: there is none.
+absl::StatusOr<std::string> HeldText(Database& db, const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+  const auto hold = holds.find(node);
+  if (hold == holds.end()) return std::string();
+  return fmt::format("; should it come again, it is still {} (`sftctl nodes resume {}` ends that)",
+                     HoldText(hold->second), node);
 }
 
 }  // namespace
@@ -99,7 +109,9 @@ absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRe
     }
     const int64_t heard_us = live.last_seen == WallTime() ? 0 : UnixMicros(live.last_seen);
     SFT_RETURN_IF_ERROR(store::LetNodeGo(db, node->name, heard_us));
-    SFT_RETURN_IF_ERROR(NoteNodeEvent(db, node->name, "removed", "it has left: " + why, now_us));
+    SFT_ASSIGN_OR_RETURN(const std::string held, HeldText(db, node->name));
+    SFT_RETURN_IF_ERROR(
+        NoteNodeEvent(db, node->name, "removed", "it has left: " + why + held, now_us));
     if (live.connected) dismissed.push_back(node->name);
     node = nodes.erase(node);
   }

@@ -43,7 +43,7 @@ absl::Status MoveOffLeaving(Database& db, const WorkerRegistry& registry,
 // Removes nodes with a lease that are gone, from `nodes` too: those that leave and have no attempt
 // any more, and those that have fallen silent with none, once their time is over or nobody has
 // heard them for kLostAfter. Returns the former, which WorkerRegistry::Dismiss tells after the
-// commit.
+// commit. Operators' holds on them stay, which the event says.
 inline constexpr std::chrono::minutes kLostAfter{10};
 absl::StatusOr<std::vector<std::string>> RemoveLeft(Database& db, const WorkerRegistry& registry,
                                                     std::vector<NodeRecord>& nodes, int64_t now_us);

@@ -207,8 +207,7 @@ absl::Status FilesCall::ListResults(const std::string& after, int limit) {
   std::vector<openai::Json> files;
   for (const v1::Job& job : jobs.jobs()) {
     if (static_cast<int>(files.size()) == limit) break;
-    SFT_ASSIGN_OR_RETURN(const std::string csv, CsvOf(job.name()));
-    files.push_back(openai::ResultFileJson(job, static_cast<int64_t>(csv.size())));
+    files.push_back(openai::ResultFileJson(job, std::nullopt));
   }
   return door_.Respond(openai::ListJson(std::move(files), jobs.jobs_size() > limit));
 }

@@ -6,20 +6,11 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 
-#include "common/rpc/endpoint.h"
+#include "server/core/subscriber.h"
 
 namespace sft::server {
-
-std::string SubscriberOf(const std::string& address) {
-  in6_addr v6{};
-  if (::inet_pton(AF_INET6, address.c_str(), &v6) != 1) return address;
-  std::fill_n(v6.s6_addr + 8, 8, uint8_t{0});
-  char text[INET6_ADDRSTRLEN] = {};
-  return fmt::format("{}/64", ::inet_ntop(AF_INET6, &v6, text, sizeof(text)));
-}
 
 HttpSocket::HttpSocket(io::UniqueFd fd, const tls::ServerContext* tls) : fd_(std::move(fd)) {
   const int on = 1;
@@ -42,7 +33,7 @@ HttpSocket::HttpSocket(io::UniqueFd fd, const tls::ServerContext* tls) : fd_(std
     peer_ = host.find(':') == host.npos ? fmt::format("ipv4:{}:{}", host, ntohs(v6->sin6_port))
                                         : fmt::format("ipv6:[{}]:{}", host, ntohs(v6->sin6_port));
   }
-  if (!rpc::IsLoopback(host)) subscriber_ = SubscriberOf(host);
+  if (!host.empty()) subscriber_ = SubscriberOf(host);
 }
 
 HttpSocket::Next HttpSocket::Read(char* bytes, size_t size, size_t& moved) {

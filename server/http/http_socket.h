@@ -9,10 +9,6 @@
 
 namespace sft::server {
 
-// What one subscriber of a network has is counted as one: an address of IPv4, the whole of
-// "2001:db8:0:1::/64" for one of IPv6.
-std::string SubscriberOf(const std::string& address);
-
 // An accepted connection that does not block, with TLS or without. Of one thread.
 class HttpSocket {
  public:
@@ -25,7 +21,7 @@ class HttpSocket {
   bool has_tls() const { return session_ != nullptr; }
   // "ipv4:10.0.0.3:4711"
   const std::string& peer() const { return peer_; }
-  // Whose it is (SubscriberOf); empty: loopback's.
+  // Whose it is (SubscriberOf).
   const std::string& subscriber() const { return subscriber_; }
 
   Next Read(char* bytes, size_t size, size_t& moved);

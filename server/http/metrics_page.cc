@@ -226,8 +226,12 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   page.Metric("sft_nodes_held", "gauge", "Nodes that an operator keeps work off, by how.");
   for (const auto& [mode, name] : {std::pair(store::HoldMode::kCordon, "cordon"),
                                    std::pair(store::HoldMode::kDrain, "drain")}) {
-    const auto held = std::count_if(figures.holds.begin(), figures.holds.end(),
-                                    [&](const auto& hold) { return hold.second.mode == mode; });
+    // A node that has left keeps its hold.
+    const auto held =
+        std::count_if(figures.nodes.begin(), figures.nodes.end(), [&](const NodeRecord& node) {
+          const auto hold = figures.holds.find(node.name);
+          return hold != figures.holds.end() && hold->second.mode == mode;
+        });
     page.Sample({{"mode", name}}, static_cast<double>(held));
   }
   if (sources.disk != nullptr) AddServerDisk(sources.disk->Look(), page);

@@ -41,7 +41,7 @@ std::string SessionEndpoint::SecretOf(const HttpRequest& request) {
 void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   const HttpRequest& request = stream->request();
   if (request.method == "DELETE") {
-    if (sessions_.Close(SecretOf(request))) hub_.BumpAll();  // its streams end
+    Close(SecretOf(request));
     return stream->Respond(WithCookie("", "; Max-Age=0"));
   }
   if (request.method != "POST") {
@@ -61,6 +61,13 @@ void SessionEndpoint::Handle(std::shared_ptr<HttpStream> stream) {
   asked.ReadBody(kMostBytes, [this, stream = std::move(stream)](absl::StatusOr<std::string> body) {
     stream->Respond(body.ok() ? Open(*body, stream->peer()) : RestError(body.status()));
   });
+}
+
+void SessionEndpoint::Close(const std::string& secret) {
+  CallOrigin origin;
+  origin.session_token = sessions_.TokenOf(secret);
+  const absl::StatusOr<Principal> user = gate_.Authenticate(origin);
+  if (sessions_.Close(secret) && user.ok()) hub_.Bump(ChangeHub::UserKey(user->name));
 }
 
 HttpResponse SessionEndpoint::Open(const std::string& body, const std::string& peer) {

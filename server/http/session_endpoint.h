@@ -31,6 +31,8 @@ class SessionEndpoint {
 
  private:
   HttpResponse Open(const std::string& body, const std::string& peer);
+  // Its streams end.
+  void Close(const std::string& secret);
 
   Gate& gate_;
   WebSessions& sessions_;

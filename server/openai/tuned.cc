@@ -202,10 +202,10 @@ Json FileJson(const v1::File& file) {
           {"status_details", nullptr}};
 }
 
-Json ResultFileJson(const v1::Job& job, int64_t bytes) {
+Json ResultFileJson(const v1::Job& job, std::optional<int64_t> bytes) {
   return {{"id", ResultFileOf(IdOfJob(job))},
           {"object", "file"},
-          {"bytes", bytes},
+          {"bytes", bytes.has_value() ? Json(*bytes) : Json()},
           {"created_at", job.end_time().seconds()},
           {"expires_at", nullptr},
           {"filename", fmt::format("{}-metrics.csv", IdOfJob(job))},

@@ -35,8 +35,8 @@ std::string ValueOfKey(const v1::Job& job, std::string_view key);
 
 Json JobJson(const v1::Job& job);
 Json FileJson(const v1::File& file);
-// The file of a curve, which has so many bytes.
-Json ResultFileJson(const v1::Job& job, int64_t bytes);
+// The file of a curve. `bytes`: nullopt where nobody has read it, which alone tells its size.
+Json ResultFileJson(const v1::Job& job, std::optional<int64_t> bytes);
 Json CheckpointJson(const v1::Job& job, const v1::Checkpoint& checkpoint,
                     const std::vector<v1::Metric>& points);
 std::string CheckpointId(const v1::Job& job, const v1::Checkpoint& checkpoint);

@@ -179,4 +179,9 @@ absl::Status PutNodeKey(Database& db, const NodeKeyRecord& key) {
   return put.Bind(key.expires_us).Bind(key.revoked_us).Run();
 }
 
+absl::Status DropOldNodeKeys(Database& db, int64_t before_us) {
+  SFT_ASSIGN_OR_RETURN(Statement drop, db.Prepare("DELETE FROM node_keys WHERE expires_us < ?"));
+  return drop.Bind(before_us).Run();
+}
+
 }  // namespace sft::server::store

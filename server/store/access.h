@@ -34,5 +34,7 @@ absl::Status UseJoinToken(Database& db, const std::string& id);
 
 absl::StatusOr<std::vector<NodeKeyRecord>> ListNodeKeys(Database& db);
 absl::Status PutNodeKey(Database& db, const NodeKeyRecord& key);
+// Keys whose last certificate ended before that time.
+absl::Status DropOldNodeKeys(Database& db, int64_t before_us);
 
 }  // namespace sft::server::store

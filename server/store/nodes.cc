@@ -213,7 +213,7 @@ absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_
     SFT_RETURN_IF_ERROR(leave.Bind(kLeft).Bind(last_seen_us).Bind(node).Run());
   }
   for (const char* sql :
-       {"DELETE FROM node_holds WHERE node = ?1", "DELETE FROM node_faults WHERE node = ?1",
+       {"DELETE FROM node_faults WHERE node = ?1",
         // Earlier ones that have no more of any type than this one.
         "UPDATE nodes SET removed = 1 WHERE removed = 2 AND name != ?1 AND NOT EXISTS (SELECT 1 "
         "FROM gpus g WHERE g.node = nodes.name AND g.present = 1 GROUP BY g.gpu_type HAVING "
@@ -223,6 +223,33 @@ absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_
     SFT_RETURN_IF_ERROR(change.Bind(node).Run());
   }
   return db.Execute("DELETE FROM models WHERE node IN (SELECT name FROM nodes WHERE removed = 1)");
+}
+
+absl::StatusOr<std::vector<std::string>> DropOldNodes(Database& db, int64_t before_us, int limit) {
+  std::vector<std::string> names;
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement list,
+        db.Prepare("SELECT name FROM nodes WHERE removed = 1 AND last_seen_us < ? AND NOT EXISTS "
+                   "(SELECT 1 FROM attempt_nodes a WHERE a.node = name) AND NOT EXISTS (SELECT 1 "
+                   "FROM allocations l WHERE l.node = name) ORDER BY name LIMIT ?"));
+    list.Bind(before_us).Bind(limit);
+    while (true) {
+      SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+      if (!row) break;
+      names.push_back(list.Text(0));
+    }
+  }
+  for (const std::string& name : names) {
+    for (const char* sql :
+         {"DELETE FROM models WHERE node = ?", "DELETE FROM node_holds WHERE node = ?",
+          "DELETE FROM node_faults WHERE node = ?", "DELETE FROM node_facts WHERE node = ?",
+          "DELETE FROM gpus WHERE node = ?", "DELETE FROM nodes WHERE name = ?"}) {
+      SFT_ASSIGN_OR_RETURN(Statement drop, db.Prepare(sql));
+      SFT_RETURN_IF_ERROR(drop.Bind(name).Run());
+    }
+  }
+  return names;
 }
 
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,

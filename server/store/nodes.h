@@ -26,10 +26,14 @@ absl::Status SetNodeState(Database& db, const std::string& node, NodeState state
 absl::Status RemoveNode(Database& db, const std::string& node);
 
 // A node with a lease has left, and was heard last at `last_seen_us` (0: as its row says). As
-// RemoveNode, but the slots and models of the last one of its kind stay known (LeftNodes): jobs for
-// such a node are accepted and planned while none is there. Of two kinds are nodes of which neither
-// has all slots of the other.
+// RemoveNode, but an operator's hold stays for when it comes again, and the slots and models of the
+// last one of its kind stay known (LeftNodes): jobs for such a node are accepted and planned while
+// none is there. Of two kinds are nodes of which neither has all slots of the other.
 absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_us);
+
+// Deletes all rows of removed nodes that were heard last before that time, up to `limit` of them,
+// and returns their names. Nodes that an attempt was on, and LeftNodes, stay.
+absl::StatusOr<std::vector<std::string>> DropOldNodes(Database& db, int64_t before_us, int limit);
 
 // By name, with slots and their holders; names above `after`. None of these has removed ones.
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,

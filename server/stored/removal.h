@@ -10,6 +10,7 @@
 #include "server/blob/log_store.h"
 #include "server/blob/metric_log.h"
 #include "server/blob/tensorboard.h"
+#include "server/core/access.h"
 #include "server/core/change_hub.h"
 #include "server/store/storage.h"
 #include "server/store/store.h"
@@ -23,10 +24,11 @@ namespace sft::server {
 // job is recorded as an event of it. Thread-safe.
 class Removal {
  public:
-  // Age limits: after a job's end or, for data sets and artifacts, after their last use. 0: kept
-  // for ever.
+  // Age limits: after a job's end or, for data sets and artifacts, after their last use; for nodes
+  // that have left, after they were heard last, and for their keys, after the end of their last
+  // certificate. 0: kept for ever.
   struct Ages {
-    Nanos logs{0}, metrics{0}, artifacts{0}, datasets{0}, backups{0};
+    Nanos logs{0}, metrics{0}, artifacts{0}, datasets{0}, backups{0}, nodes{0};
   };
   struct Stores {
     BlobStore& blobs;
@@ -39,16 +41,17 @@ class Removal {
   static constexpr std::chrono::hours kKeepOrphans{7 * 24};
 
   // All but the folder and the ages are borrowed. `wake` requests a reconcile tick, to tell nodes
-  // which models are removed.
+  // which models are removed. `access` has the nodes' keys; null: there are none.
   Removal(Store& store, Clock& clock, std::string data_dir, Stores stores, ChangeHub& hub,
-          std::function<void()> wake, Ages ages)
+          std::function<void()> wake, Ages ages, Access* access = nullptr)
       : store_(store),
         clock_(clock),
         data_dir_(std::move(data_dir)),
         stores_(stores),
         hub_(hub),
         wake_(std::move(wake)),
-        ages_(ages) {}
+        ages_(ages),
+        access_(access) {}
 
   // StorageService.RemoveStored for an authorised caller who may remove the data of these projects;
   // without projects: everything.
@@ -91,6 +94,7 @@ class Removal {
   absl::Status RetainArtifacts();
   absl::Status RetainDatasets();
   absl::Status RetainBackups();
+  absl::Status RetainNodes();
   absl::Status DropOrphans();
   // The time `age` ago, in microseconds since the Unix epoch.
   int64_t Before(Nanos age) const { return UnixMicros(clock_.Wall() - age); }
@@ -102,6 +106,7 @@ class Removal {
   ChangeHub& hub_;
   const std::function<void()> wake_;
   const Ages ages_;
+  Access* const access_;
 };
 
 }  // namespace sft::server

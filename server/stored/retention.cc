@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "common/io/file.h"
+#include "server/store/nodes.h"
 #include "server/stored/removal.h"
 
 namespace sft::server {
@@ -147,6 +148,22 @@ absl::Status Removal::RetainBackups() {
   return absl::OkStatus();
 }
 
+absl::Status Removal::RetainNodes() {
+  if (ages_.nodes <= Nanos(0)) return absl::OkStatus();
+  std::vector<std::string> dropped;
+  do {
+    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(dropped, store::DropOldNodes(db, Before(ages_.nodes), kBatch));
+      return absl::OkStatus();
+    }));
+    for (const std::string& node : dropped) spdlog::info("removed by age: node {}", node);
+  } while (dropped.size() == kBatch);
+  if (access_ == nullptr) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(dropped, access_->DropOldKeys(Before(ages_.nodes)));
+  for (const std::string& node : dropped) spdlog::info("removed by age: key of node {}", node);
+  return absl::OkStatus();
+}
+
 absl::Status Removal::DropOrphans() {
   SFT_ASSIGN_OR_RETURN(const BlobStore::Old old,
                        stores_.blobs.OlderThan(Before(kKeepOrphans) / 1'000'000));
@@ -179,6 +196,7 @@ absl::Status Removal::Retain() {
   status.Update(RetainArtifacts());
   status.Update(RetainDatasets());
   status.Update(RetainBackups());
+  status.Update(RetainNodes());
   status.Update(DropOrphans());
   return status;
 }

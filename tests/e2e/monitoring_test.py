@@ -1,8 +1,9 @@
 """The monitoring files of deploy/monitoring, with Prometheus' own tools: the page, the rules with each alert, and
-each query of the board against a Prometheus that has scraped a server with jobs."""
+each query of the board against a Prometheus that has scraped a server with jobs; and the board with Grafana's types."""
 
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -14,6 +15,8 @@ from harness import ServiceCase, free_port, run_tests, wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = ROOT / "deploy/monitoring"
+PYTHON = pathlib.Path(os.environ.get("SFT_DEPS_DIR", ROOT / "build/deps")) / "monitoring/bin/python"
+CLIENT = pathlib.Path(__file__).parent / "board_client.py"
 SUCCEEDED, USER_FAILURE = 0, 10
 # What Grafana puts into a query.
 VARIABLES = {"$__rate_interval": "1m"}
@@ -86,6 +89,27 @@ class MonitoringTest(ServiceCase):
             self.assertTrue(quiet and len(quiet) < len(of_alert), f"{alert} needs a test that fires and a quiet one")
             self.assertIn(f"runbook_url: docs/operations.md#{alert.lower()}\n", rules)
             self.assertIn(alert, headings, "its heading in docs/operations.md")
+
+    def test_grafanas_types_know_all_of_the_board(self):
+        if not PYTHON.exists():
+            self.skipTest(f"{PYTHON} is missing: deploy/bootstrap --monitoring installs grafana-foundation-sdk")
+        board = json.loads((FILES / "board.json").read_text())
+        self.assertEqual(self.unknown(board), "")
+        # What they would not take is seen.
+        for path, value in ((("refresh",), 30), (("panels", 0, "gridPos", "x"), "0"), (("panels", 0, "options", "colour"), "red"),
+                            (("panels", 0, "targets", 0, "query"), "up"), (("panels", 5, "options", "legend", "placement"), "left")):
+            wrong = json.loads(json.dumps(board))
+            place = wrong
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            self.assertEqual(len(self.unknown(wrong).splitlines()), 1, (path, value))
+
+    def unknown(self, board):
+        (self.dir / "board.json").write_text(json.dumps(board))
+        result = subprocess.run([PYTHON, CLIENT, self.dir / "board.json"], capture_output=True, text=True, check=False)
+        self.assertEqual((result.returncode != 0, result.stderr), (result.stdout != "", ""))
+        return result.stdout
 
     def test_each_query_of_the_board_finds_something_after_a_job(self):
         self.start_server_with_page()

@@ -90,7 +90,8 @@ def life(client, folder):
     assert table[0].startswith("step,train_loss,valid_loss") and len(table) == len(points) + 1, table
     result = client.files.retrieve(done.result_files[0])
     assert (result.purpose, result.bytes) == ("fine-tune-results", len("\n".join(table)) + 1), result
-    assert [each.id for each in client.files.list(purpose="fine-tune-results")] == done.result_files
+    listed = list(client.files.list(purpose="fine-tune-results"))
+    assert [(each.id, each.bytes) for each in listed] == [(each, None) for each in done.result_files], listed
     assert done.fine_tuned_model in [each.id for each in client.models.list()]
     assert client.models.retrieve(done.fine_tuned_model).owned_by == "default"
     assert [each.id for each in client.fine_tuning.jobs.list(metadata={"team": "v"})] == [job.id]

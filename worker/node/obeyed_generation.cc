@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <charconv>
 
+#include "common/base/generation.h"
 #include "common/io/file.h"
 
 namespace sft::worker {
 namespace {
 
 constexpr int64_t kMaxFile = 4096;
-// What a server of an earlier release counts as, which says none: as one that was never replaced.
-constexpr int64_t kFirst = 1;
 
 }  // namespace
 
@@ -27,18 +26,27 @@ absl::StatusOr<std::unique_ptr<ObeyedGeneration>> ObeyedGeneration::Open(
   const auto [end, error] =
       std::from_chars(text->data(), text->data() + text->size(), opened->number_);
   const size_t digits = static_cast<size_t>(end - text->data());
-  if (error != std::errc() || digits >= text->size() || (*text)[digits] != '\n') {
-    return DataLoss(fmt::format(
-        "{} cannot be read: remove it; the worker then obeys the next server that answers, so see "
-        "that it is the right one",
-        opened->path_));
+  if (error != std::errc() || digits >= text->size() || (*text)[digits] != '\n' ||
+      !IsGeneration(opened->number_)) {
+    return DataLoss(
+        fmt::format("{} cannot be read, or holds a number that no server can have: remove it; the "
+                    "worker then obeys the next server that answers, so see "
+                    "that it is the right one",
+                    opened->path_));
   }
   opened->proof_ = text->substr(digits + 1);
   return opened;
 }
 
 absl::Status ObeyedGeneration::Obey(const v1::Welcome& welcome) {
-  const int64_t number = std::max(welcome.generation(), kFirst);
+  // A server of an earlier release says none: it counts as one that was never replaced.
+  const int64_t number = std::max(welcome.generation(), kFirstGeneration);
+  if (!IsGeneration(number)) {
+    return InvalidArgument(fmt::format(
+        "that server says that it is of generation {}, which none can be: at most {}; see what it "
+        "is before this worker obeys it",
+        number, kLastGeneration));
+  }
   if (number < number_) {
     return FailedPrecondition(fmt::format(
         "that server was replaced: it is of generation {}, and this worker has obeyed generation "

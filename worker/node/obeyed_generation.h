@@ -17,7 +17,8 @@ class ObeyedGeneration {
   static absl::StatusOr<std::unique_ptr<ObeyedGeneration>> Open(const std::string& data_dir);
 
   // OK when the server may be obeyed; a higher generation is then kept, durably.
-  // FAILED_PRECONDITION for one that was replaced.
+  // FAILED_PRECONDITION for one that was replaced, INVALID_ARGUMENT for a number that none can
+  // have.
   absl::Status Obey(const v1::Welcome& welcome);
   // Tells the server what is kept.
   void Tell(v1::Register& message) const;

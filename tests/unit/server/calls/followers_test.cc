@@ -335,7 +335,7 @@ TEST_F(FollowersTest, CallersThatComeAndGoLeaveNothingBehind) {
   std::thread changes([&] {
     while (!over) {
       hub_.Bump("a");
-      hub_.BumpAll();
+      hub_.Bump(ChangeHub::UserKey(kLocalPrincipal));
       std::this_thread::yield();
     }
   });

@@ -271,6 +271,50 @@ TEST_F(AccessTest, ACertificateEndsUnlessItIsRenewed) {
   EXPECT_TRUE(access_->OfCertificate(renewed).ok());
 }
 
+TEST_F(AccessTest, AKeyIsForgottenLongAfterItsCertificateHasEnded) {
+  ASSERT_TRUE(access_->Join(Joiner(), "gpu-7", Request(key_)).ok());
+  const auto before = [&](hours age) { return UnixMicros(clock_.Wall() - age); };
+  clock_.Advance(Access::kNodeCertificateLife + hours(9));
+  ASSERT_TRUE(access_->Join(Joiner(), "gpu-8", Request(other_key_)).ok());
+  EXPECT_THAT(access_->DropOldKeys(before(hours(10))).value(), testing::IsEmpty());
+  clock_.Advance(hours(2));
+  EXPECT_THAT(access_->DropOldKeys(before(hours(10))).value(), testing::ElementsAre("gpu-7"));
+  for (int life = 0; life < 2; ++life) {
+    ASSERT_EQ(access_->NodeKeys().size(), 1u);
+    EXPECT_EQ(access_->NodeKeys()[0].node, "gpu-8");
+    Restart();
+  }
+  EXPECT_TRUE(access_->Join(Joiner(), "gpu-7", Request(other_key_)).ok()) << "the name is free";
+}
+
+TEST_F(AccessTest, ALoginThatChangesNothingTellsNobody) {
+  std::vector<std::string> told;
+  access_->WhenRightsChange([&](const std::string& user) { told.push_back(user); });
+  Access::Vouched ann;
+  ann.user = {"ann", false, {{"p", Role::kViewer}}, "https://idp", "1"};
+  ann.life_us = 1'000'000;
+  TokenRecord token;
+  const auto log_in = [&] {
+    told.clear();
+    const auto in = access_->LogIn(ann, token);
+    EXPECT_TRUE(in.ok()) << in.status();
+  };
+  log_in();
+  EXPECT_THAT(told, testing::ElementsAre("ann")) << "a role that is new";
+  log_in();
+  EXPECT_THAT(told, testing::IsEmpty());
+  ann.user.roles["p"] = Role::kSubmitter;
+  log_in();
+  EXPECT_THAT(told, testing::ElementsAre("ann"));
+  ann.user.roles.clear();
+  ann.user.admin = true;
+  log_in();
+  EXPECT_THAT(told, testing::ElementsAre("ann"));
+  told.clear();
+  EXPECT_TRUE(access_->Revoke(token.id).ok());
+  EXPECT_THAT(told, testing::ElementsAre("ann"));
+}
+
 TEST_F(AccessTest, AnotherFleetsCertificateIsRefused) {
   const tls::Identity other =
       tls::MakeAuthority("other", {clock_.Wall(), clock_.Wall() + hours(24)}).value();

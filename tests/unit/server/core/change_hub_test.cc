@@ -14,6 +14,9 @@ TEST(ChangeHubTest, AChangeWakesThoseWhoFollowItsKeyAndNobodyElse) {
   const auto job = hub.Subscribe({"job-1"}, [&] { ++of_job; }).value();
   const auto log = hub.Subscribe({"log/1"}, [&] { ++of_log; }).value();
   const auto both = hub.Subscribe({"job-1", "log/1"}, [&] { ++of_both; }).value();
+  int of_user = 0, of_jobs = 0;
+  const auto user = hub.Subscribe({ChangeHub::UserKey("ann")}, [&] { ++of_user; }).value();
+  const auto jobs = hub.Subscribe({ChangeHub::kJobs}, [&] { ++of_jobs; }).value();
   hub.Bump("job-1");
   hub.Bump("job-2");
   EXPECT_EQ(of_job, 1);
@@ -23,10 +26,13 @@ TEST(ChangeHubTest, AChangeWakesThoseWhoFollowItsKeyAndNobodyElse) {
   EXPECT_EQ(of_job, 1);
   EXPECT_EQ(of_log, 1);
   EXPECT_EQ(of_both, 2);
-  hub.BumpAll();
-  EXPECT_EQ(of_job, 2);
-  EXPECT_EQ(of_log, 2);
-  EXPECT_EQ(of_both, 3);
+  // A user is in no list.
+  hub.Bump(ChangeHub::UserKey("ann"));
+  EXPECT_EQ(of_job, 1);
+  EXPECT_EQ(of_log, 1);
+  EXPECT_EQ(of_both, 2);
+  EXPECT_EQ(of_user, 1);
+  EXPECT_EQ(of_jobs, 2) << "of the two jobs";
 }
 
 TEST(ChangeHubTest, TheListsTellWhatHasChangedSince) {
@@ -79,7 +85,7 @@ TEST(ChangeHubTest, WhoHasLeftIsNotWoken) {
   auto gone = hub.Subscribe({"a", "a"}, [&] { ++woken; }).value();
   gone.reset();
   hub.Bump("a");
-  hub.BumpAll();
+  hub.Shutdown();
   EXPECT_EQ(woken, 0);
 }
 

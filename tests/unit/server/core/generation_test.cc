@@ -27,7 +27,7 @@ class GenerationTest : public FleetTest {
 };
 
 TEST_F(GenerationTest, ItBeginsAtOneAndEachRiseIsAboveAllThatWasKnown) {
-  EXPECT_EQ(Load()->number(), store::kFirstGeneration);
+  EXPECT_EQ(Load()->number(), kFirstGeneration);
   const int64_t first = Raise();
   EXPECT_GE(first, UnixMicros(clock_.Wall()) / 1'000'000) << "two restores of one backup differ";
   EXPECT_EQ(Raise(), first + 1) << "within one second";
@@ -62,6 +62,39 @@ TEST_F(GenerationTest, WithKeysOnlyTheFleetsAuthorityProvesANumber) {
   EXPECT_TRUE(older->status().ok());
   EXPECT_FALSE(older->Meet("a", newer->number(), newer->proof()).ok());
   EXPECT_FALSE(older->status().ok());
+}
+
+TEST_F(GenerationTest, ANumberThatNoServerCanHaveIsRefusedAndBlocksNoLaterServer) {
+  const auto generation = Load();
+  for (const int64_t absurd : {INT64_MAX, kLastGeneration + 1}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(generation->Meet("a", absurd, ""))) << absurd;
+    EXPECT_TRUE(absl::IsInvalidArgument(generation->Retire(absurd, "sft-b:7070"))) << absurd;
+  }
+  EXPECT_TRUE(generation->status().ok());
+  EXPECT_TRUE(generation->Meet("a", 1, "").ok());
+  EXPECT_LT(Raise(), kLastGeneration);
+  const auto stored = [&](const char* column, int64_t number) {
+    const absl::Status written = store_->Write([&](Database& db) -> absl::Status {
+      const std::string sql = std::string("UPDATE server_generation SET ") + column + " = ?";
+      SFT_ASSIGN_OR_RETURN(Statement set, db.Prepare(sql.c_str()));
+      return set.Bind(number).Run();
+    });
+    EXPECT_TRUE(written.ok()) << written;
+    return Generation::Load(*store_, std::nullopt).status();
+  };
+  // What a damaged database says is told, and the next life of it has a number all the same.
+  for (const char* column : {"number", "replaced_by"}) {
+    for (const int64_t absurd : {INT64_MAX, kLastGeneration + 1, int64_t{-1}}) {
+      const absl::Status refused = stored(column, absurd);
+      EXPECT_TRUE(absl::IsDataLoss(refused)) << column << " " << absurd << refused;
+      EXPECT_NE(Message(refused).find("sft-server takeover"), std::string::npos) << refused;
+      EXPECT_LT(Raise(), UnixMicros(clock_.Wall()) / 1'000'000 + 100);
+      EXPECT_TRUE(Generation::Load(*store_, std::nullopt).ok());
+    }
+  }
+  EXPECT_TRUE(absl::IsOutOfRange(store_->Write([&](Database& db) {
+    return store::RaiseGeneration(db, UnixMicros(clock_.Wall()), INT64_MAX).status();
+  })));
 }
 
 TEST_F(GenerationTest, TheRegistryTellsItAndTakesNoWorkerOfANewerServer) {

@@ -317,7 +317,7 @@ TEST_F(DoorTest, ACallThatFollowsIsAdmittedByItsFirstLookAndIsAStreamWhileItLive
     FollowedCall call = Follow(exchange);
     EXPECT_TRUE(call.keys().empty());
     EXPECT_EQ(call.Look(), Follower::Next::kAgain);
-    EXPECT_EQ(call.keys(), std::vector<std::string>{"stats"});
+    EXPECT_EQ(call.keys(), (std::vector<std::string>{"stats", "users/ann"}));
     EXPECT_TRUE(exchange.answers.empty()) << "who waits for its keys comes first";
     EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne, "test").ok());
     EXPECT_EQ(call.Look(), Follower::Next::kAgain);
@@ -341,11 +341,11 @@ TEST_F(DoorTest, ACallThatFollowsEndsWhenItsCallerLosesTheRight) {
   FakeExchange exchange(ann_);
   exchange.Send(v1::GetStatsRequest());
   FollowedCall call = Follow(exchange);
-  int told = 0;
-  access_->WhenRightsChange([&] { ++told; });
+  std::vector<std::string> told;
+  access_->WhenRightsChange([&](const std::string& user) { told.push_back(user); });
   EXPECT_EQ(call.Look(), Follower::Next::kAgain);
   EXPECT_TRUE(access_->RemoveUser("ann").ok());
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(told, std::vector<std::string>{"ann"});
   EXPECT_EQ(call.Look(), Follower::Next::kEnd);
   EXPECT_TRUE(absl::IsUnauthenticated(call.status())) << call.status();
   EXPECT_TRUE(exchange.answers.empty());

@@ -1,5 +1,6 @@
 #include "server/door/gate.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -32,13 +33,13 @@ TEST(GateTest, StreamsAreLimitedForEachCallerAndForAllTogether) {
   EXPECT_EQ(gate.streams(), by_kind);
 }
 
-TEST(GateTest, CallsOfAnybodyAreFewAndOfOneAddressFewer) {
+TEST(GateTest, CallsOfAnybodyAreFewAndOfOneSubscriberFewer) {
   FakeClock clock;
   const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
   const auto access = Access::Load(*store, clock, std::nullopt).value();
   Gate gate(*access, *store, clock, /*open=*/false);
   std::vector<std::shared_ptr<void>> places;
-  for (int i = 0; i < Gate::kMostOfAddress; ++i) {
+  for (int i = 0; i < Gate::kMostOfSubscriber; ++i) {
     places.push_back(gate.EnterAsAnybody("ipv4:10.0.0.3:1").value());
   }
   EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv4:10.0.0.3:2").status()));
@@ -54,6 +55,21 @@ TEST(GateTest, CallsOfAnybodyAreFewAndOfOneAddressFewer) {
   EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv6:[2001:db8::1]:5").status()));
   places.clear();
   EXPECT_TRUE(gate.EnterAsAnybody("ipv6:[2001:db8::1]:5").ok());
+}
+
+TEST(GateTest, TheAddressesOfOneNetworkOfIpv6HaveTheCallsOfOneCaller) {
+  FakeClock clock;
+  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
+  const auto access = Access::Load(*store, clock, std::nullopt).value();
+  Gate gate(*access, *store, clock, /*open=*/false);
+  std::vector<std::shared_ptr<void>> places;
+  for (int i = 0; i < Gate::kMostOfSubscriber; ++i) {
+    // As gRPC and as the HTTP server write it.
+    const std::string peer = i % 2 == 0 ? "ipv6:%5B2001:db8::{}%5D:5" : "ipv6:[2001:db8::{}]:5";
+    places.push_back(gate.EnterAsAnybody(fmt::format(fmt::runtime(peer), i)).value());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(gate.EnterAsAnybody("ipv6:[2001:db8::ffff]:5").status()));
+  EXPECT_TRUE(gate.EnterAsAnybody("ipv6:[2001:db8:0:1::1]:5").ok());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "server/fleet/fleet_catalog.h"
+#include "server/fleet/node_holds.h"
 #include "server/store/feed.h"
 #include "server/store/node_holds.h"
 #include "tests/unit/server/gangs/life_fixture.h"
@@ -164,6 +165,51 @@ TEST_F(NodeLeaseTest, AServerThatRestartsRemovesANodeThatItsTimeHasTaken) {
   clock_.Advance(minutes(12));
   PassSilently(minutes(1));
   EXPECT_THAT(Nodes(), ElementsAre("b")) << "b is no node that leaves by itself";
+}
+
+TEST_F(NodeLeaseTest, AnOperatorsHoldWaitsForTheNodeToComeAgain) {
+  const auto leave = [&] {
+    const auto worker = Lend("a", minutes(60));
+    Tick();
+    ASSERT_TRUE(SayLeaving("a", worker).ok());
+    Tick();
+    ASSERT_TRUE(worker->dismissed);
+    ASSERT_THAT(Nodes(), IsEmpty());
+  };
+  const auto a = Lend("a", minutes(60));
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) {
+                    return HoldNode(db, {.node = "a",
+                                         .mode = store::HoldMode::kCordon,
+                                         .reason = "fan is loud",
+                                         .who = "ann",
+                                         .since_us = 1});
+                  })
+                  .ok());
+  leave();
+  std::string told;
+  const absl::Status read = store_->Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const store::FeedPage page, store::ReadFeed(db, {}));
+    if (!page.events.empty()) told = page.events.back().message;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_THAT(told, HasSubstr("it is still cordoned by ann: fan is loud (`sftctl nodes resume a`"));
+  const auto again = Lend("a", minutes(60));
+  const std::string job = Submit("H100", 1);
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_THAT(Job(job).reason(), HasSubstr("cordoned by ann: fan is loud"));
+  // It can be taken back while the node is away.
+  ASSERT_TRUE(SayLeaving("a", again).ok());
+  Tick();
+  ASSERT_THAT(Nodes(), IsEmpty());
+  EXPECT_TRUE(store_->Write([&](Database& db) { return ReleaseNode(db, "a", "ann", 2); }).ok());
+  EXPECT_TRUE(absl::IsNotFound(
+      store_->Write([&](Database& db) { return ReleaseNode(db, "a", "ann", 3); })));
+  Lend("a", minutes(60));
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PREPARING);
 }
 
 TEST_F(NodeLeaseTest, SlotsAndModelsOfTheLastThatLeftStayKnown) {

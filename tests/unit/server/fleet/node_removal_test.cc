@@ -159,6 +159,56 @@ TEST_F(NodeRemovalTest, HistoryKeepsItsName) {
   EXPECT_THAT(Job(job).attempts(0).nodes(), ElementsAre("a"));
 }
 
+TEST_F(NodeRemovalTest, OnlyANodeThatHistoryDoesNotNameIsForgottenWithAge) {
+  const auto drop = [&] {
+    std::vector<std::string> names;
+    EXPECT_TRUE(store_
+                    ->Write([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(
+                          names, store::DropOldNodes(db, UnixMicros(clock_.Wall()) - 1, 100));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return names;
+  };
+  const auto a = Join("a", "H100", 1);
+  const std::string job = Submit("H100", 1);
+  Tick();
+  Report("a", a, Uid(job), v1::AttemptStatus::DONE, "succeeded");
+  ASSERT_TRUE(Observe("a", a, {}).ok());
+  const auto b = Join("b", "H100", 1), c = Join("c", "H100", 1);
+  ModelRecord model;
+  model.node = "b", model.id = "m", model.path = "/models/m";
+  ASSERT_TRUE(store_->Write([&](Database& db) { return store::PutModels(db, "b", {model}); }).ok());
+  for (const auto& [node, worker] : {std::pair("a", a), std::pair("b", b)}) {
+    registry_->Disconnect(node, worker.get());
+    ASSERT_TRUE(Remove(node).ok());
+  }
+  clock_.Advance(minutes(1));
+  EXPECT_THAT(drop(), ElementsAre("b"));
+  EXPECT_THAT(drop(), IsEmpty());
+  EXPECT_THAT(Nodes(), ElementsAre("c")) << "one that is there stays";
+  EXPECT_TRUE(absl::IsNotFound(
+      store_->Read([](Database& db) { return store::GetNode(db, "b").status(); })));
+  EXPECT_THAT(Job(job).attempts(0).nodes(), ElementsAre("a"));
+  Join("b", "H100", 1, "life-2");
+  EXPECT_THAT(Nodes(), ElementsAre("b", "c"));
+}
+
+// Otherwise each deletion would read all of history.
+TEST_F(NodeRemovalTest, HistoryOfANodeIsFoundByAnIndex) {
+  const absl::Status read = store_->Read([](Database& db) -> absl::Status {
+    for (const char* sql : {"EXPLAIN QUERY PLAN SELECT 1 FROM attempt_nodes WHERE node = 'a'",
+                            "EXPLAIN QUERY PLAN SELECT 1 FROM allocations WHERE node = 'a'"}) {
+      SFT_ASSIGN_OR_RETURN(Statement plan, db.Prepare(sql));
+      SFT_RETURN_IF_ERROR(plan.Step().status());
+      EXPECT_THAT(plan.Text(3), HasSubstr("USING COVERING INDEX"));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(read.ok()) << read;
+}
+
 TEST_F(NodeRemovalTest, AMistypedNameListsTheExistingNodes) {
   Join("a", "H100", 1);
   const absl::Status status = Remove("c");

@@ -342,13 +342,6 @@ TEST_F(HttpServerTest, WhenFullWhoSendsNoBodyKeepsNobodyOut) {
   EXPECT_TRUE(IsOpen(waited_for.back()));
 }
 
-TEST(SubscriberOfTest, ANetworkOfASubscriberCountsAsOne) {
-  EXPECT_EQ(SubscriberOf("10.0.0.3"), "10.0.0.3");
-  EXPECT_EQ(SubscriberOf("2001:db8:1:2::1"), "2001:db8:1:2::/64");
-  EXPECT_EQ(SubscriberOf("2001:db8:1:2:a:b:c:d"), "2001:db8:1:2::/64");
-  EXPECT_EQ(SubscriberOf("2001:db8:1:3::1"), "2001:db8:1:3::/64");
-}
-
 // The time that this process has computed.
 std::chrono::microseconds Computed() {
   rusage used{};

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/blob/metric_log.h"
 #include "server/http/files_call.h"
 #include "tests/unit/server/http/rest_client.h"
 #include "tests/unit/server/services/services_fixture.h"
@@ -217,6 +218,42 @@ TEST_F(TrainingApiTest, AFileLivesFromItsUploadToItsEnd) {
   const std::string stat =
       R"({"purpose": "DATASET", "sha256": ")" + io::Sha256Hex(kTwoRows) + "\"}";
   EXPECT_EQ(JsonIn(Post("/api/v1/DataService/StatBlob", stat))["complete"], false);
+}
+
+TEST_F(TrainingApiTest, AListOfCurvesReadsNone) {
+  const std::string id = JsonIn(Create(Job(UploadFile())))["id"];
+  server_.reset();
+  {
+    const auto store = Store::Open({.path = dir_ + "/server.db"}).value();
+    const absl::Status ended = store->Write([&](Database& db) {
+      return db.Execute(fmt::format("UPDATE jobs SET state = {}, ended_us = 1 WHERE id = '{}'",
+                                    static_cast<int>(JobState::kSucceeded), id)
+                            .c_str());
+    });
+    ASSERT_TRUE(ended.ok()) << ended;
+    MetricLog metrics(dir_ + "/metrics");
+    std::vector<MetricPoint> points(10);
+    for (size_t i = 0; i < points.size(); ++i) points[i].step = static_cast<int64_t>(i) + 1;
+    ASSERT_TRUE(metrics.Append(id, points).ok());
+  }
+  Start();
+  const auto list = [&] { return Ask("GET", "/v1/files?purpose=fine-tune-results"); };
+  const std::string file = "/v1/files/file-" + id;
+  const json whole = JsonIn(Ask("GET", file));
+  EXPECT_GT(whole["bytes"], 10 * 10);
+  json listed = whole;
+  listed["bytes"] = nullptr;
+  EXPECT_EQ(JsonIn(list())["data"], json::array({listed}));
+  // Whoever reads it now fails.
+  server_.reset();
+  const std::string folder = dir_ + "/metrics/" + id;
+  const std::string path = folder + "/" + io::ListDir(folder).value().at(0);
+  const auto bytes = static_cast<size_t>(io::FileSize(path).value());
+  ASSERT_TRUE(io::WriteFileAtomic(path, std::string(bytes, 'x')).ok());
+  Start();
+  EXPECT_GE(StatusOf(Ask("GET", file)), 500);
+  EXPECT_GE(StatusOf(Ask("GET", file + "/content")), 500);
+  EXPECT_EQ(JsonIn(list())["data"], json::array({listed}));
 }
 
 TEST_F(TrainingApiTest, WhatIsNoUploadOfAFileIsRefused) {

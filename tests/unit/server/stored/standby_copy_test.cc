@@ -124,7 +124,7 @@ TEST_F(StandbyCopyTest, WhatItTakesOverWithIsTheServerAsOfTheLastCopy) {
   EXPECT_EQ(There("logs/u1/rank-0/00000000000000000000.seg"), "hello");
   EXPECT_EQ(There("metrics/job-1/00000000000000000000.seg"), "points");
   const int64_t generation = GenerationThere();
-  EXPECT_GT(generation, store::kFirstGeneration);
+  EXPECT_GT(generation, kFirstGeneration);
   TakeOver();
   EXPECT_GT(GenerationThere(), generation) << "a repeat is another generation";
   TakeOver(generation + 100);

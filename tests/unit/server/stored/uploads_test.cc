@@ -60,6 +60,52 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
   EXPECT_TRUE(again->Finish().ok());
 }
 
+TEST_F(IntakeTest, AProjectHasOnlySoManyUploadsAtOnceAndUnfinished) {
+  DiskWatch disk(dir_, {}, clock_);
+  IntakeLimits limits(*store_, clock_, disk);
+  const auto begin = [&](size_t number, const std::string& project = kDefaultProject) {
+    const std::string content = fmt::format("{{\"text\":\"{}\"}}\n", number);
+    v1::UploadBlobRequest message;
+    message.set_sha256(io::Sha256Hex(content));
+    message.set_size(static_cast<int64_t>(content.size()));
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    const std::string key = project;
+    const auto stat = blobs_->Find(message.sha256(), key);
+    message.set_offset(stat.ok() ? stat->received : 0);
+    message.set_data(content.substr(static_cast<size_t>(message.offset()), 1));
+    auto session = std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_,
+                                                   Sender{"local", project}, &limits);
+    const absl::Status begun = session->Take(message);
+    return std::pair(begun, std::move(session));
+  };
+  size_t next = 0;
+  {
+    std::vector<std::unique_ptr<UploadSession>> under_way;
+    while (next < IntakeLimits::kMostUnderWay) {
+      auto [begun, session] = begin(next++);
+      ASSERT_TRUE(begun.ok()) << next << begun;
+      under_way.push_back(std::move(session));
+    }
+    const absl::Status refused = begin(next).first;
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_NE(Message(refused).find("64 uploads to project default are under way"),
+              std::string_view::npos)
+        << refused;
+    EXPECT_TRUE(begin(next, "other").first.ok());
+    under_way.pop_back();
+    EXPECT_TRUE(begin(next++).first.ok());
+  }
+  // Each of these breaks off after its first byte.
+  while (next < IntakeLimits::kMostUnfinished) ASSERT_TRUE(begin(next++).first.ok()) << next;
+  const absl::Status refused = begin(next).first;
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(Message(refused).find("have begun and not ended: send the rest of one"),
+            std::string_view::npos)
+      << refused;
+  EXPECT_TRUE(begin(next, "other").first.ok());
+  EXPECT_TRUE(begin(7).first.ok()) << "one that has begun may go on";
+}
+
 TEST_F(IntakeTest, AnUploadWithoutAHashIsNamedByTheServerAndCountsAsTheMostThatItMayBe) {
   DiskWatch disk(dir_, {}, clock_);
   IntakeLimits limits(*store_, clock_, disk);

@@ -1,5 +1,6 @@
 #include "worker/node/obeyed_generation.h"
 
+#include "common/base/generation.h"
 #include "common/io/file.h"
 #include "tests/unit/worker/base/test_node.h"
 
@@ -41,10 +42,21 @@ TEST_F(ObeyedGenerationTest, AnOlderServerIsNotObeyedAlsoByTheWorkersNextLife) {
 }
 
 TEST_F(ObeyedGenerationTest, AFileThatCannotBeReadIsToldAndNotTakenForNone) {
-  for (const char* text : {"", "five\n", "5", "99999999999999999999\n"}) {
+  for (const char* text : {"", "five\n", "5", "99999999999999999999\n", "9223372036854775807\n",
+                           "1000000000001\n", "-5\n"}) {
     Write(setup_.data_dir + "/generation", text);
     EXPECT_TRUE(absl::IsDataLoss(ObeyedGeneration::Open(setup_.data_dir).status())) << text;
   }
+}
+
+TEST_F(ObeyedGenerationTest, ANumberThatNoServerCanHaveIsNotObeyedAndBlocksNone) {
+  ASSERT_TRUE(io::MakeDirs(setup_.data_dir).ok());
+  const auto obeyed = ObeyedGeneration::Open(setup_.data_dir).value();
+  EXPECT_TRUE(obeyed->Obey(WelcomeOf(5)).ok());
+  for (const int64_t absurd : {INT64_MAX, kLastGeneration + 1}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(obeyed->Obey(WelcomeOf(absurd)))) << absurd;
+  }
+  EXPECT_TRUE(obeyed->Obey(WelcomeOf(6)).ok());
 }
 
 }  // namespace
