@@ -1,11 +1,8 @@
 #pragma once
 
-#include <list>
-#include <thread>
-
-#include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
+#include "worker/base/task_threads.h"
 #include "worker/transfer/server_api.h"
 
 namespace sft::worker {
@@ -16,27 +13,18 @@ class Asker {
  public:
   static constexpr int kMostAtOnce = 256;
 
-  // Both are borrowed.
+  // Both are borrowed. The destructor waits for the answers under way.
   Asker(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
-  // Waits for the answers under way.
-  ~Asker();
 
   // Called from any thread; does not block.
   void Ask(const v1::Ask& ask);
 
  private:
-  struct Running {
-    std::thread thread;
-    bool done = false;
-  };
   void Answer(const v1::Ask& ask, bool refused);
-  // Joins the threads that have ended.
-  void Reap() SFT_REQUIRES(mutex_);
 
   const NodeSetup& setup_;
   ServerApi& server_;
-  Mutex mutex_;
-  std::list<Running> running_ SFT_GUARDED_BY(mutex_);
+  TaskThreads threads_{"ask"};
 };
 
 }  // namespace sft::worker
