@@ -68,8 +68,8 @@ class GzipFrame {
 
 // What Chrome's trace events of several processes have around them, where each has ",\n" before it.
 inline constexpr std::string_view kTraceBegin =
-    R"({"displayTimeUnit":"ms","traceEvents":[{"ph":"M","name":"process_sort_index","pid":1,"tid":0,)"
-    R"("args":{"sort_index":0}})";
+    R"({"displayTimeUnit":"ms","traceEvents":[{"ph":"M","name":"process_sort_index",)"
+    R"("pid":1,"tid":0,"args":{"sort_index":0}})";
 inline constexpr std::string_view kTraceEnd = "\n]}\n";
 
 }  // namespace sft::data

@@ -147,8 +147,8 @@ struct ShimStatus {
 //   {"command":"profile","id":"...","steps":3}   likewise; ranks record their next steps
 //                                        (step_table.h)
 //   {"command":"status"}                 changes nothing
-// On the standard input of a rank: "stop", "checkpoint" and "profile"; no answer. End of file means that the
-// shim has died.
+// On the standard input of a rank: "stop", "checkpoint" and "profile"; no answer. End of file means
+// that the shim has died.
 struct Command {
   std::string command;
   std::string reason;

@@ -22,6 +22,7 @@ namespace sft::channel {
 inline constexpr int64_t kMostTraceBytes = 32 << 20;
 inline constexpr int64_t kMostRecordedSteps = 20;
 
+// Time that went to one kind of work.
 struct TimeShare {
   std::string kind;  // "attention"
   double seconds = 0;

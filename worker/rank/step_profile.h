@@ -22,8 +22,8 @@ class StepProfile {
  public:
   struct Options {
     int rank = 0;
-    std::string device;       // its name
-    bool gpu = false;         // that it is one
+    std::string device;                 // its name
+    bool gpu = false;                   // that it is one
     std::function<void()> synchronize;  // waits for the GPU
     std::string attempt_dir;  // where those who ask find recordings (worker/channel/step_table.h)
     // If not empty, also records step kFixedStep of this process into this file, packed with gzip.

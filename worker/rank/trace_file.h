@@ -13,9 +13,10 @@ namespace sft::rank {
 // process of the trace, its threads and the GPU's streams are threads. Events for which there is no
 // room in `most_bytes` are left out, the latest ones, and the table says so.
 absl::Status WriteTrace(const Recording& recording, const std::string& path, int64_t most_bytes,
-                channel::StepTable& table);
+                        channel::StepTable& table);
 
 // The same as a whole gzip file.
-absl::Status WriteTraceFile(const Recording& recording, const std::string& path, channel::StepTable& table);
+absl::Status WriteTraceFile(const Recording& recording, const std::string& path,
+                            channel::StepTable& table);
 
 }  // namespace sft::rank
