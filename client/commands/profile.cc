@@ -157,7 +157,7 @@ std::string PartOfStep(const v1::RankProfile& rank, double seconds) {
 
 // The kinds that some rank had, in the order of the first rank's.
 std::string SharesText(const std::vector<v1::RankProfile>& ranks) {
-  std::vector<std::string> header = {"A STEP"};
+  std::vector<std::string> header = {"PER STEP"};
   for (const v1::RankProfile& rank : ranks) header.push_back(fmt::format("RANK {}", rank.rank()));
   Table table(header);
   const auto add = [&](const std::string& name, const auto& seconds_of) {
@@ -174,8 +174,8 @@ std::string SharesText(const std::vector<v1::RankProfile>& ranks) {
     add(share.kind(),
         [&](const v1::RankProfile& rank) { return SecondsOfKind(rank, share.kind()); });
   }
-  add("all", [](const v1::RankProfile& rank) { return rank.seconds(); });
-  add("communication that hid behind the rest",
+  add("total", [](const v1::RankProfile& rank) { return rank.seconds(); });
+  add("communication beside computation",
       [](const v1::RankProfile& rank) { return rank.hidden_communication_seconds(); });
   return table.Render();
 }

@@ -71,5 +71,7 @@ inline constexpr std::string_view kTraceBegin =
     R"({"displayTimeUnit":"ms","traceEvents":[{"ph":"M","name":"process_sort_index",)"
     R"("pid":1,"tid":0,"args":{"sort_index":0}})";
 inline constexpr std::string_view kTraceEnd = "\n]}\n";
+// At most so many bytes of what one of them adds, packed.
+inline constexpr int64_t kMostTraceBytes = 32 << 20;
 
 }  // namespace sft::data

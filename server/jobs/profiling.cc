@@ -77,7 +77,10 @@ class NodeRecording {
  public:
   NodeRecording(std::string node, std::set<int> ranks,
                 std::unique_ptr<FileRelay::Transfer> transfer)
-      : node_(std::move(node)), ranks_(std::move(ranks)), transfer_(std::move(transfer)) {}
+      : node_(std::move(node)),
+        ranks_(std::move(ranks)),
+        room_(static_cast<int64_t>(ranks_.size()) * data::kMostTraceBytes),
+        transfer_(std::move(transfer)) {}
 
   bool has_tables() const { return ranks_.empty(); }
   const std::vector<data::TextSum>& sums() const { return sums_; }
@@ -100,6 +103,8 @@ class NodeRecording {
     if (!piece->ParseFromString(chunk->data())) return Wrong();
     if (!chunk->data().empty()) {
       if (piece->has_rank()) SFT_RETURN_IF_ERROR(Note(*piece));
+      room_ -= static_cast<int64_t>(piece->trace().size());
+      if (room_ < 0) return Wrong();
       return piece;
     }
     if (!has_tables()) return Unavailable(node_ + " ended its recording early");
@@ -118,6 +123,7 @@ class NodeRecording {
 
   std::string node_;
   std::set<int> ranks_;  // whose tables have not come
+  int64_t room_;         // for bytes of traces
   std::unique_ptr<FileRelay::Transfer> transfer_;
   std::vector<data::TextSum> sums_;
   MonoTime heard_ = Clock::Real().Mono();

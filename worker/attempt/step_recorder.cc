@@ -9,6 +9,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/utf8.h"
+#include "common/data/gzip_parts.h"
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
 #include "worker/channel/flight_record.h"
@@ -149,7 +150,7 @@ class StepRecording {
     SFT_ASSIGN_OR_RETURN(rank.table, channel::ParseStepTable(*text));
     const std::string who = fmt::format("rank {}: ", rank.rank);
     if (!rank.table.error.empty()) return FailedPrecondition(who + rank.table.error);
-    if (rank.table.rank != rank.rank || rank.table.trace_bytes > channel::kMostTraceBytes) {
+    if (rank.table.rank != rank.rank || rank.table.trace_bytes > data::kMostTraceBytes) {
       return Internal(who + "its table is not one of its own recording");
     }
     SFT_ASSIGN_OR_RETURN(rank.trace,

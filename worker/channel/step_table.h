@@ -11,15 +11,14 @@
 // <attempt dir>/profile-<id>/rank-<r> and passes the command "profile" (launch.h) with that id. The
 // rank writes into the folder
 //
-//   trace       Chrome's trace events as JSON, each with ",\n" before it, packed by
-//   data::PartPacker table.json  StepTable, last and atomically: the recording is complete
+//   trace       Chrome's trace events as JSON, each with ",\n" before it: a packed part of a file
+//               (data::PartPacker)
+//   table.json  StepTable, last and atomically: the recording is complete
 //
 // A rank whose folder is not there is not asked, or is no longer: it records nothing, or stops.
 
 namespace sft::channel {
 
-// At most so many bytes of a rank's trace, packed.
-inline constexpr int64_t kMostTraceBytes = 32 << 20;
 inline constexpr int64_t kMostRecordedSteps = 20;
 
 // Time that went to one kind of work.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/base/duration.h"
+#include "common/data/gzip_parts.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/rank/trace_file.h"
@@ -215,7 +216,7 @@ void StepProfile::Finish(const std::string& note) {
         fmt::print("wrote the trace of step {} to {}\n", table.first_step, options.file);
       } else {
         const absl::Status written =
-            WriteTrace(recording, wish.folder + "/trace", channel::kMostTraceBytes, table);
+            WriteTrace(recording, wish.folder + "/trace", data::kMostTraceBytes, table);
         written.ok() ? Answer(wish, table) : Refuse(wish, std::string(Message(written)));
       }
     } catch (const std::exception& error) {

@@ -133,13 +133,12 @@ absl::Status WriteTrace(const Recording& recording, const std::string& path, int
 absl::Status WriteTraceFile(const Recording& recording, const std::string& path,
                             channel::StepTable& table) {
   const std::string part = path + ".part";
-  SFT_RETURN_IF_ERROR(WriteTrace(recording, part, channel::kMostTraceBytes, table));
+  SFT_RETURN_IF_ERROR(WriteTrace(recording, part, data::kMostTraceBytes, table));
   SFT_ASSIGN_OR_RETURN(const std::string packed, io::ReadFile(part));
   data::GzipFrame frame;
-  SFT_ASSIGN_OR_RETURN(io::AppendFile file, OpenNew(path));
-  SFT_RETURN_IF_ERROR(file.Append(frame.Begin(data::kTraceBegin) + packed));
+  const std::string begin = frame.Begin(data::kTraceBegin);
   frame.Add({table.crc32, table.text_bytes});
-  SFT_RETURN_IF_ERROR(file.Append(frame.End(data::kTraceEnd)));
+  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, begin + packed + frame.End(data::kTraceEnd)));
   return io::RemoveAll(part);
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "common/data/gzip_parts.h"
 #include "tests/unit/worker/base/test_node.h"
 #include "tests/unit/worker/transfer/fake_server.h"
 #include "worker/channel/step_table.h"
@@ -190,7 +191,7 @@ TEST_F(StepRecorderTest, ATableOfAnotherRankOrATraceThatIsTooShortIsAnError) {
   shim_.on_profile = [&] { Leave(0, {.rank = 1}, ""); };
   EXPECT_THAT(Error({0}), HasSubstr("not one of its own recording"));
   shim_.on_profile = [&] {
-    Leave(0, {.rank = 0, .trace_bytes = channel::kMostTraceBytes + 1}, "");
+    Leave(0, {.rank = 0, .trace_bytes = data::kMostTraceBytes + 1}, "");
   };
   EXPECT_THAT(Error({0}), HasSubstr("not one of its own recording"));
   shim_.on_profile = [&] { Leave(0, {.rank = 0, .trace_bytes = 100}, "short"); };
