@@ -11,12 +11,15 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
+
+constexpr int64_t kMostSteps = 20;  // that a server records
 
 struct ProfileOptions {
   std::string job;
@@ -42,16 +45,16 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
+  absl::Status Open() {
+    SFT_ASSIGN_OR_RETURN(file_, io::AppendFile::Open(part_));
+    return file_->Truncate(0);
+  }
   absl::Status Add(std::string_view bytes) {
-    if (!file_.has_value()) {
-      SFT_ASSIGN_OR_RETURN(file_, io::AppendFile::Open(part_));
-      SFT_RETURN_IF_ERROR(file_->Truncate(0));
-    }
     bytes_ += static_cast<int64_t>(bytes.size());
     return file_->Append(bytes);
   }
   absl::Status Name(const std::string& path) {
-    if (!file_.has_value()) return Internal("the server has sent no trace");
+    if (bytes_ == 0) return Internal("the server has sent no trace");
     SFT_RETURN_IF_ERROR(io::RenameDurably(part_, path));
     file_.reset();
     return absl::OkStatus();
@@ -65,6 +68,9 @@ class TraceFile {
 };
 
 absl::StatusOr<v1::ProfileJobRequest> RequestOf(const ProfileOptions& options) {
+  if (options.steps < 1 || options.steps > kMostSteps) {
+    return InvalidArgument(fmt::format("--steps: 1 to {} can be recorded", kMostSteps));
+  }
   v1::ProfileJobRequest request;
   request.set_name(options.job);
   request.set_steps(static_cast<int32_t>(options.steps));
@@ -89,11 +95,13 @@ std::string PathOf(const ProfileOptions& options, const std::vector<v1::RankProf
 absl::StatusOr<Profiled> Receive(Connection& connection, const ProfileOptions& options,
                                  bool quiet) {
   SFT_ASSIGN_OR_RETURN(const v1::ProfileJobRequest request, RequestOf(options));
+  TraceFile file((options.out.empty() ? ShortName(options.job) : options.out) + "." +
+                 RandomId("part"));
+  SFT_RETURN_IF_ERROR(file.Open());
   grpc::ClientContext context;
   Interrupt interrupt(context);
   const auto reader = connection.To<v1::JobService>().ProfileJob(&context, request);
   Profiled profiled;
-  TraceFile file((options.out.empty() ? ShortName(options.job) + ".trace" : options.out) + ".part");
   v1::ProfileJobResponse response;
   std::string waited_for;
   absl::Status saved;
@@ -232,9 +240,7 @@ void AddProfile(Command& app, Session& session) {
   command->AddOption("-o,--out", options->out,
                      "Where to write the trace (default: JOB-step-N.trace.json.gz)");
   AddJsonFlag(command, session);
-  command->Check([options] {
-    return options->steps < 1 || options->steps > 20 ? "--steps: 1 to 20 can be recorded" : "";
-  });
+  command->Check([options] { return std::string(Message(RequestOf(*options).status())); });
   command->Run([&session, options](Connection& connection) {
     return Profile(connection, *options, session.json);
   });
