@@ -2,11 +2,13 @@
 """A running job is profiled through the real service: what the table and the trace say, that the training is the same
 byte for byte, and that nothing is left of a recording, whoever is killed in the middle of it."""
 
+import base64
 import gzip
 import json
 import os
 import signal
 import subprocess
+import urllib.request
 
 import families_test
 import harness
@@ -21,7 +23,8 @@ class ProfileTest(harness.ServiceCase):
         (self.dir / "rows.jsonl").write_text("".join(
             json.dumps({"text": f"row{number}:" + "abcdefgh"[number % 5:] * 2}) + "\n" for number in range(24)))
         (self.dir / "job.toml").write_text('[job]\nmodel = "small"\ndata = "rows.jsonl"\n')
-        self.start_server()
+        self.http = harness.free_port()
+        self.start_server(http=f"127.0.0.1:{self.http}")
         self.start_node()
 
     def start_node(self, *options):
@@ -79,6 +82,18 @@ class ProfileTest(harness.ServiceCase):
         points = map(json.loads, self.sftctl("metrics", job, "--json").stdout.splitlines())
         return ((folder / "adapter_model.safetensors").read_bytes(),
                 [(point["step"], point["loss"], point["grad_norm"]) for point in points])
+
+    def check_rest(self, job):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http}/api/v1/JobService/ProfileJob", json.dumps({"name": job, "steps": 1}).encode(),
+            {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=harness.DEADLINE_S) as answer:
+            lines = answer.read().decode().splitlines()
+        self.assertIn("event: end", lines)
+        messages = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        self.assertEqual([message["rank"]["steps"] for message in messages if message.get("rank")], [1])
+        packed = b"".join(base64.b64decode(message.get("trace", "")) for message in messages)
+        self.assertIn("traceEvents", json.loads(gzip.decompress(packed)))
 
     def check_table(self, table):
         self.assertEqual(table["steps"], 3)
@@ -140,12 +155,13 @@ class ProfileTest(harness.ServiceCase):
         self.assertEqual(again.returncode, SUCCEEDED, again.stderr)
         self.assertRegex(again.stdout, r"rank 0 on cpu: steps \d+ to \d+, [0-9.]+ s each \([0-9.]+ s before: ")
         self.assertRegex(again.stdout, r"total +[0-9.]+ ms 100.00 %")
+        self.check_rest(job)
         self.assertEqual(self.recordings(), [])
         self.assertEqual(self.status(job)["state"], "RUNNING", "the profiles fell into the training")
         self.assertEqual(self.result_of(job), plain)
         audit = map(json.loads, self.sftctl("admin", "audit", "--json").stdout.splitlines())
         calls = [record for record in audit if record["method"].endswith("ProfileJob")]
-        self.assertEqual(len(calls), 2)
+        self.assertEqual(len(calls), 3)
         self.assertIn(job, calls[0]["object"])
 
     def test_what_cannot_be_profiled_is_said(self):

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -274,7 +275,7 @@ std::string KindOf(std::string_view name) { return std::string(kNames[KindOfName
 
 void Arrange(Recording& recording) {
   std::ranges::sort(recording.events, [](const TraceEvent& a, const TraceEvent& b) {
-    return std::pair(a.begin_ns, -a.end_ns) < std::pair(b.begin_ns, -b.end_ns);
+    return std::tuple(a.begin_ns, -a.end_ns, a.kind) < std::tuple(b.begin_ns, -b.end_ns, b.kind);
   });
   FindSteps(recording);
   std::erase_if(recording.events,

@@ -9,13 +9,13 @@
 namespace sft::data {
 namespace {
 
-struct Part {
+struct GzipPart {
   std::string packed;
   TextSum sum;
 };
 
-Part Pack(const std::vector<std::string>& texts) {
-  Part part;
+GzipPart MakePart(const std::vector<std::string>& texts) {
+  GzipPart part;
   PartPacker packer([&](std::string_view packed) { part.packed += packed; });
   for (const std::string& text : texts) packer.Add(text);
   packer.Finish();
@@ -25,7 +25,7 @@ Part Pack(const std::vector<std::string>& texts) {
 }
 
 // What gzip makes of the file; its error where it takes it for damaged.
-std::string Unpack(const std::string& packed) {
+std::string Gunzip(const std::string& packed) {
   const std::string dir = io::MakeTempDir("sft-gzip-test-").value();
   EXPECT_TRUE(io::WriteFileAtomic(dir + "/t.gz", packed).ok());
   const std::string command = "gzip -dc " + dir + "/t.gz 2>&1 > " + dir + "/t";
@@ -38,25 +38,26 @@ std::string Unpack(const std::string& packed) {
 TEST(GzipPartsTest, PartsOfSeveralProcessesAreOneFileThatGzipTakes) {
   std::string large;
   for (int i = 0; i < 300000; ++i) large += "line " + std::to_string(i * 7919 % 1000) + "\n";
-  const Part first = Pack({"alpha ", "beta"}), second = Pack({large}), third = Pack({});
+  const GzipPart first = MakePart({"alpha ", "beta"}), second = MakePart({large}),
+                 third = MakePart({});
   GzipFrame frame;
   std::string file = frame.Begin("begin ");
-  for (const Part* part : {&first, &second, &third}) {
+  for (const GzipPart* part : {&first, &second, &third}) {
     file += part->packed;
     frame.Add(part->sum);
   }
   file += frame.End(" end");
-  EXPECT_EQ(Unpack(file), "begin alpha beta" + large + " end");
+  EXPECT_EQ(Gunzip(file), "begin alpha beta" + large + " end");
   EXPECT_LT(file.size(), large.size() / 3);
 }
 
 TEST(GzipPartsTest, APartThatIsNotWhatItsSumSaysIsFound) {
-  Part part = Pack({"text"});
+  GzipPart part = MakePart({"text"});
   part.sum.crc32 ^= 1;
   GzipFrame frame;
   std::string file = frame.Begin("") + part.packed;
   frame.Add(part.sum);
-  EXPECT_EQ(Unpack(file + frame.End("")), "gzip refuses it");
+  EXPECT_EQ(Gunzip(file + frame.End("")), "gzip refuses it");
 }
 
 TEST(GzipPartsTest, AnEmptyTraceIsJson) {
