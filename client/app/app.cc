@@ -76,6 +76,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddWait(app, session);
   AddMetrics(app, session);
   AddCompare(app, session);
+  AddProfile(app, session);
   AddEvents(app, session);
   AddDownload(app, session);
   AddEvaluate(app, session);

@@ -29,6 +29,7 @@ void AddCheckpoints(Command& app, Session& session);  // checkpoint, checkpoints
 void AddWait(Command& app, Session& session);
 void AddMetrics(Command& app, Session& session);
 void AddCompare(Command& app, Session& session);
+void AddProfile(Command& app, Session& session);
 void AddAdmin(Command& app, Session& session);
 void AddAccess(Command& admin, Session& session);  // user, token and audit of `admin`
 void AddLogin(Command& app, Session& session);     // login and whoami

@@ -112,6 +112,7 @@ struct Server::Parts {
         copies(*store, registry, relay),
         deliveries(*store, planner.fleet(), disk, registry.refusals(), settings.max_delivery),
         serving(*store, relay),
+        profiling(*store, relay),
         secrets(settings.data_dir + "/secrets"),
         judges(settings.judges, *store, serving, secrets, clock),
         intake(*store, *blobs, jobs, planner, &limits, &judges, RulesOf(settings)),
@@ -130,7 +131,7 @@ struct Server::Parts {
             [this] { webhook_sender.Wake(); }, RulesOf(settings)),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         waits(*store, registry, intake, clock),
-        job_service(intake, jobs, checkpoints, ingest, serving, waits),
+        job_service(intake, jobs, checkpoints, ingest, serving, waits, profiling),
         worker_service(registry, ingest, artifacts, checkpoints, relay, *store, hub_models, judges,
                        copies),
         cluster_service(*store, registry, settings.dev, planner.fleet(), hub_models, copies, gpus,
@@ -212,6 +213,7 @@ struct Server::Parts {
   ModelCopies copies;
   DeliveryLimits deliveries;
   Serving serving;
+  Profiling profiling;
   Secrets secrets;
   Judges judges;
   JobIntake intake;

@@ -104,6 +104,18 @@ std::string FileRelay::LeastAsked(const std::vector<std::string>& nodes,
   return *std::ranges::min_element(nodes, {}, [&](const std::string& node) { return asked[node]; });
 }
 
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Record(
+    const std::string& node, const v1::RecordSteps& order) {
+  const auto queue = std::make_shared<Queue>();
+  queue->node = node;
+  queue->attempt_uid = order.attempt_uid();
+  queue->patience = kRecordingPatience;
+  return Begin(queue, [&](const std::string& request, v1::ServerMessage& message) {
+    *message.mutable_record_steps() = order;
+    message.mutable_record_steps()->set_request(request);
+  });
+}
+
 FileRelay::Transfer::~Transfer() {
   MutexLock lock(relay_.mutex_);
   relay_.queues_.erase(request_);
@@ -157,7 +169,7 @@ absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout, con
 }
 
 absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node) {
-  const MonoTime deadline = Clock::Real().Mono() + kPatience;
+  const MonoTime begun = Clock::Real().Mono();
   MutexLock lock(mutex_);
   const auto found = queues_.find(chunk.request());
   const std::shared_ptr<Queue> queue = found == queues_.end() ? nullptr : found->second;
@@ -179,7 +191,7 @@ absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node)
       queue->changed.NotifyAll();
       return absl::OkStatus();
     }
-    const Nanos left = deadline - Clock::Real().Mono();
+    const Nanos left = begun + queue->patience - Clock::Real().Mono();
     if (left <= Nanos(0)) return DeadlineExceeded("the reader of this file takes nothing");
     queue->changed.WaitFor(mutex_, left);
   }

@@ -14,9 +14,10 @@
 
 namespace sft::server {
 
-// Relays a node's file, or a job's answer, to a caller of the server: FetchFile or Ask goes down
-// the node's stream, the node answers with a SendFile call, and its chunks pass through a bounded
-// queue. Files and questions are counted apart, so that neither keeps out the other. Thread-safe.
+// Relays a node's file, a job's answer or what its ranks recorded to a caller of the server:
+// FetchFile, Ask or RecordSteps goes down the node's stream, the node answers with a SendFile call,
+// and its chunks pass through a bounded queue. Files and questions are counted apart, so that
+// neither keeps out the other. Thread-safe.
 class FileRelay {
  public:
   static constexpr size_t kMaxQueuedChunks = 8;
@@ -27,6 +28,8 @@ class FileRelay {
   static constexpr int kMaxQuestionsOfNode = 80;
   // Longest wait for the other side before a transfer is abandoned.
   static constexpr std::chrono::seconds kPatience{30};
+  // That of a node whose recording waits until those of others have been read.
+  static constexpr std::chrono::minutes kRecordingPatience{10};
 
   explicit FileRelay(WorkerRegistry& registry) : registry_(registry) {}
 
@@ -37,8 +40,9 @@ class FileRelay {
   // Guarded by mutex_.
   struct Queue {
     std::string node;
-    std::string attempt_uid;  // that is asked; empty: a file is fetched
-    int64_t next = 0;         // offset of the next chunk
+    std::string attempt_uid;     // that is asked; empty: a file is fetched
+    int64_t next = 0;            // offset of the next chunk
+    Nanos patience = kPatience;  // of the node
     std::deque<v1::SendFileRequest> chunks;
     bool heard = false;    // a chunk has come
     bool ended = false;    // by the node
@@ -82,6 +86,10 @@ class FileRelay {
                                                 const std::string& question);
   // Of these nodes, the first of those that answer the fewest questions to the attempt.
   std::string LeastAsked(const std::vector<std::string>& nodes, const std::string& attempt_uid);
+
+  // The same for a recording: the chunks are v1::RecordedPiece. It counts as a question.
+  absl::StatusOr<std::unique_ptr<Transfer>> Record(const std::string& node,
+                                                   const v1::RecordSteps& order);
 
   // The sending end: takes a chunk of the node's SendFile call. Blocks while the queue is full.
   // NOT_FOUND when nobody wants the file any more, or it was requested of another node (an empty

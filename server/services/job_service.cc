@@ -62,6 +62,8 @@ void JobService::AddTo(Methods& methods) {
   methods.ServerStream({"JobService.ReadTensorBoard", kUser, kViewer, kNamed}, this,
                        &Self::ReadTensorBoard);
   methods.ServerStream({"JobService.Generate", kUser, kSubmitter, kNamed}, this, &Self::Generate);
+  methods.ServerStream({"JobService.ProfileJob", kUser, kSubmitter, kNamed, kChange}, this,
+                       &Self::ProfileJob);
 }
 
 absl::StatusOr<v1::ResolveJobResponse> JobService::ResolveJob(

@@ -6,6 +6,7 @@
 #include "server/gangs/ingest.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/job_manager.h"
+#include "server/jobs/profiling.h"
 #include "server/jobs/serving.h"
 #include "server/jobs/wait_explainer.h"
 #include "server/stored/checkpoints.h"
@@ -20,13 +21,14 @@ absl::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string&
 class JobService final {
  public:
   JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
-             Serving& serving, WaitExplainer& waits)
+             Serving& serving, WaitExplainer& waits, Profiling& profiling)
       : intake_(intake),
         jobs_(jobs),
         checkpoints_(checkpoints),
         ingest_(ingest),
         serving_(serving),
-        waits_(waits) {}
+        waits_(waits),
+        profiling_(profiling) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -56,6 +58,8 @@ class JobService final {
                                Sink<v1::ReadTensorBoardResponse>& sink);
   absl::Status Generate(CallContext& call, const v1::GenerateRequest& request,
                         Sink<v1::GenerateResponse>& sink);
+  absl::Status ProfileJob(CallContext& call, const v1::ProfileJobRequest& request,
+                          Sink<v1::ProfileJobResponse>& sink);
 
  private:
   JobIntake& intake_;
@@ -64,6 +68,7 @@ class JobService final {
   Ingest& ingest_;
   Serving& serving_;
   WaitExplainer& waits_;
+  Profiling& profiling_;
 };
 
 }  // namespace sft::server

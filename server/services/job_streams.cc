@@ -121,4 +121,11 @@ absl::Status JobService::Generate(CallContext&, const v1::GenerateRequest& reque
       [&] { return sink.Gone(); });
 }
 
+absl::Status JobService::ProfileJob(CallContext&, const v1::ProfileJobRequest& request,
+                                    Sink<v1::ProfileJobResponse>& sink) {
+  return profiling_.Profile(
+      request, [&](const v1::ProfileJobResponse& response) { return sink.Write(response); },
+      [&] { return sink.Gone(); });
+}
+
 }  // namespace sft::server

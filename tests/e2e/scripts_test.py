@@ -29,6 +29,12 @@ class ScriptsTest(unittest.TestCase):
         for line in ("went on with step 6, ", "packed documents stay apart", "changes logits by up to", "all of it holds"):
             self.assertIn(line, done.stdout)
 
+    def test_a_job_is_profiled_and_trains_the_same(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.run_script("profile_job.py", harness.BUILD, folder, "--cpu", "--gpus", 2)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("all of it holds", done.stdout)
+
     def test_random_models_have_the_tensors_that_their_config_asks_for(self):
         with tempfile.TemporaryDirectory() as folder:
             for size in SIZES:

@@ -108,6 +108,8 @@ static void Fields(V& v, Command& c) {
   v("reason", c.reason);
   v("cause", c.cause);
   v("age", c.age);
+  v("id", c.id);
+  v("steps", c.steps);
 }
 
 template <typename V>

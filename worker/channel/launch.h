@@ -21,6 +21,7 @@
 //   <attempt dir>/rank-<r>.events
 //   <attempt dir>/rank-<r>.flight  its flight record (worker/channel/flight_record.h)
 //   <attempt dir>/node.events      warnings of the worker about the attempt
+//   <attempt dir>/profile-<id>/    a recording of steps that is under way (step_table.h)
 //   <attempt dir>/rank-<r>.gap     LogGap, written by the shim; prepare.gap likewise
 //   <attempt dir>/adapter/         links to the adapter that a job answers with
 //   <attempt dir>/output/          the attempt's result: adapter, full model or answers
@@ -144,14 +145,18 @@ struct ShimStatus {
 //                                        groups; "cause":"watch" when the worker found that they
 //                                        hang
 //   {"command":"checkpoint"}             passed to the ranks' standard input
+//   {"command":"profile","id":"...","steps":3}   likewise; ranks record their next steps
+//                                        (step_table.h)
 //   {"command":"status"}                 changes nothing
-// On the standard input of a rank: "stop" and "checkpoint"; no answer. End of file means that the
-// shim has died.
+// On the standard input of a rank: "stop", "checkpoint" and "profile"; no answer. End of file means
+// that the shim has died.
 struct Command {
   std::string command;
   std::string reason;
   std::string cause;
   double age = 0;
+  std::string id;
+  int64_t steps = 0;
 };
 
 // Answer of the shim; `status` is the one after the command.

@@ -23,6 +23,7 @@
 #include "common/obs/log.h"
 #include "common/obs/service_manager.h"
 #include "common/rpc/endpoint.h"
+#include "worker/attempt/step_recorder.h"
 #include "worker/base/child_environment.h"
 #include "worker/base/data_dir_lock.h"
 #include "worker/base/disk.h"
@@ -401,6 +402,7 @@ absl::Status RunWorker(const Options& options) {
   FileSender files(setup, *server);
   ModelRequests requests(*models, agent);
   Asker asker(setup, *server);
+  StepRecorder recorder(setup, *server, shims, clock);
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   SFT_ASSIGN_OR_RETURN(const auto generation, ObeyedGeneration::Open(setup.data_dir));
   Departure departure(lease, options, agent);
@@ -416,7 +418,8 @@ absl::Status RunWorker(const Options& options) {
       [&](const v1::ModelRequest& request) { requests.Take(request); },
       [&](const v1::Ask& ask) { asker.Ask(ask); },
       [&](const v1::Welcome& welcome) { return generation->Obey(welcome); },
-      [&] { identity->Next(); }, [&] { departure.OnDismissed(); });
+      [&] { identity->Next(); }, [&] { departure.OnDismissed(); },
+      [&](const v1::RecordSteps& request) { recorder.Record(request); });
   signals.Watch([&](int number) { departure.OnSignal(number); });
   IoThread model_scan("models", [&]() -> Nanos {
     agent.SetModels(ListModels(setup));

@@ -24,7 +24,8 @@ constexpr seconds kMaxHeartbeat{60};
 
 Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
                  OnFetchFile on_fetch_file, OnModelRequest on_model_request, OnAsk on_ask,
-                 OnWelcome on_welcome, OnLost on_lost, OnDismissed on_dismissed)
+                 OnWelcome on_welcome, OnLost on_lost, OnDismissed on_dismissed,
+                 OnRecordSteps on_record_steps)
     : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
@@ -33,7 +34,8 @@ Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
       on_ask_(std::move(on_ask)),
       on_welcome_(std::move(on_welcome)),
       on_lost_(std::move(on_lost)),
-      on_dismissed_(std::move(on_dismissed)) {}
+      on_dismissed_(std::move(on_dismissed)),
+      on_record_steps_(std::move(on_record_steps)) {}
 
 Session::~Session() { Stop(); }
 
@@ -124,6 +126,7 @@ void Session::ReadLoop(Stream& stream) {
     }
     if (message.has_ask() && on_ask_) on_ask_(message.ask());
     if (message.has_dismissed() && on_dismissed_) on_dismissed_();
+    if (message.has_record_steps() && on_record_steps_) on_record_steps_(message.record_steps());
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
 }

@@ -28,18 +28,19 @@ class Session {
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
   using OnModelRequest = std::function<void(const v1::ModelRequest&)>;
   using OnAsk = std::function<void(const v1::Ask&)>;
+  using OnRecordSteps = std::function<void(const v1::RecordSteps&)>;
   // Whether the server that has sent it may be obeyed; an error says why not.
   using OnWelcome = std::function<absl::Status(const v1::Welcome&)>;
   using OnLost = std::function<void()>;
   using OnDismissed = std::function<void()>;
 
   // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file`, `on_model_request`,
-  // `on_ask` and `on_dismissed` are called on the reading thread and must not block. `on_welcome`
-  // is called before anything that the server wants is done, and `on_lost` when a stream has ended,
-  // before the next dial, both on the session's thread.
+  // `on_ask`, `on_dismissed` and `on_record_steps` are called on the reading thread and must not
+  // block. `on_welcome` is called before anything that the server wants is done, and `on_lost` when
+  // a stream has ended, before the next dial, both on the session's thread.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file,
           OnModelRequest on_model_request = {}, OnAsk on_ask = {}, OnWelcome on_welcome = {},
-          OnLost on_lost = {}, OnDismissed on_dismissed = {});
+          OnLost on_lost = {}, OnDismissed on_dismissed = {}, OnRecordSteps on_record_steps = {});
   ~Session();
 
   void Start();
@@ -72,6 +73,7 @@ class Session {
   const OnWelcome on_welcome_;
   const OnLost on_lost_;
   const OnDismissed on_dismissed_;
+  const OnRecordSteps on_record_steps_;
   std::thread thread_;
   bool answers_ = false;   // session thread only: this server answers each report
   std::string last_end_;   // session thread only: why the stream ended, as last logged,

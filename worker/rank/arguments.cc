@@ -230,7 +230,7 @@ std::string HelpText() {
   sft-rank train    --launch FILE [--rank N]
                                             run rank N of a job (started by sft-shim); without
                                             --rank the variable RANK says which
-                    [--profile TRACE]       write a Chrome trace of step 4
+                    [--profile TRACE]       write a Chrome trace of step 4, packed with gzip
   sft-rank generate --launch FILE [--rank N]
                                             the same for a job of kind "generate"
   sft-rank export   --launch FILE [--rank N]

@@ -15,7 +15,7 @@ struct Arguments {
   std::string launch;  // train, prepare, export, generate for a job: the launch file
   // train: global rank; -1: the variable RANK says it. generate: which of `ranks`; -1: the first.
   int rank = -1;
-  std::string profile;  // train: file for the trace of a step; empty: none
+  std::string profile;  // train: file for the trace of a step, gzip; empty: none
   // generate, logits:
   std::string model;
   std::string adapter;         // empty: the base model alone

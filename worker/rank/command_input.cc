@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "worker/channel/launch.h"
-
 namespace sft::rank {
 namespace {
 
@@ -57,6 +55,8 @@ void CommandInput::Handle(const std::string& line) {
     stop_reason_ = command->reason.empty() ? "stop requested" : command->reason;
   } else if (command->command == "checkpoint") {
     checkpoint_ = true;
+  } else if (command->command == "profile") {
+    profile_ = *command;
   } else {
     fmt::print(stderr, "unknown command \"{}\" was skipped\n", command->command);
   }

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "common/io/file.h"
+#include "worker/channel/launch.h"
 
 namespace sft::rank {
 
@@ -22,6 +25,8 @@ class CommandInput {
   const std::string& stop_reason() const { return stop_reason_; }
   // True if a checkpoint was asked for since the last call.
   bool TakeCheckpoint() { return std::exchange(checkpoint_, false); }
+  // The last "profile" that has come since the last call.
+  std::optional<channel::Command> TakeProfile() { return std::exchange(profile_, std::nullopt); }
 
  private:
   void Handle(const std::string& line);
@@ -31,6 +36,7 @@ class CommandInput {
   std::string pending_;
   std::string stop_reason_;
   bool checkpoint_ = false;
+  std::optional<channel::Command> profile_;
 };
 
 }  // namespace sft::rank

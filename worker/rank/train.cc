@@ -88,7 +88,13 @@ class EventObserver : public engine::TrainObserver {
       : context_(context),
         gpu_(device),
         device_(device.Name()),
-        profile_(context.profile),
+        profile_({.rank = context.rank,
+                  .device = device_,
+                  .gpu = device.cuda != nullptr,
+                  .synchronize = [this] { gpu_.cuda->devices->Synchronize(gpu_.torch.index()); },
+                  .attempt_dir = context.launch.file.attempt_dir,
+                  .file = context.profile},
+                 context.clock),
         flight_(flight),
         traffic_(traffic) {}
 
@@ -99,6 +105,7 @@ class EventObserver : public engine::TrainObserver {
   void SetPlan(RankPlan plan) { plan_ = std::move(plan); }
 
   void OnPhase(engine::TrainPhase phase, int64_t step) override {
+    Profile(phase);
     if (traffic_ != nullptr && phase == engine::TrainPhase::kStep) traffic_->BeginStep();
     if (traffic_ != nullptr && phase == engine::TrainPhase::kStepDone) traffic_->EndStep();
     if (flight_ != nullptr) Note(phase, step, *flight_);
@@ -159,7 +166,6 @@ class EventObserver : public engine::TrainObserver {
     facts_.losses.emplace_back(report.step, report.loss);
     const int64_t made = report.step - resumed_step_;
     if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);
-    profile_.AfterStep(made, context_.launch.file.device == "cuda");
   }
 
   void OnEval(const engine::EvalReport& report) override {
@@ -274,6 +280,14 @@ class EventObserver : public engine::TrainObserver {
   // The step of this process that has seen all that the allocator will hold.
   static constexpr int64_t kSettled = 2;
   static constexpr std::chrono::seconds kProgressInterval{2};
+
+  void Profile(engine::TrainPhase phase) {
+    if (phase == engine::TrainPhase::kStep || phase == engine::TrainPhase::kDelivery) {
+      context_.commands.Poll();
+      if (const auto command = context_.commands.TakeProfile()) profile_.Ask(*command);
+    }
+    profile_.OnPhase(phase);
+  }
 
   void Note(engine::TrainPhase phase, int64_t step, channel::FlightRecorder& flight) const {
     switch (phase) {

@@ -26,7 +26,7 @@ struct TrainContext {
   CommandInput& commands;
   Clock& clock;
   MonoTime process_start;
-  std::string profile;  // file for the trace of a step; empty: none
+  std::string profile;  // file for the trace of a step, gzip; empty: none
 };
 
 // One rank of a job, from rendezvous to artifact. Connections live as long as this object, not as

@@ -138,7 +138,7 @@ channel::Answer Supervisor::Handle(const channel::Command& command) {
   } else if (command.command == "stop") {
     Stop(command.cause == "watch" ? "watch" : "command",
          command.reason.empty() ? "stop requested" : command.reason);
-  } else if (command.command == "checkpoint") {
+  } else if (command.command == "checkpoint" || command.command == "profile") {
     SendCommand(command);
   } else if (command.command != "status") {
     answer.ok = false;

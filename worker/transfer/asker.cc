@@ -11,7 +11,6 @@
 
 #include "common/base/ids.h"
 #include "common/io/file.h"
-#include "common/obs/log.h"
 
 namespace sft::worker {
 namespace {
@@ -81,39 +80,10 @@ class Asker::Connection {
   std::string read_;
 };
 
-Asker::~Asker() {
-  std::list<Running> running;
-  {
-    const MutexLock lock(mutex_);
-    running.swap(running_);
-  }
-  for (Running& each : running) each.thread.join();
-}
-
-void Asker::Reap() {
-  for (auto each = running_.begin(); each != running_.end();) {
-    if (!each->done) {
-      ++each;
-      continue;
-    }
-    each->thread.join();
-    each = running_.erase(each);
-  }
-}
-
 void Asker::Ask(const v1::Ask& ask) {
-  const MutexLock lock(mutex_);
-  Reap();
   // One more may say that there are too many.
-  const bool refused = running_.size() >= kMostAtOnce;
-  if (running_.size() > kMostAtOnce) return;
-  Running& running = running_.emplace_back();
-  running.thread = std::thread([this, ask, refused, &running] {
-    obs::NameThread("ask");
-    Answer(ask, refused);
-    const MutexLock done(mutex_);
-    running.done = true;
-  });
+  threads_.Start(kMostAtOnce,
+                 [this, ask](size_t others) { Answer(ask, /*refused=*/others >= kMostAtOnce); });
 }
 
 std::string Asker::TakeLeast(std::vector<std::string>& sockets) {

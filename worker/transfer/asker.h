@@ -1,14 +1,13 @@
 #pragma once
 
-#include <list>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
+#include "worker/base/task_threads.h"
 #include "worker/transfer/server_api.h"
 
 namespace sft::worker {
@@ -20,19 +19,13 @@ class Asker {
  public:
   static constexpr int kMostAtOnce = 256;
 
-  // Both are borrowed.
+  // Both are borrowed. The destructor waits for the answers under way.
   Asker(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
-  // Waits for the answers under way.
-  ~Asker();
 
   // Called from any thread; does not block.
   void Ask(const v1::Ask& ask);
 
  private:
-  struct Running {
-    std::thread thread;
-    bool done = false;
-  };
   class Connection;
   void Answer(const v1::Ask& ask, bool refused);
   // Connects to the process of the attempt that has the fewest questions, or to another one where
@@ -42,14 +35,12 @@ class Asker {
   std::string TakeLeast(std::vector<std::string>& sockets);
   // Counts one less.
   void Close(const std::string& socket);
-  // Joins the threads that have ended.
-  void Reap() SFT_REQUIRES(mutex_);
 
   const NodeSetup& setup_;
   ServerApi& server_;
   Mutex mutex_;
-  std::list<Running> running_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int> asked_ SFT_GUARDED_BY(mutex_);  // by socket
+  TaskThreads threads_{"ask"};
 };
 
 }  // namespace sft::worker

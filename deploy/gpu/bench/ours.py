@@ -159,7 +159,7 @@ def run(row, setting, context, plan, overrides):
         logs += [folder / f"rank-{rank}.log" for rank in range(plan["gpus"])]
         commands = [[*context.rank_prefix(rank), program, "train", "--launch", launch, "--rank", rank]
                     for rank in range(plan["gpus"])]
-        events, trace = folder / "rank-0.events", folder / "trace.json"
+        events, trace = folder / "rank-0.events", folder / "trace.json.gz"
         if context.options.profile:
             commands[0] += ["--profile", trace]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where a step's time goes: sums the GPU kernels of a Chrome trace by kind.
 
-    python3 deploy/gpu/bench/trace_table.py TRACE.json [--top N]
+    python3 deploy/gpu/bench/trace_table.py TRACE.json.gz [--top N]
 
 TRACE is what `sft-rank train --profile` writes. Prints milliseconds by kind and by kernel, the time in
 which no kernel ran, and the time in which kernels of two streams overlapped.
@@ -9,6 +9,7 @@ which no kernel ran, and the time in which kernels of two streams overlapped.
 
 import argparse
 import collections
+import gzip
 import json
 import re
 
@@ -51,7 +52,7 @@ def gaps(work):
 
 def table(trace, top):
     """The text that main prints."""
-    with open(trace, encoding="utf-8") as file:
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if not work:

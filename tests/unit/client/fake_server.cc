@@ -182,6 +182,13 @@ class FakeServer::Jobs : public v1::JobService::Service {
     for (const v1::ReadTensorBoardResponse& chunk : chunks) writer->Write(chunk);
     return grpc::Status::OK;
   }
+  grpc::Status ProfileJob(grpc::ServerContext*, const v1::ProfileJobRequest* request,
+                          grpc::ServerWriter<v1::ProfileJobResponse>* writer) override {
+    fake_.profile_requests.push_back(*request);
+    const std::vector<v1::ProfileJobResponse> responses = fake_.profile;
+    for (const v1::ProfileJobResponse& response : responses) writer->Write(response);
+    return fake_.profile_status;
+  }
 
  private:
   FakeServer& fake_;

@@ -91,6 +91,9 @@ class FakeServer {
   std::vector<v1::Metric> metrics;
   std::map<std::string, std::vector<v1::Metric>> metrics_of;  // of single jobs, by id
   std::vector<v1::ReadTensorBoardResponse> tensorboard;
+  std::vector<v1::ProfileJobResponse> profile;
+  grpc::Status profile_status;
+  std::vector<v1::ProfileJobRequest> profile_requests;
   // Each ReadMetrics takes the next of these: points up to `end`; empty: all of them at once.
   struct MetricRead {
     size_t end = 0;

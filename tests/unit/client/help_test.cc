@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                                            "explain", "completion", "compare", "data", "admin",
                                            "drain", "storage", "rm", "stats", "top", "login",
                                            "whoami", "hold", "release", "sweep", "webhook", "price",
-                                           "init", "doctor", "web"),
+                                           "init", "doctor", "web", "profile"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "worker/engine/base/phase_span.h"
+
 namespace sft::engine {
 namespace {
 
@@ -30,18 +32,25 @@ struct Toll {
 
 class RecordedWork : public Work {
  public:
-  RecordedWork(WorkPtr inner, channel::FlightRecorder& flight, Toll toll, uint64_t number,
-               bool blocks)
-      : inner_(std::move(inner)), flight_(flight), toll_(toll), number_(number), blocks_(blocks) {}
+  RecordedWork(WorkPtr inner, channel::FlightRecorder& flight, Toll toll, Collective kind,
+               uint64_t number, bool blocks)
+      : inner_(std::move(inner)),
+        flight_(flight),
+        toll_(toll),
+        kind_(kind),
+        number_(number),
+        blocks_(blocks) {}
   // The wait of a work that nobody waited for is noted too: it may be where the rank hangs.
   ~RecordedWork() override {
     if (inner_ == nullptr) return;
+    const PhaseSpan span = WaitSpan();
     flight_.Wait(number_);
     inner_.reset();
     flight_.EndWait(number_, blocks_);
   }
 
   void Wait() override {
+    const PhaseSpan span = WaitSpan();
     flight_.Wait(number_);
     const WorkPtr inner = std::move(inner_);
     toll_.Begin();
@@ -51,9 +60,14 @@ class RecordedWork : public Work {
   }
 
  private:
+  PhaseSpan WaitSpan() const {
+    return PhaseSpan(kWaitSpan, static_cast<int64_t>(number_), ToString(kind_));
+  }
+
   WorkPtr inner_;
   channel::FlightRecorder& flight_;
   Toll toll_;
+  Collective kind_;
   uint64_t number_;
   bool blocks_;  // Wait returns when the collective is done
 };
@@ -81,39 +95,37 @@ class RecordedCommunicator : public Communicator {
   std::string_view backend() const override { return inner_->backend(); }
 
   WorkPtr AllReduceSumAsync(at::Tensor tensor) override {
-    const uint64_t number = Start(Collective::kAllReduce, tensor, 2 * Others());
-    return Recorded(number, inner_->AllReduceSumAsync(std::move(tensor)));
+    return Started(Collective::kAllReduce, tensor, 2 * Others(),
+                   [&] { return inner_->AllReduceSumAsync(tensor); });
   }
   WorkPtr AllGatherAsync(at::Tensor out, at::Tensor part, std::vector<int64_t> counts) override {
-    const uint64_t number = Start(Collective::kAllGather, out, Others());
-    return Recorded(number,
-                    inner_->AllGatherAsync(std::move(out), std::move(part), std::move(counts)));
+    return Started(Collective::kAllGather, out, Others(),
+                   [&] { return inner_->AllGatherAsync(out, part, std::move(counts)); });
   }
   WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
                                 std::vector<int64_t> counts) override {
-    const uint64_t number = Start(Collective::kReduceScatter, in, Others());
-    return Recorded(
-        number, inner_->ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts)));
+    return Started(Collective::kReduceScatter, in, Others(),
+                   [&] { return inner_->ReduceScatterSumAsync(part, in, std::move(counts)); });
   }
   WorkPtr AllToAllAsync(at::Tensor out, at::Tensor in) override {
-    const uint64_t number = Start(Collective::kAllToAll, in, Others());
-    return Recorded(number, inner_->AllToAllAsync(std::move(out), std::move(in)));
+    return Started(Collective::kAllToAll, in, Others(),
+                   [&] { return inner_->AllToAllAsync(out, in); });
   }
   WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
-    const uint64_t number = Start(Collective::kBroadcast, tensor, Others());
-    return Recorded(number, inner_->BroadcastAsync(std::move(tensor), root));
+    return Started(Collective::kBroadcast, tensor, Others(),
+                   [&] { return inner_->BroadcastAsync(tensor, root); });
   }
   // Both ends of a message are one operation of the group.
   WorkPtr SendAsync(at::Tensor tensor, int to) override {
-    const uint64_t number = Start(Collective::kMessage, tensor, 1);
-    return Recorded(number, inner_->SendAsync(std::move(tensor), to));
+    return Started(Collective::kMessage, tensor, 1, [&] { return inner_->SendAsync(tensor, to); });
   }
   WorkPtr ReceiveAsync(at::Tensor tensor, int from) override {
-    const uint64_t number = Start(Collective::kMessage, tensor, 0);
-    return Recorded(number, inner_->ReceiveAsync(std::move(tensor), from));
+    return Started(Collective::kMessage, tensor, 0,
+                   [&] { return inner_->ReceiveAsync(tensor, from); });
   }
   void Barrier() override {
     const uint64_t number = flight_.Start(group_, Collective::kBarrier, 0);
+    const PhaseSpan span(kWaitSpan, static_cast<int64_t>(number), ToString(Collective::kBarrier));
     flight_.Wait(number);
     toll_.Begin();
     inner_->Barrier();
@@ -142,14 +154,16 @@ class RecordedCommunicator : public Communicator {
  private:
   // Part of a whole that a rank of a ring sends on in a gather, and of its own in an all-to-all.
   double Others() const { return 1 - 1.0 / inner_->world(); }
-  uint64_t Start(Collective kind, const at::Tensor& whole, double sent) {
+  // `begin` starts the collective, over whose tensor `whole` this rank sends `sent` times its
+  // bytes.
+  template <typename Begin>
+  WorkPtr Started(Collective kind, const at::Tensor& whole, double sent, const Begin& begin) {
     if (toll_.meter != nullptr) {
       toll_.meter->AddBytes(toll_.axis, sent * static_cast<double>(whole.nbytes()));
     }
-    return flight_.Start(group_, kind, static_cast<int64_t>(whole.nbytes()));
-  }
-  WorkPtr Recorded(uint64_t number, WorkPtr work) {
-    return std::make_unique<RecordedWork>(std::move(work), flight_, toll_, number, blocks_);
+    const uint64_t number = flight_.Start(group_, kind, static_cast<int64_t>(whole.nbytes()));
+    const PhaseSpan span(kStartSpan, static_cast<int64_t>(number), ToString(kind));
+    return std::make_unique<RecordedWork>(begin(), flight_, toll_, kind, number, blocks_);
   }
 
   const std::unique_ptr<Communicator> inner_;

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "worker/engine/base/phase_span.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/rows.h"
 
@@ -136,6 +137,7 @@ Tensor Decoder::Embed(const Tensor& tokens, const Tensor& positions) {
 // As transformers' hook on the module of the embedding: a scale that the module applies itself,
 // with its rounding, leaves the noise as it is; one that follows multiplies it.
 Tensor Decoder::EmbedNoisy(const DeviceBatch& batch, const DropoutKey* dropout) {
+  const PhaseSpan span("embedding");
   Tensor rows = Embed(batch.tokens, batch.positions);
   if (options_.noise_alpha == 0.0 || dropout == nullptr) return rows;
   const double scale = config_.rounds_embedding_scale ? 1.0 : config_.embedding_scale;
@@ -181,6 +183,7 @@ Tensor Decoder::ForwardBlocks(const UnitRange& units, Tensor x, const BlockConte
   const int end = std::min(units.last, layout_.head_unit());
   for (int unit = std::max(units.first, 1); unit < end; ++unit) {
     const size_t layer = unit - 1;
+    const PhaseSpan span("forward layer", unit - 1);
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
     const bool next_is_head = unit + 1 == layout_.head_unit();
     if (units.Contains(unit + 1)) {
@@ -281,6 +284,7 @@ Tensor Decoder::RowLosses(const DeviceBatch& batch) {
 
 HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& batch,
                                           GradientSink& sink, Tensor dx) {
+  const PhaseSpan span("head and loss");
   const int unit = layout_.head_unit();
   AcquiredUnit head(source_, layout_, unit);
   AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : unit);
@@ -325,6 +329,7 @@ void Decoder::BackwardLayerInputs(Tensor dinputs, const DeviceBatch& batch,
 
 void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
+  const PhaseSpan span("backward embedding");
   if (DropsEmbedding(dropout)) {
     dx = Dropout(dx, config_.embedding_dropout, *dropout, kEmbeddingDropout);
   }
@@ -394,6 +399,7 @@ Tensor Decoder::BackwardBlocks(const UnitRange& units, Tensor drows, const Block
   FetchFor(highest, saved);
   for (int unit = highest; unit >= lowest; --unit) {
     const size_t layer = unit - 1;
+    const PhaseSpan span("backward layer", unit - 1);
     if (on_host_ != nullptr) on_host_->Await();
     if (!saved[layer].input.defined()) RebuildInputs(layer, context, dropout, saved);
     FetchFor(unit - 1, saved);
@@ -485,10 +491,16 @@ Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch,
     source_.Release(unit);
   }
   walk.x.copy_(EmbedNoisy(batch, dropout));
-  graphs_->Forward();
+  {
+    const PhaseSpan span("forward blocks");
+    graphs_->Forward();
+  }
   const Tensor loss = BackwardHead(walk.y, batch, sink, walk.dx).loss;
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
-  graphs_->Backward();
+  {
+    const PhaseSpan span("backward blocks");
+    graphs_->Backward();
+  }
   for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     if (layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }

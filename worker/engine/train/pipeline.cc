@@ -11,6 +11,7 @@
 
 #include "common/base/status.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/base/phase_span.h"
 
 namespace sft::engine {
 
@@ -79,6 +80,7 @@ class Pipeline::Run {
         Send(action);
       } else if (!action.is_message()) {
         PostReceives(i);
+        const PhaseSpan span("micro-batch", action.micro + 1);
         compute(action);
       }
     }

@@ -15,6 +15,7 @@
 
 #include "common/base/duration.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/base/phase_span.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/model/adapters.h"
@@ -221,6 +222,12 @@ void Trainer::SaveAfter(const Step& step, const std::optional<double>& metric, b
 
 void Trainer::RunStep(const Step& step) {
   observer_.OnPhase(TrainPhase::kStep, step.index + 1);
+  ComputeStep(step);
+  observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
+}
+
+void Trainer::ComputeStep(const Step& step) {
+  const PhaseSpan span(kStepSpan, step.index + 1);
   StepLoss loss = ForwardBackward(step);
   observer_.OnPhase(TrainPhase::kOwnWorkDone, step.index + 1);
   ExchangeLoss(loss);
@@ -236,7 +243,6 @@ void Trainer::RunStep(const Step& step) {
   Report(step, loss, norm, lr, SecondsOf(now - last_report_));
   last_report_ = now;
   stop_ = loss.stop;
-  observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
 }
 
 void Trainer::Count(const MicroBatch& batch, StepLoss* loss) {
@@ -260,6 +266,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   step_flops_ = {};
   std::vector<char> counted(static_cast<size_t>(step.micro_batches), 0);
   const auto batch_of = [&](int micro) {
+    const PhaseSpan span(kDataSpan, micro + 1);
     MicroBatch batch = plan_.GetMicroBatch(step, micro, model_.mesh().row_rank());
     // Each piece of a stage asks for it.
     if (std::exchange(counted[static_cast<size_t>(micro)], 1) == 0) Count(batch, &loss);
@@ -272,6 +279,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   const std::vector<Tensor> sums =
       model_.RunMicroBatches(step.micro_batches, step.index, batch_of, objective_of);
   // The only wait for the device before the update.
+  const PhaseSpan span("losses to the host");
   const Tensor host = at::stack(sums).cpu();
   const int64_t columns = host.numel() / step.micro_batches;
   loss.sums.assign(preference_ ? static_cast<size_t>(columns) : 0, 0.0);
@@ -285,6 +293,7 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
 
 // Every rank's sum, its wish to stop and how its checkpoints stand, so that all ranks decide alike.
 void Trainer::ExchangeLoss(StepLoss& loss) {
+  const PhaseSpan span("exchange of losses");
   const double own = std::accumulate(loss.micro.begin(), loss.micro.end(), 0.0);
   // In this order: who asks for a checkpoint and then for a stop gets both, whenever that is.
   const bool stop = observer_.StopRequested();

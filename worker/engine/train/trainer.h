@@ -90,6 +90,7 @@ class Trainer {
   void PreparePreferences();
   void CheckBeforeTraining();
   void RunStep(const Step& step);
+  void ComputeStep(const Step& step);
   StepLoss ForwardBackward(const Step& step);
   void Count(const MicroBatch& batch, StepLoss* loss);
   void ExchangeLoss(StepLoss& loss);

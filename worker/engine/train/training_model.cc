@@ -17,6 +17,7 @@
 #include "common/plan/memory.h"
 #include "common/plan/stages.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/base/phase_span.h"
 #include "worker/engine/kernels/graph.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/model/adapters.h"
@@ -368,6 +369,7 @@ std::vector<Tensor> TrainingModel::RunMicroBatches(int micro_batches, int64_t st
   }
   std::vector<Tensor> losses;
   for (int micro = 0; micro < micro_batches; ++micro) {
+    const PhaseSpan span("micro-batch", micro + 1);
     const MicroBatch batch = batch_of(micro);
     losses.push_back(ForwardBackward(batch, step, micro, micro + 1 == micro_batches,
                                      objective_of ? objective_of(batch) : RowObjective()));
@@ -409,6 +411,7 @@ void TrainingModel::PlaceParts() {
 }
 
 double TrainingModel::ReduceGradients(double scale) {
+  const PhaseSpan span("sum of gradients");
   gradients_ = &sink_->Reduce();
   SumCopies();
   std::vector<UnitGradient> parts;
@@ -423,6 +426,7 @@ double TrainingModel::ReduceGradients(double scale) {
 
 void TrainingModel::Update(double lr, double scale) {
   if (gradients_ == nullptr) throw InternalError("Update was called before ReduceGradients");
+  const PhaseSpan span(kOptimizerSpan);
   if (host_) {
     host_->Begin(*gradients_, lr, scale);
   } else {

@@ -29,6 +29,7 @@ class FakeWorker : public WorkerLink {
     dismissed = dismissed || message.has_dismissed();
     if (message.has_notice()) notices.push_back(message.notice().text());
     if (message.has_ask() && on_ask) on_ask(message.ask());
+    if (message.has_record_steps() && on_record) on_record(message.record_steps());
     if (!message.has_fetch_file()) return;
     fetches.push_back(message.fetch_file());
     if (on_fetch) on_fetch(message.fetch_file());
@@ -50,6 +51,7 @@ class FakeWorker : public WorkerLink {
   std::vector<std::string> notices;
   std::function<void(const v1::FetchFile&)> on_fetch;  // answers the server, if a test needs that
   std::function<void(const v1::Ask&)> on_ask;
+  std::function<void(const v1::RecordSteps&)> on_record;
   absl::Status closed = absl::OkStatus();
 };
 
