@@ -386,6 +386,16 @@ per_device_batch = 1
             os.kill(ranks[0], signal.SIGKILL)
             self.assertEqual([each.result() for each in answers], [alone] * 4)
         harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] == 2)
+        # One dies amid its answers: another goes on with them, and the rest are ended before theirs stop.
+        whole = self.await_answer(job, 3 * LONG)
+        self.assertTrue(whole.startswith(alone))
+        last = max(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            answers = [threads.submit(self.ask, job, 3 * LONG) for _ in range(8)]
+            concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
+            os.kill(last, signal.SIGKILL)
+            self.assertEqual([each.result() for each in answers], [whole] * 8)
+        harness.wait_until("the third attempt", lambda: self.status(job)["attempt"] == 3)
         self.assertEqual(self.await_answer(job, LONG), alone)
 
     @staticmethod
