@@ -376,7 +376,7 @@ per_device_batch = 1
         for pid in ranks[:3]:
             os.kill(pid, signal.SIGSTOP)
             self.addCleanup(self.go_on, pid)
-        with concurrent.futures.ThreadPoolExecutor() as threads:
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(self.ask, job, LONG) for _ in range(4)]
             first = concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
             self.assertEqual([each.result() for each in first.done], [alone])
@@ -390,7 +390,7 @@ per_device_batch = 1
         whole = self.await_answer(job, 3 * LONG)
         self.assertTrue(whole.startswith(alone))
         last = max(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
-        with concurrent.futures.ThreadPoolExecutor() as threads:
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(self.ask, job, 3 * LONG) for _ in range(8)]
             concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
             os.kill(last, signal.SIGKILL)
