@@ -356,9 +356,13 @@ per_device_batch = 1
         except urllib.error.HTTPError as error:
             return f"{error.code}: {error.read().decode()}"
 
-    def await_answer(self, job, tokens):
-        harness.wait_until("an answer", lambda: not self.ask(job, tokens).startswith("503"))
-        return self.ask(job, tokens)
+    def await_processes(self, job, attempt):
+        """Until all four of the attempt hold their model."""
+        harness.wait_until("the attempt", lambda: self.status(job)["attempt"] == attempt)
+        for rank in range(4):
+            harness.wait_until(f"rank {rank}", lambda: f"rank {rank} of world size 4 serves" in self.sftctl(
+                "logs", job, "--rank", rank, "--attempt", attempt).stdout)
+        self.wait_for_state(job, "RUNNING")
 
     def test_a_job_that_serves_on_two_nodes_spreads_questions_and_loses_none_with_a_process(self):
         self.give_positions(4 * LONG)
@@ -367,8 +371,8 @@ per_device_batch = 1
         for node in ("node-a", "node-b"):
             self.start_worker(node, gpus="H100:2", engine=True, grace=harness.DEADLINE_S)
         job = self.submit_serving(compute="nodes = 2\ngpus_per_node = 2", generate=f"min_new_tokens = {LONG}")
-        self.wait_for_state(job, "RUNNING")
-        alone = self.await_answer(job, LONG)
+        self.await_processes(job, attempt=1)
+        alone = self.ask(job, LONG)
         self.assertGreater(len(alone), LONG)
         # Of four questions at once each process has one.
         ranks = sorted(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
@@ -376,7 +380,7 @@ per_device_batch = 1
         for pid in ranks[:3]:
             os.kill(pid, signal.SIGSTOP)
             self.addCleanup(self.go_on, pid)
-        with concurrent.futures.ThreadPoolExecutor() as threads:
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(self.ask, job, LONG) for _ in range(4)]
             first = concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
             self.assertEqual([each.result() for each in first.done], [alone])
@@ -385,8 +389,18 @@ per_device_batch = 1
             harness.wait_until("two more answers", lambda: sum(each.done() for each in answers) >= 3)
             os.kill(ranks[0], signal.SIGKILL)
             self.assertEqual([each.result() for each in answers], [alone] * 4)
-        harness.wait_until("the next attempt", lambda: self.status(job)["attempt"] == 2)
-        self.assertEqual(self.await_answer(job, LONG), alone)
+        # One dies amid its answers: another goes on with them, and the rest are ended before theirs stop.
+        self.await_processes(job, attempt=2)
+        whole = self.ask(job, 3 * LONG)
+        self.assertTrue(whole.startswith(alone))
+        last = max(self.ranks(), key=lambda pid: int(self.argument(pid, "--rank")))
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            answers = [threads.submit(self.ask, job, 3 * LONG) for _ in range(8)]
+            concurrent.futures.wait(answers, harness.DEADLINE_S, concurrent.futures.FIRST_COMPLETED)
+            os.kill(last, signal.SIGKILL)
+            self.assertEqual([each.result() for each in answers], [whole] * 8)
+        self.await_processes(job, attempt=3)
+        self.assertEqual(self.ask(job, LONG), alone)
 
     @staticmethod
     def go_on(pid):

@@ -129,9 +129,14 @@ void Asker::Answer(const v1::Ask& ask, bool refused) {
   if (ready.ok() && !IsAttempt(ask.attempt_uid())) ready = InvalidArgument("no attempt");
   if (ready.ok()) ready = Open(ask.attempt_uid(), connection);
   if (ready.ok()) ready = connection.Send(ask.question() + "\n");
+  bool heard = false;
   (void)server_.SendLines(ask.request(), [&]() -> absl::StatusOr<std::string> {
     if (!ready.ok()) return ready;
-    return connection.Line();
+    SFT_ASSIGN_OR_RETURN(std::string line, connection.Line());
+    // The server learns from the first line whose end this is.
+    if (line.empty() && !heard) return Unavailable("the job's process ended before its answer");
+    heard = true;
+    return line;
   });
   Close(connection.path());
 }

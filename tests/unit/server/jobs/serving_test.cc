@@ -138,14 +138,15 @@ TEST_F(ServingTest, ANodeThatIsAwayOrHasNoModelYetIsPassedOver) {
 }
 
 TEST_F(ServingTest, OfSeveralAnswersEachGoesOnWhereItWas) {
-  const std::string job = Running(v1::Job::SERVE,
-                                  {"{\"index\":0,\"text\":\"a\",\"tokens\":[1]}\n",
-                                   "{\"index\":1,\"text\":\"b\",\"tokens\":[2]}\n",
-                                   "{\"index\":1,\"finish_reason\":\"stop\"}\n"},
-                                  {"{\"index\":1,\"text\":\"b\",\"tokens\":[2]}\n",
-                                   "{\"index\":1,\"finish_reason\":\"stop\"}\n",
-                                   "{\"index\":0,\"text\":\"ac\",\"tokens\":[1,3]}\n",
-                                   "{\"index\":0,\"finish_reason\":\"length\"}\n"});
+  const std::string job =
+      Running(v1::Job::SERVE,
+              {"{\"index\":0,\"text\":\"a\",\"tokens\":[{\"id\":1}]}\n",
+               "{\"index\":1,\"text\":\"b\",\"tokens\":[{\"id\":2}]}\n",
+               "{\"index\":1,\"finish_reason\":\"stop\"}\n"},
+              {"{\"index\":1,\"text\":\"b\",\"tokens\":[{\"id\":2}]}\n",
+               "{\"index\":1,\"finish_reason\":\"stop\"}\n",
+               "{\"index\":0,\"text\":\"ac\",\"tokens\":[{\"id\":1},{\"id\":3}]}\n",
+               "{\"index\":0,\"finish_reason\":\"length\"}\n"});
   v1::CompleteRequest request;
   request.set_name(job);
   request.add_prompts()->set_text("x");

@@ -110,6 +110,11 @@ TEST_F(AskerTest, TheQuestionIsPassedOnAndTheAnswersLinesComeBack) {
   EXPECT_EQ(processes_.front().question, "{\"prompt\":\"a\"}");
 }
 
+TEST_F(AskerTest, AnEndBeforeTheFirstLineIsSaid) {
+  Serve("");
+  EXPECT_THAT(Ask(kUid), HasSubstr("ended before its answer"));
+}
+
 TEST_F(AskerTest, QuestionsAreSpreadOverTheProcessesOfAnAttempt) {
   Serve("of one\n", 0, 2);
   Serve("of the other\n", 1);
