@@ -164,14 +164,23 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
   return proto;
 }
 
-absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
+absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name,
+                                           const v1::Job* seen) const {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
-  SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
-  SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
+  std::string spec_text;
+  if (seen == nullptr) {
+    SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
+    SFT_ASSIGN_OR_RETURN(spec_text, store::ReadSpecText(db, job));
+  }
   SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
   SFT_ASSIGN_OR_RETURN(v1::Job proto,
                        View(db, job, prices, std::move(spec_text), /*with_lost=*/true));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
+  if (seen != nullptr) {
+    proto.set_source_text(seen->source_text());
+    proto.set_resolved_json(seen->resolved_json());
+    *proto.mutable_resolved() = seen->resolved();
+  }
   return proto;
 }
 
@@ -308,6 +317,27 @@ absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
     return view.status();
   }));
   return view;
+}
+
+absl::StatusOr<v1::Job> JobManager::GetAgain(const v1::Job& seen) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(seen.name()));
+  absl::StatusOr<v1::Job> view = Internal("not run");
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) {
+    view = ViewOf(db, ref, &seen);
+    return view.status();
+  }));
+  return view;
+}
+
+absl::StatusOr<JobState> JobManager::StateOf(const std::string& name) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+  JobState state = JobState::kPending;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    state = job.state;
+    return absl::OkStatus();
+  }));
+  return state;
 }
 
 absl::StatusOr<store::JobPlace> JobManager::PlaceOf(const std::string& name,
