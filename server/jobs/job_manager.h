@@ -57,11 +57,14 @@ class JobManager {
   // Whether a job was stored under this request id.
   bool Knows(const std::string& project, const std::string& request_id);
 
+  // What a job never changes, and most of what there is to read of it: for who asks again.
+  struct Texts {
+    std::string source, spec;
+    std::vector<ResolvedRecord> values;
+  };
   // `name` is a full name or an id here and below. NOT_FOUND.
-  absl::StatusOr<v1::Job> Get(const std::string& name);
-  // As Get, for who has it from before as `seen`: what a job never changes, its source text,
-  // resolved job and values, is taken from there, which are most of what there is to read.
-  absl::StatusOr<v1::Job> GetAgain(const v1::Job& seen);
+  // `texts`: used where they are there, and read where not; null: read.
+  absl::StatusOr<v1::Job> Get(const std::string& name, std::optional<Texts>* texts = nullptr);
   absl::StatusOr<JobState> StateOf(const std::string& name);
 
   struct Page {
@@ -104,9 +107,8 @@ class JobManager {
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
                     std::string spec_text) const;
-  // `seen`: as of GetAgain; null: all is read.
   absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name,
-                                 const v1::Job* seen = nullptr) const;
+                                 std::optional<Texts>* texts = nullptr) const;
   // The job that its request id has stored already, if there is one.
   absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
 #include "server/core/convert.h"
@@ -21,22 +23,21 @@ class JobFollower final : public Follower {
       : jobs_(jobs), name_(std::move(name)), id_(std::move(id)) {}
 
   absl::StatusOr<Next> Look(Exchange& exchange) override {
-    SFT_ASSIGN_OR_RETURN(v1::Job job, sent_.empty() ? jobs_.Get(name_) : jobs_.GetAgain(last_));
+    SFT_ASSIGN_OR_RETURN(v1::Job job, jobs_.Get(name_, &texts_));
     // What is expected changes all the time: it is sent along with other news.
     v1::Outlook* const outlook = job.release_outlook();
     std::string bytes = job.SerializeAsString();
     job.set_allocated_outlook(outlook);
     if (bytes != sent_) exchange.Write(job);
     sent_ = std::move(bytes);
-    last_ = std::move(job);
-    return IsTerminal(static_cast<JobState>(last_.state())) ? Next::kEnd : Next::kWait;
+    return IsTerminal(static_cast<JobState>(job.state())) ? Next::kEnd : Next::kWait;
   }
   std::vector<std::string> keys() const override { return {id_}; }
 
  private:
   JobManager& jobs_;
   const std::string name_, id_;
-  v1::Job last_;
+  std::optional<JobManager::Texts> texts_;
   std::string sent_;  // its bytes, but for what is expected
 };
 

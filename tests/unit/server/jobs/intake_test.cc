@@ -34,10 +34,13 @@ TEST_F(IntakeTest, WhoHasSeenAJobIsGivenItsTextsWithoutReadingThem) {
   ASSERT_TRUE(Upload(kRows).ok());
   const auto outcome = intake_.Submit(Request(), "local");
   ASSERT_TRUE(outcome.ok()) << outcome.status();
-  const v1::Job first = jobs_->Get(outcome->job.name()).value();
+  const std::string name = outcome->job.name();
+  std::optional<JobManager::Texts> texts;
+  const v1::Job first = jobs_->Get(name, &texts).value();
   ASSERT_GT(first.resolved_size(), 10);
-  EXPECT_EQ(jobs_->GetAgain(first)->SerializeAsString(), first.SerializeAsString());
-  EXPECT_EQ(jobs_->StateOf(first.name()).value(), JobState::kPending);
+  EXPECT_EQ(jobs_->Get(name, &texts)->SerializeAsString(), first.SerializeAsString());
+  EXPECT_EQ(jobs_->Get(name)->SerializeAsString(), first.SerializeAsString());
+  EXPECT_EQ(jobs_->StateOf(name).value(), JobState::kPending);
   const absl::Status changed = store_->Write([](Database& db) -> absl::Status {
     SFT_RETURN_IF_ERROR(
         db.Execute("UPDATE job_texts SET source_text = 'x', resolved_values = 'x'"));
@@ -46,12 +49,10 @@ TEST_F(IntakeTest, WhoHasSeenAJobIsGivenItsTextsWithoutReadingThem) {
   ASSERT_TRUE(changed.ok()) << changed;
   v1::Job expected = first;
   expected.set_reason("another");
-  EXPECT_EQ(jobs_->GetAgain(first)->SerializeAsString(), expected.SerializeAsString());
-  EXPECT_TRUE(jobs_->Get(first.name())->resolved().empty()) << "whoever reads them now finds none";
-  v1::Job none = first;
-  none.set_name("projects/default/jobs/job-none");
-  EXPECT_TRUE(absl::IsNotFound(jobs_->GetAgain(none).status()));
-  EXPECT_TRUE(absl::IsNotFound(jobs_->StateOf(none.name()).status()));
+  EXPECT_EQ(jobs_->Get(name, &texts)->SerializeAsString(), expected.SerializeAsString());
+  EXPECT_TRUE(jobs_->Get(name)->resolved().empty()) << "whoever reads them now finds none";
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Get("job-none", &texts).status()));
+  EXPECT_TRUE(absl::IsNotFound(jobs_->StateOf("job-none").status()));
 }
 
 TEST_F(IntakeTest, KtosPairsAreTwoSamplesEachInTheExpectedSteps) {
