@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # The demo: builds what it runs, starts a server with one worker on this machine, fine-tunes a small
 # model on two CPU ranks (configs/demo.toml), downloads the adapter, and asks questions before and
-# after. Stops what it started, whatever happens. Run deploy/bootstrap --demo first (`make demo` does).
+# after. The job can be watched on the server's web page, whose address is printed; on a terminal the
+# page stays until Enter is pressed. Stops what it started, whatever happens. Run deploy/bootstrap --demo
+# first (`make demo` does).
 #
 #   deploy/demo/run.sh [--bin FOLDER]
 #
@@ -18,6 +20,7 @@ bin=
 address=${SFT_DEMO_ADDRESS:-127.0.0.1:7171}
 server_pid=
 job=  # while it runs
+page=  # its page
 step=
 failed=  # said why
 
@@ -101,6 +104,8 @@ start_server() {
 train() {
   say "submitting configs/demo.toml"
   job=$("$bin/sftctl" submit "$root/configs/demo.toml")
+  page=$("$bin/sftctl" web --no-open)jobs/$job
+  printf 'watch it in a browser: %s\n' "$page"
   # Its exit code is the job's verdict.
   "$bin/sftctl" status "$job" --watch || {
     "$bin/sftctl" logs "$job" >&2
@@ -138,3 +143,6 @@ ask "$run/after.jsonl" --adapter "$run/adapter"
 python3 "$demo/check.py" result --before "$run/before.jsonl" --after "$run/after.jsonl" \
   --metrics "$run/metrics.jsonl"
 say "done; the adapter is in $run/adapter"
+if [ -t 0 ] && [ -t 1 ]; then
+  read -r -p "$page shows curves and log until you press Enter "
+fi

@@ -28,7 +28,7 @@ Follower::Next FollowedCall::Look() {
 std::vector<std::string> FollowedCall::keys() const {
   if (follower_ == nullptr) return {};
   std::vector<std::string> keys = follower_->keys();
-  keys.push_back(ChangeHub::UserKey(call_.caller().name));
+  if (!keys.empty()) keys.push_back(ChangeHub::UserKey(call_.caller().name));
   return keys;
 }
 

@@ -26,7 +26,7 @@ class FollowedCall {
   // kEnd: the call is over with status().
   Follower::Next Look();
   // What it is to be woken by: by what its follower waits for, and by a change of what its caller
-  // may do; those of a call that nobody has admitted yet are none.
+  // may do; those of a call that nobody has admitted yet, or that waits for nothing, are none.
   std::vector<std::string> keys() const;
   // Ends a call that is not over.
   void End(const absl::Status& status);

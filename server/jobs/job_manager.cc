@@ -164,13 +164,20 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
   return proto;
 }
 
-absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
+absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name,
+                                           std::optional<Texts>* texts) const {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
-  SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
-  SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
+  std::optional<Texts> read;
+  if (texts == nullptr) texts = &read;
+  if (!texts->has_value()) {
+    SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
+    SFT_ASSIGN_OR_RETURN(std::string spec, store::ReadSpecText(db, job));
+    *texts = Texts{std::move(job.source_text), std::move(spec), std::move(job.resolved_values)};
+  }
+  job.source_text = (*texts)->source;
+  job.resolved_values = (*texts)->values;
   SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
-  SFT_ASSIGN_OR_RETURN(v1::Job proto,
-                       View(db, job, prices, std::move(spec_text), /*with_lost=*/true));
+  SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job, prices, (*texts)->spec, /*with_lost=*/true));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
   return proto;
 }
@@ -300,14 +307,25 @@ bool JobManager::Knows(const std::string& project, const std::string& request_id
   return read.ok() && known;
 }
 
-absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
+absl::StatusOr<v1::Job> JobManager::Get(const std::string& name, std::optional<Texts>* texts) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) {
-    view = ViewOf(db, ref);
+    view = ViewOf(db, ref, texts);
     return view.status();
   }));
   return view;
+}
+
+absl::StatusOr<JobState> JobManager::StateOf(const std::string& name) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+  JobState state = JobState::kPending;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    state = job.state;
+    return absl::OkStatus();
+  }));
+  return state;
 }
 
 absl::StatusOr<store::JobPlace> JobManager::PlaceOf(const std::string& name,

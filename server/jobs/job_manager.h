@@ -57,8 +57,15 @@ class JobManager {
   // Whether a job was stored under this request id.
   bool Knows(const std::string& project, const std::string& request_id);
 
+  // What a job never changes, and most of what there is to read of it: for who asks again.
+  struct Texts {
+    std::string source, spec;
+    std::vector<ResolvedRecord> values;
+  };
   // `name` is a full name or an id here and below. NOT_FOUND.
-  absl::StatusOr<v1::Job> Get(const std::string& name);
+  // `texts`: used where they are there, and read where not; null: read.
+  absl::StatusOr<v1::Job> Get(const std::string& name, std::optional<Texts>* texts = nullptr);
+  absl::StatusOr<JobState> StateOf(const std::string& name);
 
   struct Page {
     std::vector<v1::Job> jobs;            // without source text and resolved job
@@ -100,7 +107,8 @@ class JobManager {
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
                     std::string spec_text) const;
-  absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) const;
+  absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name,
+                                 std::optional<Texts>* texts = nullptr) const;
   // The job that its request id has stored already, if there is one.
   absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
 #include "server/core/convert.h"
@@ -14,8 +16,6 @@ namespace {
 
 constexpr int kMetricsInMessage = 500;
 
-bool IsOver(v1::Job::State state) { return IsTerminal(static_cast<JobState>(state)); }
-
 // A job, sent when it has changed, until it is over.
 class JobFollower final : public Follower {
  public:
@@ -23,21 +23,22 @@ class JobFollower final : public Follower {
       : jobs_(jobs), name_(std::move(name)), id_(std::move(id)) {}
 
   absl::StatusOr<Next> Look(Exchange& exchange) override {
-    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(name_));
+    SFT_ASSIGN_OR_RETURN(v1::Job job, jobs_.Get(name_, &texts_));
     // What is expected changes all the time: it is sent along with other news.
-    v1::Job lasting = job;
-    lasting.clear_outlook();
-    std::string bytes = lasting.SerializeAsString();
+    v1::Outlook* const outlook = job.release_outlook();
+    std::string bytes = job.SerializeAsString();
+    job.set_allocated_outlook(outlook);
     if (bytes != sent_) exchange.Write(job);
     sent_ = std::move(bytes);
-    return IsOver(job.state()) ? Next::kEnd : Next::kWait;
+    return IsTerminal(static_cast<JobState>(job.state())) ? Next::kEnd : Next::kWait;
   }
   std::vector<std::string> keys() const override { return {id_}; }
 
  private:
   JobManager& jobs_;
   const std::string name_, id_;
-  std::string sent_;
+  std::optional<JobManager::Texts> texts_;
+  std::string sent_;  // its bytes, but for what is expected
 };
 
 // The points of a job's curve from an index on and, with `follow`, those that come until the job is
@@ -49,7 +50,7 @@ class CurveFollower final : public Follower {
 
   absl::StatusOr<Next> Look(Exchange& exchange) override {
     // Asked before the points are read: a job that is over then has no later ones.
-    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(request_.name()));
+    SFT_ASSIGN_OR_RETURN(const JobState state, jobs_.StateOf(request_.name()));
     SFT_ASSIGN_OR_RETURN(
         const auto part,
         ingest_.ReadCurve(id_, request_.index(), kMetricsInMessage, request_.all_attempts()));
@@ -61,7 +62,7 @@ class CurveFollower final : public Follower {
       exchange.Write(response);
       return Next::kAgain;
     }
-    return request_.follow() && !IsOver(job.state()) ? Next::kWait : Next::kEnd;
+    return request_.follow() && !IsTerminal(state) ? Next::kWait : Next::kEnd;
   }
   std::vector<std::string> keys() const override {
     return request_.follow() ? std::vector{id_} : std::vector<std::string>();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Load on a server: submits, dispatches, heartbeats, followers, and what a long history costs.
+"""Load on a server: submits, dispatches, heartbeats, followers, what a long history costs, and all at once.
 
-    tests/bench/service_load.py [--build build/release] [--only submit,workers,...] [--json FILE]
+    tests/bench/service_load.py [--build build/release] [--only submit,workers,...] [--json FILE] [--lines FILE]
 
 Prints a table of what was measured beside its target, the disk's fsync latency first, and exits with 1 when
 a target is missed. The server runs in a temporary folder (TMPDIR says on which disk); the load comes from
@@ -43,11 +43,16 @@ class Bench(harness.ServiceCase):
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def start_load(self, *arguments):
-        return subprocess.Popen([str(harness.BUILD / "tests/sft-service-load"), f"127.0.0.1:{self.port}",
-                                 *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+        return self.start_beside(str(harness.BUILD / "tests/sft-service-load"), f"127.0.0.1:{self.port}", *arguments)
 
-    def cpu_seconds(self):
-        fields = pathlib.Path(f"/proc/{self.processes['server'].pid}/stat").read_text().rsplit(")", 1)[1].split()
+    def start_beside(self, *command):
+        """A process that ends with the part, whatever happens."""
+        process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        return process
+
+    def cpu_seconds(self, pid=None):
+        fields = pathlib.Path(f"/proc/{pid or self.processes['server'].pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory_mb(self):
@@ -66,10 +71,10 @@ class Bench(harness.ServiceCase):
         assert result.returncode == 0, result.stderr
         return job, job.with_suffix(".jsonl"), json.loads(result.stdout)["job"]
 
-    def fresh(self):
+    def fresh(self, http="off"):
         self.kill("server") if "server" in self.processes else None
         subprocess.run(["rm", "-rf", str(self.dir / "server")], check=True)
-        self.start_server()
+        self.start_server(http=http)
 
 
 def fsync_ms(folder, count=200):
@@ -115,6 +120,7 @@ def add_history(database, sample, count):
 class Report:
     def __init__(self):
         self.rows = []
+        self.lines = []  # what was measured, as it came
 
     def add(self, what, value, unit, target=None, at_most=True):
         met = target is None or (value <= target if at_most else value >= target)
@@ -231,8 +237,85 @@ def bench_history(bench, report):
     report.add("sftctl stats over 100,000 finished jobs", figures[100_000][2], "ms")
 
 
+class Together:
+    """Tabs on running jobs, workers and submits at once: what a user waits for, in three stages of load."""
+
+    SECONDS, JOBS, PROBES = 60, 20, 20
+
+    def __init__(self, bench, report):
+        self.bench, self.report = bench, report
+        self.http = f"127.0.0.1:{harness.free_port()}"
+        bench.fresh(http=self.http)
+        bench.upload()  # while no node is there, whose types would be asked for
+        # Those that run, on a node of a type of its own, for longer than all stages.
+        self.runner = bench.start_load("run", self.JOBS, 3600)
+        self.runner.stdout.readline()
+        self.job = bench.dir / "load.toml"
+        running = bench.dir / "running.toml"
+        running.write_text(self.job.read_text().replace("H100", "A100"))
+        self.running = [self.submit(running) for _ in range(self.JOBS)]
+        for job in self.running:
+            bench.wait_for_step(job)
+
+    def submit(self, job):
+        result = self.bench.sftctl("submit", job, "--json")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)["job"]
+
+    def stage(self, name, workers, tabs, rate):
+        """Probes submits, states of jobs and points of running ones beside that load."""
+        bench, seconds = self.bench, self.SECONDS
+        fleet = bench.start_load("workers", workers, 8, seconds + 30)
+        connected = json.loads(fleet.stdout.readline())["connected"]
+        pages = bench.start_beside(sys.executable, pathlib.Path(__file__).with_name("tabs.py"), self.http, tabs, seconds,
+                                   *self.running)
+        opened = json.loads(pages.stdout.readline())["open"]
+        submits = bench.start_load("submit", self.job, self.job.with_suffix(".jsonl"), rate, seconds)
+        states = bench.start_load("status", self.running[0], self.PROBES, seconds)
+        loads = {"workers": fleet, "tabs": pages, "submits": submits, "states": states, "running": self.runner}
+        before = {what: bench.cpu_seconds(process.pid) for what, process in loads.items()}
+        server, begin = bench.cpu_seconds(), time.monotonic()
+        time.sleep(seconds - 2)
+        span = time.monotonic() - begin
+        share = (bench.cpu_seconds() - server) / span
+        load_share = sum(bench.cpu_seconds(process.pid) - before[what] for what, process in loads.items()) / span
+        load = os.getloadavg()[0]
+        out = {what: json.loads(process.communicate(timeout=600)[0].strip().splitlines()[-1])
+               for what, process in loads.items() if what not in ("running", "workers")}
+        out["workers"] = json.loads(fleet.communicate(timeout=600)[0].strip().splitlines()[-1])
+        self.report.lines.append({"stage": name, "workers_asked": workers, "tabs_asked": tabs, "submits_per_second": rate,
+                                  "connected": connected, "open": opened, "server_cores": round(share, 3),
+                                  "load_cores": round(load_share, 3), "server_mb": round(bench.memory_mb(), 1),
+                                  "load_average": round(load, 2), **out})
+        print(json.dumps(self.report.lines[-1]), flush=True)
+        self.tell(name, self.report.lines[-1])
+
+    def tell(self, name, seen):
+        add = self.report.add
+        for what, key in (("submit", "submits"), ("state of a job", "states"), ("point until it is in the tab", "tabs")):
+            for share in ("p50", "p95", "p99"):
+                add(f"{name}: {what}, {share}", seen[key][f"{share}_ms"], "ms")
+        add(f"{name}: submits that were made", seen["submits"]["rate"], "1/s", 0.99 * seen["submits_per_second"],
+            at_most=False)
+        add(f"{name}: submits, states, workers and tabs that failed",
+            seen["submits"]["failed"] + seen["states"]["failed"] + seen["tabs"]["broken"] + seen["workers"]["broken"]
+            + seen["workers_asked"] - seen["connected"] + seen["tabs_asked"] - seen["open"], "", 0)
+        add(f"{name}: jobs that were dispatched", seen["workers"]["dispatched"], "")
+        add(f"{name}: cores of the server", seen["server_cores"], "")
+        add(f"{name}: cores of the load", seen["load_cores"], "")
+
+
+def bench_together(bench, report):
+    together = Together(bench, report)
+    together.stage("before", workers=1, tabs=1, rate=10)
+    together.stage("1,000 workers, 200 tabs", workers=1000, tabs=200, rate=10)
+    together.stage("and 500 submits/s", workers=1000, tabs=200, rate=500)
+    together.runner.terminate()
+    together.runner.wait()
+
+
 PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "pass": bench_pass, "workers": bench_workers,
-         "follow": bench_follow, "watch": bench_watch, "history": bench_history}
+         "follow": bench_follow, "watch": bench_watch, "history": bench_history, "together": bench_together}
 
 
 def main():
@@ -240,6 +323,7 @@ def main():
     parser.add_argument("--build", default=str(harness.BUILD), help="build folder")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between: " + ", ".join(PARTS))
     parser.add_argument("--json", help="write the rows to this file, too")
+    parser.add_argument("--lines", help="write what the parts measured to this file, too, a line of JSON for each stage")
     options = parser.parse_args()
     harness.BUILD = pathlib.Path(options.build).resolve()
     report = Report()
@@ -255,6 +339,9 @@ def main():
             PARTS[name](bench, report)
         finally:
             bench.doCleanups()
+    if options.lines:
+        machine = {"cores": os.cpu_count(), "folder_fdatasync_ms": round(median, 3)}
+        pathlib.Path(options.lines).write_text("".join(json.dumps({**machine, **each}) + "\n" for each in report.lines))
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(report.rows, indent=1))
     return 0 if all(row["met"] for row in report.rows) else 1

@@ -244,6 +244,25 @@ class DashboardPageTest(BrowserCase):
         self.see("step 20: margin 0.5000")
         self.see("step 20: accuracy 75%")
 
+    def test_before_its_first_step_a_job_has_no_loss_and_its_charts_no_axes(self):
+        fleet = self.one_job(0)
+        page = self.open("/jobs/job-one", fleet)
+        self.see("before the first step")
+        facts = page.locator(".figures dt").all_inner_texts()
+        self.assertIn("step", facts)
+        self.assertFalse({"loss", "left"} & set(facts), facts)
+        self.assertGreater(page.get_by_text("no points yet").count(), 3)
+        self.assertEqual(page.locator(".chart .plot:visible").count(), 0)
+        page.goto("/jobs")
+        self.see("0/200000 steps")
+        page.goto("/jobs/job-one")
+        self.see("before the first step")
+        with fleet.lock:
+            fleet.jobs["job-one"].update(progress={"step": "20", "total_steps": "200000", "loss": 1.5})
+        fleet.add_points("job-one", 20)
+        self.see("1.5000")
+        self.wait_for("() => document.querySelector('.chart .plot').checkVisibility({visibilityProperty: true})")
+
     def test_a_later_attempt_replaces_the_steps_that_it_runs_again(self):
         fleet = self.one_job(100)
         self.open("/jobs/job-one", fleet)

@@ -1,17 +1,51 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/rpc/channel.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft {
+
+inline double Millis(Nanos time) { return static_cast<double>(time.count()) / 1e6; }
+
+// Values in milliseconds, of any thread.
+class Latencies {
+ public:
+  void Add(Nanos time) {
+    const MutexLock lock(mutex_);
+    values_.push_back(Millis(time));
+  }
+  std::string Json() {
+    std::vector<double> values;
+    {
+      const MutexLock lock(mutex_);
+      values = values_;
+    }
+    std::sort(values.begin(), values.end());
+    const auto at = [&](double share) {
+      if (values.empty()) return 0.0;
+      return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
+    };
+    return fmt::format(
+        "\"count\": {}, \"p50_ms\": {:.3f}, \"p95_ms\": {:.3f}, \"p99_ms\": {:.3f}, \"max_ms\": "
+        "{:.3f}",
+        values.size(), at(0.5), at(0.95), at(0.99), at(1));
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<double> values_ SFT_GUARDED_BY(mutex_);
+};
 
 inline std::shared_ptr<grpc::Channel> Dial(const std::string& address, int number) {
   grpc::ChannelArguments arguments = rpc::ChannelOptions();

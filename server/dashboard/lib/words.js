@@ -8,6 +8,9 @@ export const isEnded = (job) => ENDED.has(job.state);
 // Jobs of these kinds count answers, not steps.
 export const countsAnswers = (job) => job.kind === 'GENERATE' || job.kind === 'EVALUATE';
 
+// Whether progress has a loss: before the first step there is none.
+export const hasLoss = (job) => !countsAnswers(job) && number(job.progress?.step) > 0;
+
 // "UP", "SUSPECT", "CORDONED", "DRAINING", "DRAINED".
 export function nodeState(node) {
   if (node.state === 'SUSPECT' || !node.hold) return node.state;
@@ -19,7 +22,8 @@ export function progressText(job) {
   const progress = job.progress || {};
   if (number(progress.total_steps) === 0) return progress.phase || '-';
   const steps = `${number(progress.step)}/${number(progress.total_steps)}`;
-  return countsAnswers(job) ? `${steps} answers` : `${steps} loss ${number(progress.loss).toFixed(3)}`;
+  if (countsAnswers(job)) return `${steps} answers`;
+  return hasLoss(job) ? `${steps} loss ${number(progress.loss).toFixed(3)}` : `${steps} steps`;
 }
 
 // "place 2 in line, start 2026-01-31 12:00:00 UTC".

@@ -13,7 +13,7 @@ import { JobCurves, viewOf } from '../parts/curves.js';
 import { JobGpus } from '../parts/gpus.js';
 import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
-import { costText, countsAnswers, gpusOf, isEnded, outlookText } from '../lib/words.js';
+import { costText, countsAnswers, gpusOf, hasLoss, isEnded, outlookText } from '../lib/words.js';
 
 const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results',
   settings: 'Settings' };
@@ -194,13 +194,14 @@ function Figures({ job }) {
       </div>
     <${Facts} items=${[
       [unit, `${done.toLocaleString('en-US')} / ${total.toLocaleString('en-US')}`],
-      !countsAnswers(job) && ['loss', number(progress.loss).toFixed(4)],
+      hasLoss(job) && ['loss', number(progress.loss).toFixed(4)],
       progress.has_val_loss && ['validation', number(progress.val_loss).toFixed(4)],
       ['tokens/s', known(progress.tokens_per_second, count(progress.tokens_per_second))],
       ['MFU', known(progress.mfu, `${(100 * number(progress.mfu)).toFixed(1)}%`)],
       ['of limit', known(progress.of_limit, percent(number(progress.of_limit)))],
       ['memory', known(progress.gpu_memory_bytes, bytes(progress.gpu_memory_bytes))],
-      !isEnded(job) && ['left', duration(number(progress.eta_seconds))],
+      done > 0 && !isEnded(job) && ['left', duration(number(progress.eta_seconds))],
+      done === 0 && !isEnded(job) && ['now', oneLine(progress.phase) || `before the first ${unit.replace(/s$/, '')}`],
     ]} /></div>`;
 }
 

@@ -177,7 +177,7 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
   const empty = curves.every((curve) => curve.x.length === 0);
   return html`<figure class="chart">
     <figcaption><strong>${title}</strong> <span class="values" ref=${values}></span></figcaption>
-    <div class="plot" ref=${holder} role="img" style=${{ minHeight: `${height}px` }}
+    <div class="plot ${empty ? 'empty' : ''}" ref=${holder} role="img" style=${{ minHeight: `${height}px` }}
       aria-label="${title}: ${empty ? 'no points yet' : readOut(curves, null, latest.current.xText)}"></div>
     ${empty ? html`<p class="dim center">no points yet</p>` : null}
     <p class="dim note">${data && !empty ? drawnText(curves) : ''}${note ? html` · ${note}` : ''}</p>

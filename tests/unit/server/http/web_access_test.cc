@@ -268,15 +268,20 @@ TEST(WebSessionsTest, WhoOpensManyEndsHisOwn) {
   EXPECT_EQ(sessions.TakeCode(code_of_ann), "ann");
 }
 
-TEST(SessionEndpointTest, OnlyTheEndOfASessionWakesWhoFollows) {
+TEST(SessionEndpointTest, OnlyTheEndOfASessionWakesItsUsersFollowers) {
   FakeClock clock;
   const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
   const auto access = Access::Load(*store, clock, std::nullopt).value();
+  ASSERT_TRUE(access->PutUser({"ann", false, {}}).ok());
+  TokenRecord token;
+  token.user = "ann";
+  ASSERT_TRUE(access->CreateToken(token).ok());
   Gate gate(*access, *store, clock, /*open=*/false);
   WebSessions sessions(clock);
   ChangeHub hub;
-  std::atomic<int> woken = 0;
-  const auto subscription = hub.Subscribe({"job"}, [&] { ++woken; }).value();
+  std::atomic<int> woken = 0, of_others = 0;
+  const auto hers = hub.Subscribe({"job", ChangeHub::UserKey("ann")}, [&] { ++woken; }).value();
+  const auto bobs = hub.Subscribe({"job", ChangeHub::UserKey("bob")}, [&] { ++of_others; }).value();
   SessionEndpoint endpoint(gate, sessions, hub);
   FakeHandler handler([&](std::shared_ptr<HttpStream> stream) { endpoint.Handle(stream); });
   const auto server = HttpServer::Start({"127.0.0.1", 0}, handler).value();
@@ -288,11 +293,12 @@ TEST(SessionEndpointTest, OnlyTheEndOfASessionWakesWhoFollows) {
   };
   EXPECT_EQ(log_out("none"), 204);
   EXPECT_EQ(woken, 0);
-  const std::string secret = sessions.Open("token");
+  const std::string secret = sessions.Open(token.id);
   EXPECT_EQ(log_out(secret), 204);
   EXPECT_EQ(woken, 1);
   EXPECT_EQ(log_out(secret), 204);
   EXPECT_EQ(woken, 1);
+  EXPECT_EQ(of_others, 0);
 }
 
 TEST_F(SecureRestTest, WithoutThePageThereIsOnlyWhatThereWas) {

@@ -28,6 +28,33 @@ TEST_F(IntakeTest, AJobWhoseFilesAreThereIsStoredWithAllThatWasSent) {
   EXPECT_NE(job.resolved_json().find("/models/tiny"), std::string::npos);
 }
 
+// Who follows a job looks at it each time that it changes, and its texts are most of it.
+TEST_F(IntakeTest, WhoHasSeenAJobIsGivenItsTextsWithoutReadingThem) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const auto outcome = intake_.Submit(Request(), "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  const std::string name = outcome->job.name();
+  std::optional<JobManager::Texts> texts;
+  const v1::Job first = jobs_->Get(name, &texts).value();
+  ASSERT_GT(first.resolved_size(), 10);
+  EXPECT_EQ(jobs_->Get(name, &texts)->SerializeAsString(), first.SerializeAsString());
+  EXPECT_EQ(jobs_->Get(name)->SerializeAsString(), first.SerializeAsString());
+  EXPECT_EQ(jobs_->StateOf(name).value(), JobState::kPending);
+  const absl::Status changed = store_->Write([](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(
+        db.Execute("UPDATE job_texts SET source_text = 'x', resolved_values = 'x'"));
+    return db.Execute("UPDATE jobs SET reason = 'another'");
+  });
+  ASSERT_TRUE(changed.ok()) << changed;
+  v1::Job expected = first;
+  expected.set_reason("another");
+  EXPECT_EQ(jobs_->Get(name, &texts)->SerializeAsString(), expected.SerializeAsString());
+  EXPECT_TRUE(jobs_->Get(name)->resolved().empty()) << "whoever reads them now finds none";
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Get("job-none", &texts).status()));
+  EXPECT_TRUE(absl::IsNotFound(jobs_->StateOf("job-none").status()));
+}
+
 TEST_F(IntakeTest, KtosPairsAreTwoSamplesEachInTheExpectedSteps) {
   JoinWithModel(kConfig);
   std::string rows;
