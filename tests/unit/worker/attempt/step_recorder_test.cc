@@ -139,10 +139,8 @@ class StepRecorderTest : public TestNode {
   }
   // Recordings that lie in the attempt's folder.
   std::vector<std::string> Left() const {
-    std::vector<std::string> left;
-    for (const std::string& name : io::ListDir(AttemptDir()).value()) {
-      if (name.starts_with("profile-")) left.push_back(name);
-    }
+    std::vector<std::string> left = io::ListDir(AttemptDir()).value();
+    std::erase_if(left, [](const std::string& name) { return !name.starts_with("profile-"); });
     return left;
   }
 
