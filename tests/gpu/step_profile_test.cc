@@ -93,7 +93,8 @@ TEST_F(StepProfileGpuTest, KernelsAreFoundWithTheirPhasesAndTheTrainingIsTheSame
 
   std::map<std::string, int> categories;
   int placed = 0, kernels = 0;
-  for (const nlohmann::json& event : TraceOf(table)["traceEvents"]) {
+  const nlohmann::json trace = TraceOf(table);
+  for (const nlohmann::json& event : trace["traceEvents"]) {
     if (event["ph"] != "X") continue;
     ++categories[event["cat"]];
     if (event["cat"] != "kernel") continue;
