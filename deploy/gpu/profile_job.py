@@ -17,6 +17,7 @@ import gzip
 import json
 import pathlib
 import shutil
+import statistics
 import sys
 import tempfile
 
@@ -84,6 +85,12 @@ def check(service, args, values):
     answer = json.loads(service.ctl("profile", job, "--steps", RECORDED, "--rank", "all", "-o", trace, "--json"))
     (args.logs / "profile.json").write_text(json.dumps(answer, indent=2))
     wrong = [] if losses(service, "profiled", job) == plain else ["the profiled job's losses are others"]
+    rates = {metric["step"]: metric["tokens_per_second"] for metric in service.steps(job)}
+    first = answer["ranks"][0]["first_step"]
+    before = [rate for step, rate in rates.items() if 2 < step < first]
+    after = [rate for step, rate in rates.items() if step > first + RECORDED]
+    print(f"tokens/s, medians: {statistics.median(before or [0]):.0f} before, "
+          f"{statistics.median(after or [0]):.0f} after the recording")
     for table in answer["ranks"]:
         step = table["seconds"] / table["steps"]
         print(f"rank {table['rank']}, {table['device']}: {1000 * step:.1f} ms a step, {1000 * table['step_seconds_before']:.1f} "

@@ -242,9 +242,18 @@ void StepRecorder::Run(const v1::RecordSteps& request, bool refused) {
   if (taken) Release(request.attempt_uid());
 }
 
+// The server asks for one at a time: the caller of one that is there has the end of it, or has
+// gone, which is seen at the latest when what follows the next thing to say is said.
 bool StepRecorder::Take(const std::string& attempt_uid) {
-  const MutexLock lock(mutex_);
-  return recorded_.insert(attempt_uid).second;
+  const MonoTime until = clock_.Mono() + 3 * kSay;
+  do {
+    {
+      const MutexLock lock(mutex_);
+      if (recorded_.insert(attempt_uid).second) return true;
+    }
+    clock_.Sleep(kLook);
+  } while (!ending_ && clock_.Mono() < until);
+  return false;
 }
 
 void StepRecorder::Release(const std::string& attempt_uid) {

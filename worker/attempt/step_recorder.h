@@ -32,7 +32,7 @@ class StepRecorder {
 
  private:
   void Run(const v1::RecordSteps& request, bool refused);
-  // Whether the attempt was free; it is taken then.
+  // Whether the attempt was free, or became so in a few seconds; it is taken then.
   bool Take(const std::string& attempt_uid);
   void Release(const std::string& attempt_uid);
 

@@ -128,11 +128,16 @@ int64_t NumberOf(const TraceEvent& event, std::string_view name) {
   return number;
 }
 
-void FindSteps(Recording& recording) {
+void FindSteps(Recording& recording, int64_t skip, int64_t most) {
   for (const TraceEvent& event : recording.events) {
     if (!IsCalled(event, engine::kStepSpan)) continue;
     recording.steps.push_back({NumberOf(event, engine::kStepSpan), event.begin_ns, event.end_ns});
   }
+  auto& steps = recording.steps;
+  const auto all = static_cast<int64_t>(steps.size());
+  steps.erase(steps.begin(),
+              steps.begin() + std::clamp<int64_t>(skip, 0, std::max<int64_t>(all - 1, 0)));
+  if (std::ssize(steps) > most) steps.resize(static_cast<size_t>(most));
 }
 
 bool InSomeStep(const Recording& recording, const TraceEvent& event) {
@@ -273,11 +278,11 @@ double Seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
 
 std::string KindOf(std::string_view name) { return std::string(kNames[KindOfName(name)]); }
 
-void Arrange(Recording& recording) {
+void Arrange(Recording& recording, int64_t skip, int64_t most) {
   std::ranges::sort(recording.events, [](const TraceEvent& a, const TraceEvent& b) {
     return std::tuple(a.begin_ns, -a.end_ns, a.kind) < std::tuple(b.begin_ns, -b.end_ns, b.kind);
   });
-  FindSteps(recording);
+  FindSteps(recording, skip, most);
   std::erase_if(recording.events,
                 [&](const TraceEvent& event) { return !InSomeStep(recording, event); });
   FindPaths(recording);

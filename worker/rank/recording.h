@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,10 @@ struct Recording {
 };
 
 // Orders the events by their begin, outer ones first, finds the steps and the paths, and drops what
-// lies in no whole step.
-void Arrange(Recording& recording);
+// lies in no whole step. Of the steps the first `skip` are dropped, but for the last one of all,
+// and those behind the next `most`.
+void Arrange(Recording& recording, int64_t skip = 0,
+             int64_t most = std::numeric_limits<int64_t>::max());
 
 // The table's part that follows from the events: steps, seconds, shares and hidden communication.
 // Of an arranged recording with at least one step. Of work of a GPU that runs at the same time the

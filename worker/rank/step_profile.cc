@@ -63,7 +63,8 @@ std::optional<TraceEvent::Kind> KindOf(ActivityType type) {
   }
 }
 
-Recording RecordingOf(const profiler::ProfilerResult& result, bool gpu) {
+Recording RecordingOf(const profiler::ProfilerResult& result, bool gpu, int64_t skip,
+                      int64_t most) {
   Recording recording{.gpu = gpu};
   for (const profiler::KinetoEvent& event : result.events()) {
     const auto kind = KindOf(static_cast<ActivityType>(event.activityType()));
@@ -77,7 +78,7 @@ Recording RecordingOf(const profiler::ProfilerResult& result, bool gpu) {
                                 .lane = event.deviceResourceId(),
                                 .launch = linked ? event.correlationId() : 0});
   }
-  Arrange(recording);
+  Arrange(recording, skip, most);
   return recording;
 }
 
@@ -107,7 +108,9 @@ void StepProfile::Ask(const channel::Command& command) {
   if (!io::Exists(folder)) return;  // other ranks are asked
   if (wish_ && wish_->begun) Drop();
   wish_ = Wish{.folder = folder,
-               .steps = std::clamp<int64_t>(command.steps, 1, channel::kMostRecordedSteps)};
+               .steps = std::clamp<int64_t>(command.steps, 1, channel::kMostRecordedSteps),
+               .before = kBefore,
+               .after = kAfter};
 }
 
 void StepProfile::OnPhase(engine::TrainPhase phase) {
@@ -130,6 +133,7 @@ void StepProfile::OnPhase(engine::TrainPhase phase) {
 
 void StepProfile::BeginStep() {
   if (!options_.file.empty() && steps_ + 1 == kFixedStep && !wish_) wish_ = Wish{.steps = 1};
+  if (wish_ && !wish_->begun && Withdrawn()) wish_.reset();
   if (wish_ && !wish_->begun) Start();
   step_begun_ = clock_.Mono();
 }
@@ -142,13 +146,15 @@ void StepProfile::EndStep() {
     return;
   }
   if (Withdrawn()) return Drop();
-  if (++wish_->recorded == wish_->steps) Finish("");
+  if (++wish_->recorded == wish_->before + wish_->steps + wish_->after) Finish("");
 }
 
 void StepProfile::EndEarly(const std::string& why) {
   if (!wish_) return;
   if (wish_->begun && wish_->recorded > 0) {
-    return Finish(fmt::format("{} of {} steps: {} them", wish_->recorded, wish_->steps, why));
+    const int64_t kept = std::max<int64_t>(wish_->recorded - wish_->before, 1);
+    return Finish(
+        kept >= wish_->steps ? "" : fmt::format("{} of {} steps: {}", kept, wish_->steps, why));
   }
   if (wish_->begun) return Drop();
   Refuse(*std::exchange(wish_, std::nullopt), why + " before another step");
@@ -194,7 +200,7 @@ void StepProfile::Finish(const std::string& note) {
     try {
       channel::StepTable about;
       if (!note.empty()) about.notes.push_back(note);
-      Recording recording = RecordingOf(*result, options.gpu);
+      Recording recording = RecordingOf(*result, options.gpu, wish.before, wish.steps);
       result.reset();
       if (options.gpu && !HasGpuWork(recording)) {
         return Refuse(wish,

@@ -31,6 +31,9 @@ class StepProfile {
   };
   // Allocations and plans of the first ones are behind it.
   static constexpr int64_t kFixedStep = 4;
+  // So many steps more are recorded, and left out: ranks are up to a step apart when they are
+  // asked, and in these steps one waits for another's profiler.
+  static constexpr int64_t kBefore = 2, kAfter = 1;
 
   // `clock` is borrowed.
   StepProfile(Options options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
@@ -47,7 +50,8 @@ class StepProfile {
   struct Wish {
     std::string folder;  // empty: options_.file
     int64_t steps = 0;
-    int64_t recorded = 0;
+    int64_t before = 0, after = 0;  // recorded too, and left out
+    int64_t recorded = 0;           // of all of these
     bool begun = false;
     Nanos stall{};
     double step_before = 0;  // seconds

@@ -186,7 +186,7 @@ TEST_F(ProfilingTest, AJobThatIsQueuedHasEndedOrTrainsNothingIsRefused) {
   Tick();
   EXPECT_THAT(Error(Request(queued)), HasSubstr("profile it when it runs"));
   for (const auto& [node, worker] : workers_) {
-    Report(node, worker, Uid(job), v1::AttemptStatus::EXITED, "succeeded");
+    Report(node, worker, Uid(job), v1::AttemptStatus::DONE, "succeeded");
   }
   ASSERT_EQ(State(job), v1::Job::SUCCEEDED);
   EXPECT_THAT(Error(Request(job)), HasSubstr("only a running job can be profiled"));

@@ -104,8 +104,13 @@ TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
 
 TEST(LaunchTest, ACommandAndItsAnswerAreOneLineEach) {
   const std::string line = ToLine(Command{"stop", "two\nlines"});
-  EXPECT_EQ(line, "{\"command\":\"stop\",\"reason\":\"two\\nlines\",\"cause\":\"\",\"age\":0}\n");
+  EXPECT_EQ(line,
+            "{\"command\":\"stop\",\"reason\":\"two\\nlines\",\"cause\":\"\",\"age\":0,"
+            "\"id\":\"\",\"steps\":0}\n");
   EXPECT_EQ(ParseCommand(line)->reason, "two\nlines");
+  const Command profile{.command = "profile", .reason = {}, .cause = {}, .id = "a", .steps = 3};
+  EXPECT_EQ(ParseCommand(ToLine(profile))->id, "a");
+  EXPECT_EQ(ParseCommand(ToLine(profile))->steps, 3);
   EXPECT_TRUE(absl::IsInvalidArgument(ParseCommand(R"({"reason":"x"})").status()));
   Answer answer{false, "unknown command", {}};
   answer.status.state = "running";

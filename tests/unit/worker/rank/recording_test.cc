@@ -101,6 +101,27 @@ TEST(RecordingTest, EventsAreNamedByTheSpansAroundThem) {
   EXPECT_EQ(recording.events.size(), 16u) << "what lies between steps is left out";
 }
 
+TEST(RecordingTest, StepsBeforeAndBehindThoseThatAreWantedAreLeftOut) {
+  Recording recording;
+  for (int64_t step = 1; step <= 6; ++step) {
+    const int64_t begin = 100 * step;
+    recording.events.push_back(
+        Event(Kind::kSpan, "step " + std::to_string(step), begin, begin + 90));
+    recording.events.push_back(Event(Kind::kOperation, "sft::Gemm", begin + 1, begin + 2));
+  }
+  Recording few = recording;
+  Arrange(recording, /*skip=*/2, /*most=*/3);
+  const channel::StepTable table = TableOf(recording);
+  EXPECT_EQ(table.first_step, 3);
+  EXPECT_EQ(table.steps, 3);
+  EXPECT_EQ(recording.events.size(), 6u);
+  // At least one is kept.
+  few.events.resize(4);
+  Arrange(few, /*skip=*/2, /*most=*/3);
+  EXPECT_EQ(TableOf(few).first_step, 2);
+  EXPECT_EQ(TableOf(few).steps, 1);
+}
+
 // One step of 100 ms: what the host launches runs later, on two streams.
 Recording OfGpu() {
   Recording recording{.gpu = true,
@@ -135,7 +156,8 @@ TEST(RecordingTest, TheTimeOfAGpuGoesToWhatRunsThere) {
   EXPECT_NEAR(SumOf(table), 0.1, 1e-9);
   EXPECT_NEAR(table.hidden_communication, 0.010, 1e-9);
   for (const TraceEvent& event : recording.events) {
-    if (event.launch == 77) EXPECT_EQ(recording.paths.at(event.path), "backward layer 4");
+    if (event.launch != 77) continue;
+    EXPECT_EQ(recording.paths.at(event.path), "backward layer 4");
   }
 }
 
