@@ -150,10 +150,13 @@ void ReduceToGpus(Draft* draft) {
     if (draft->Given(kMap)) draft->Rewrite(kMap, std::vector<std::string>{"auto"});
     return;
   }
+  int64_t fewer = std::min(count, stages);
+  while (count % fewer != 0) --fewer;
+  const std::string size = fewer > 1 ? fmt::format("pipeline_parallel_size = {}, or ", fewer) : "";
   draft->AddProblem(kPipelineKey,
-                    fmt::format("{} does not divide {}: each stage needs as many GPUs; gpu_count = "
-                                "{} would do",
-                                draft->Quote(kPipelineKey), draft->Quote(kGpuCountKey),
+                    fmt::format("{} does not divide {}: each stage needs as many GPUs; {}gpu_count "
+                                "= {} would do",
+                                draft->Quote(kPipelineKey), draft->Quote(kGpuCountKey), size,
                                 (count / stages + 1) * stages));
 }
 
