@@ -274,9 +274,7 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
     }
     problem.trained.push_back(trained);
   }
-  for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    problem.exchange.push_back(TensorExchangeOf(shape, layer, job));
-  }
+  problem.exchange = TensorExchangesOf(shape, job);
   problem.link_bytes = LinkBytesOf(problem);
   return problem;
 }

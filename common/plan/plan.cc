@@ -86,6 +86,23 @@ int64_t HostLimit(const PlanInput& input) {
   return input.host_bytes == 0 ? kUnbounded : input.host_bytes;
 }
 
+// With so many rows a micro-batch, before anything is chosen.
+ExecutionPlan FirstRun(const Problem& p, int64_t rows) {
+  return {.rows = rows,
+          .micro_batches = RankRows(p.job) / rows,
+          .most_tokens = p.TokensOf(rows),
+          .logits_bytes = kLogitsBytes,
+          .optimizer_on_host = p.offloads(),
+          .blocks_on_host = p.streams()};
+}
+
+// With all that takes memory and saves time, but what it recomputes.
+ExecutionPlan WithAllThatSavesTime(const Problem& p, ExecutionPlan run) {
+  (p.may_keep_copies() ? run.kept : run.carried) = p.shape.layers;
+  run.graphs = MayRecord(p, run);
+  return run;
+}
+
 struct Candidate {
   ExecutionPlan run;
   PeakMemory memory;
@@ -111,15 +128,10 @@ class Search {
         if (all && (deep != most || shallow != most)) continue;
         // With one level there is nothing to choose.
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
-          ExecutionPlan run{.rows = rows,
-                            .micro_batches = RankRows(problem_.job) / rows,
-                            .most_tokens = problem_.TokensOf(rows),
-                            .deep = static_cast<Recompute>(deep),
-                            .shallow = static_cast<Recompute>(shallow),
-                            .deep_layers = count,
-                            .logits_bytes = kLogitsBytes,
-                            .optimizer_on_host = problem_.offloads(),
-                            .blocks_on_host = problem_.streams()};
+          ExecutionPlan run = FirstRun(problem_, rows);
+          run.deep = static_cast<Recompute>(deep);
+          run.shallow = static_cast<Recompute>(shallow);
+          run.deep_layers = count;
           Try(run);
           if (run.deep == Recompute::kNothing || !keeps_on_host_) continue;
           run.kept_on_host = MostOnHost(problem_, run, host_limit_);
@@ -133,12 +145,9 @@ class Search {
   // The fastest candidate, or one with less memory that is as fast.
   std::optional<Candidate> Best() const {
     if (fitting_.empty()) return std::nullopt;
-    const auto seconds = [](const Candidate& c) { return c.time.total(); };
-    double fastest = seconds(fitting_.front());
-    for (const Candidate& each : fitting_) fastest = std::min(fastest, seconds(each));
     const Candidate* best = nullptr;
     for (const Candidate& each : fitting_) {
-      if (seconds(each) > fastest * (1 + kSame)) continue;
+      if (each.time.total() > fastest_ * (1 + kSame)) continue;
       if (best == nullptr || each.memory.reserved() < best->memory.reserved()) best = &each;
     }
     return *best;
@@ -165,7 +174,19 @@ class Search {
     return memory.reserved() + pieces <= limit_;
   }
 
+  // True if no choice could make the run as fast as one that fits.
+  bool IsTooSlow(const ExecutionPlan& run) const {
+    const StepTime least = PredictTime(problem_, WithAllThatSavesTime(problem_, run), gpu_);
+    return least.total() > fastest_ * (1 + kSame);
+  }
+
+  void Take(const Candidate& candidate) {
+    fitting_.push_back(candidate);
+    fastest_ = std::min(fastest_, candidate.time.total());
+  }
+
   void Try(ExecutionPlan run) {
+    if (IsTooSlow(run)) return;
     while (!Fits(run)) {
       if (!Squeeze(problem_, &run)) return;
     }
@@ -179,7 +200,7 @@ class Search {
     // A block that runs again passes through a slot, and finds itself there in its backward.
     run.carried = run.input_every > 1 ? 0 : MostCarried(problem_, run);
     const Candidate plain = CandidateOf(run);
-    fitting_.push_back(plain);
+    Take(plain);
     AddRecorded(plain);
   }
 
@@ -196,7 +217,7 @@ class Search {
     const double saved = plain.time.total() - recorded.time.total();
     const double blocks = recorded.time.total() - recorded.time.optimizer - recorded.time.launches;
     const bool fits = recorded.memory.reserved() + kRecordingBytes <= limit_;
-    if (fits && saved > kWorthRecording * blocks) fitting_.push_back(recorded);
+    if (fits && saved > kWorthRecording * blocks) Take(recorded);
   }
 
   int64_t MostKept(ExecutionPlan run) const {
@@ -217,6 +238,7 @@ class Search {
   int64_t limit_, host_limit_;
   bool keeps_on_host_;
   std::vector<Candidate> fitting_;
+  double fastest_ = std::numeric_limits<double>::infinity();  // of them
 };
 
 // The plan with the least memory of the GPU that takes no more than `host_bytes` of the host's.
@@ -400,6 +422,8 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
   if (input.job.parallelism.pipeline_parallel_size > 1) return PlanPipeline(problem, input);
   SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
+  const int64_t least = PredictMemory(problem, Smallest(problem, HostLimit(input))).reserved();
+  if (least > input.memory_bytes) return Refusal(input, problem);
   Search search(problem, input);
   std::optional<Candidate> unsplit;
   const int64_t given = input.job.hyperparameters.per_device_batch;
@@ -417,22 +441,56 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   return plan;
 }
 
-spec::JobSpec WithPrecision(const PlanInput& input) {
+absl::StatusOr<double> LeastSeconds(const PlanInput& input) {
+  const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
+  SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
+  if (input.job.parallelism.pipeline_parallel_size > 1) return 0;
+  const Recompute level =
+      input.job.parallelism.activation_checkpointing ? Recompute::kAll : Recompute::kNothing;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int64_t rows : RowOptions(problem)) {
+    ExecutionPlan run = FirstRun(problem, rows);
+    run.deep = run.shallow = level;
+    run.deep_layers = problem.shape.layers;
+    least = std::min(least,
+                     PredictTime(problem, WithAllThatSavesTime(problem, run), input.gpu).total());
+  }
+  return least;
+}
+
+bool FitsAtLeast(const PlanInput& input) {
+  const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
+  const int64_t host_bytes = input.keeps_on_host ? HostLimit(input) : 0;
+  const absl::StatusOr<int64_t> least =
+      LeastBytesOf(input.shape, input.job, row_tokens, host_bytes);
+  return least.ok() && *least <= input.memory_bytes;
+}
+
+std::vector<spec::JobSpec> PrecisionsOf(const spec::JobSpec& job) {
   using spec::MasterWeights;
   using spec::Optimizer;
-  const auto& asked = input.job.hyperparameters;
+  const auto& asked = job.hyperparameters;
   const std::pair<Optimizer, MasterWeights> most_precise_first[] = {
       {Optimizer::kAdamW, MasterWeights::kFp32},     {Optimizer::kAdamWBf16, MasterWeights::kFp32},
       {Optimizer::kAdamW, MasterWeights::kBf16},     {Optimizer::kAdamWBf16, MasterWeights::kBf16},
       {Optimizer::kAdamW8bit, MasterWeights::kFp32}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
-  std::vector<PlanInput> candidates;
+  std::vector<spec::JobSpec> jobs;
   for (const auto& [optimizer, master] : most_precise_first) {
     if (asked.optimizer != Optimizer::kAuto && asked.optimizer != optimizer) continue;
     if (asked.master_weights != MasterWeights::kAuto && asked.master_weights != master) continue;
-    PlanInput candidate = input;
-    candidate.job.hyperparameters.optimizer = optimizer;
-    if (master == MasterWeights::kBf16) candidate.job.hyperparameters.master_weights = master;
-    candidates.push_back(candidate);
+    spec::JobSpec candidate = job;
+    candidate.hyperparameters.optimizer = optimizer;
+    if (master == MasterWeights::kBf16) candidate.hyperparameters.master_weights = master;
+    jobs.push_back(std::move(candidate));
+  }
+  return jobs;
+}
+
+spec::JobSpec WithPrecision(const PlanInput& input) {
+  std::vector<PlanInput> candidates;
+  for (spec::JobSpec& job : PrecisionsOf(input.job)) {
+    candidates.push_back(input);
+    candidates.back().job = std::move(job);
   }
   // Where the host's memory is not known, plans without it decide first.
   for (const bool keeps_on_host : {false, true}) {

@@ -86,21 +86,24 @@ ModelShape ShapeOfTensorRank(const ModelShape& shape, const spec::JobSpec& job) 
   return own;
 }
 
-TensorExchange TensorExchangeOf(const ModelShape& shape, int64_t layer, const spec::JobSpec& job) {
-  TensorExchange exchange;
-  if (RanksOf(job) == 1) return exchange;
-  const BlockMatrices matrices = MatricesOf(shape, job)[layer];
-  // Rows are gathered with their products with the adapters' first factors.
-  const int64_t qkv = shape.hidden + matrices.qkv.rank;
-  const int64_t gate_up = shape.hidden + matrices.gate_up.rank;
-  exchange.forward = qkv + gate_up + 2 * shape.hidden;
-  exchange.backward = exchange.forward;
-  if (job.full_finetune()) exchange.backward += 2 * shape.hidden;  // what the linears read
-  const bool output_again = NamesOf(shape).mlp_out_norm != nullptr;
-  const int64_t attention = qkv + shape.hidden;
-  const int64_t all = attention + gate_up + (output_again ? shape.hidden : 0);
-  exchange.again = {0, 0, gate_up, all, all};
-  return exchange;
+std::vector<TensorExchange> TensorExchangesOf(const ModelShape& shape, const spec::JobSpec& job) {
+  std::vector<TensorExchange> exchanges(static_cast<size_t>(shape.layers));
+  if (RanksOf(job) == 1) return exchanges;
+  const auto matrices = MatricesOf(shape, job);
+  for (size_t layer = 0; layer < exchanges.size(); ++layer) {
+    TensorExchange& exchange = exchanges[layer];
+    // Rows are gathered with their products with the adapters' first factors.
+    const int64_t qkv = shape.hidden + matrices[layer].qkv.rank;
+    const int64_t gate_up = shape.hidden + matrices[layer].gate_up.rank;
+    exchange.forward = qkv + gate_up + 2 * shape.hidden;
+    exchange.backward = exchange.forward;
+    if (job.full_finetune()) exchange.backward += 2 * shape.hidden;  // what the linears read
+    const bool output_again = NamesOf(shape).mlp_out_norm != nullptr;
+    const int64_t attention = qkv + shape.hidden;
+    const int64_t all = attention + gate_up + (output_again ? shape.hidden : 0);
+    exchange.again = {0, 0, gate_up, all, all};
+  }
+  return exchanges;
 }
 
 std::optional<spec::Problem> CheckTensor(const ModelShape& shape, const spec::JobSpec& job) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "common/plan/execution.h"
 #include "common/plan/model_config.h"
@@ -23,13 +24,13 @@ namespace sft::plan {
 // is 1. Only of what CheckTensor has nothing against.
 ModelShape ShapeOfTensorRank(const ModelShape& shape, const spec::JobSpec& job);
 
-// Elements of each token of a micro-batch that pass between the ranks in a layer, all of them
+// Elements of each token of a micro-batch that pass between the ranks in each layer, all of them
 // counted: a ring moves (n - 1) / n of them. 0 where n is 1.
 struct TensorExchange {
   int64_t forward = 0, backward = 0;
   std::array<int64_t, kRecomputeLevels> again{};  // what a level of recomputation repeats
 };
-TensorExchange TensorExchangeOf(const ModelShape& shape, int64_t layer, const spec::JobSpec& job);
+std::vector<TensorExchange> TensorExchangesOf(const ModelShape& shape, const spec::JobSpec& job);
 
 // A problem where heads or feed-forward layer cannot be divided, or the model has parts that are
 // not cut yet; the message says what would do. `shape`: of the whole model.

@@ -115,11 +115,11 @@ TEST(TensorTest, WhatIsNotIn4BitsMayBeCutAnywhere) {
 // Four messages of a hidden row each way, and of full fine-tuning what the linears read once more.
 TEST(TensorTest, ALayerExchangesFourRowsEachWay) {
   const ModelShape shape = Qwen3Of8B();
-  EXPECT_EQ(TensorExchangeOf(shape, 0, Full()).forward, 0);
-  const TensorExchange full = TensorExchangeOf(shape, 0, CutOver(2, Full()));
+  EXPECT_EQ(TensorExchangesOf(shape, Full())[0].forward, 0);
+  const TensorExchange full = TensorExchangesOf(shape, CutOver(2, Full()))[0];
   EXPECT_EQ(full.forward, 4 * shape.hidden);
   EXPECT_EQ(full.backward, 6 * shape.hidden);
-  const TensorExchange lora = TensorExchangeOf(shape, 0, CutOver(2, Lora(16, {"all-linear"})));
+  const TensorExchange lora = TensorExchangesOf(shape, CutOver(2, Lora(16, {"all-linear"})))[0];
   EXPECT_EQ(lora.forward, 4 * shape.hidden + 5 * 16);
   EXPECT_EQ(lora.backward, lora.forward);
 }
