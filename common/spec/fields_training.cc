@@ -507,7 +507,8 @@ constexpr Field kTrainingTable[] = {
      .def = "auto",
      .doc =
          "How layers are divided over GPUs. auto: as pipeline_parallel_size and fsdp say, stages "
-         "equally fast. balanced: over the GPUs of a node, as equally full as can be. sequential: "
+         "equally fast, or as the plan chooses. balanced: over the GPUs of a node, as equally full "
+         "as can be. sequential: "
          "the first GPU is filled before the next. Or a table of modules and GPUs "
          "([model.device_map] with \"model.layers.0\" = 1), in which the longest name counts.",
      .max = 1000,
