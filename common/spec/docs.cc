@@ -80,8 +80,10 @@ every other key has a default. `configs/` holds complete examples: `demo.toml` (
 `qlora_70b_4xh200.toml`, `run_unsloth.yaml` (the words of an Unsloth script),
 `multi_gpu_config.yaml`, `rtx4090_sli.yaml`, `a100_pair.yaml` and `h200_quad.yaml` (those of
 SFT-Play), `example_template.json` (those of a trainer),
-`pipeline_70b_4xa100.toml` (layers over four GPUs), `fsdp_72b_4xa100.toml` (shards), `device_map_auto_2xrtx4090.toml` and those for `balanced`, `sequential` and a table
-(`custom`), `nodes_gemma3_27b_2x2xh100.yaml` and `nodes_unsloth_2x4xh100.yaml` (two machines),
+`pipeline_70b_4xa100.toml` (layers over four GPUs), `tensor_70b_4xa100.toml` (every matrix over
+four), `fsdp_72b_4xa100.toml` (shards), `device_map_auto_2xrtx4090.toml` and those for `balanced`,
+`sequential` and a table (`custom`),
+`nodes_gemma3_27b_2x2xh100.yaml` and `nodes_unsloth_2x4xh100.yaml` (two machines),
 `long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the best model), and
 `generate_2xcpu.toml`
 ([answers to prompts](generate.md)). `sftctl submit --dry-run FILE`

@@ -151,6 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"UnslothLlama1BOnTwoNodesOfFourH100", "nodes_unsloth_2x4xh100.yaml", LlamaOf1B,
                    84.5},
         ConfigFile{"Llama70BInStagesOnFourA100", "pipeline_70b_4xa100.toml", LlamaOf70B, 84.5},
+        ConfigFile{"Llama70BInPartsOnFourA100", "tensor_70b_4xa100.toml", LlamaOf70B, 84.5},
         ConfigFile{"Qwen72BShardedOnFourA100", "fsdp_72b_4xa100.toml", Qwen2Of72B, 84.5},
         ConfigFile{"Qwen14BBalancedOnTwoRtx4090", "device_map_balanced_2xrtx4090.toml", Qwen2Of14B,
                    25.2},
