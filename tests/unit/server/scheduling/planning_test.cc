@@ -229,7 +229,7 @@ TEST_F(LayoutTest, AJobThatFitsInNoLayoutIsRefused) {
   // Fewer rows than GPUs share theirs.
   const auto one = Resolved(Text("[hyperparameters]\nglobal_batch = 1\n"));
   ASSERT_EQ(one.problems_size(), 0) << one.problems(0).message();
-  EXPECT_EQ(Shown(one, "global_batch"), "1 job.toml:9");
+  EXPECT_EQ(Shown(one, "global_batch"), "1 job.toml:8");
   EXPECT_NE(one.plan().layouts(0).keys().find("parallel_size = 8"), std::string::npos)
       << one.plan().layouts(0).keys();
 }
