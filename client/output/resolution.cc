@@ -12,6 +12,20 @@
 
 namespace sft::client {
 
+namespace {
+
+Json LayoutsJson(const v1::JobPlan& plan) {
+  Json layouts = Json::array();
+  for (const v1::Layout& layout : plan.layouts()) {
+    layouts.push_back({{"keys", layout.keys()},
+                       {"tokens_per_second", layout.tokens_per_second()},
+                       {"memory_bytes_per_rank", layout.memory_bytes()}});
+  }
+  return layouts;
+}
+
+}  // namespace
+
 Json ResolutionJson(const v1::ResolveJobResponse& response) {
   Json json = {{"valid", response.problems().empty()}};
   json["problems"] = Json::array();
@@ -44,6 +58,8 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"execution", plan.execution()},
                   {"tokens_per_second", plan.tokens_per_second()},
                   {"speed_from_peaks", plan.speed_from_peaks()},
+                  {"layouts", LayoutsJson(plan)},
+                  {"layout_reason", plan.layout_reason()},
                   {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
                   {"cost", CostJson(plan.has_cost(), plan.cost())},
                   {"wait", plan.has_wait() ? WaitJson(plan.wait()) : Json(nullptr)},
@@ -79,6 +95,21 @@ void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
                      Bytes(plan.memory_limit_bytes()), parts);
 }
 
+// "fsdp = true: 94.8k tokens/s, 78.9 GB a rank"
+std::string LayoutText(const v1::Layout& layout) {
+  const std::string speed =
+      layout.tokens_per_second() > 0 ? Count(layout.tokens_per_second()) + " tokens/s, " : "";
+  return fmt::format("{}: {}{} a rank", layout.keys(), speed, Bytes(layout.memory_bytes()));
+}
+
+void PrintLayouts(std::ostream& out, const v1::JobPlan& plan) {
+  if (plan.layouts().empty()) return;
+  out << fmt::format("layout       {}; {}\n", LayoutText(plan.layouts(0)), plan.layout_reason());
+  for (int i = 1; i < plan.layouts_size(); ++i) {
+    out << fmt::format("{:<12} {}\n", i == 1 ? "next" : "", LayoutText(plan.layouts(i)));
+  }
+}
+
 }  // namespace
 
 void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
@@ -109,6 +140,7 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
                        100.0 * plan.trainable_parameters() / plan.total_parameters(),
                        ActiveText(plan));
   }
+  PrintLayouts(out, plan);
   PrintMemory(out, plan);
   if (plan.tokens_per_second() > 0) {
     out << fmt::format("speed        {} tokens/s predicted{}\n", Count(plan.tokens_per_second()),

@@ -64,14 +64,21 @@ std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::J
                     ranks, shape.family));
   }
   if (Divides(shape, ranks)) return std::nullopt;
-  std::vector<int64_t> possible;
+  std::vector<int64_t> possible, of_node;
   for (int64_t count = 2; count <= std::min<int64_t>(shape.heads, 64); ++count) {
-    if (Divides(shape, count)) possible.push_back(count);
+    if (!Divides(shape, count)) continue;
+    possible.push_back(count);
+    if (job.compute.gpus_per_node % count == 0) of_node.push_back(count);
   }
-  return problem(fmt::format(
-      "{} does not divide the model's {} heads with {} of keys; {}", ranks, shape.heads,
-      shape.kv_heads,
-      possible.empty() ? "leave it out" : fmt::format("{} would", fmt::join(possible, ", "))));
+  std::string what = "leave it out";
+  if (!of_node.empty()) {
+    what = fmt::format("{} would", fmt::join(of_node, ", "));
+  } else if (!possible.empty()) {
+    what = fmt::format("{} would, on nodes with a multiple of so many GPUs",
+                       fmt::join(possible, ", "));
+  }
+  return problem(fmt::format("{} does not divide the model's {} heads with {} of keys; {}", ranks,
+                             shape.heads, shape.kv_heads, what));
 }
 
 }  // namespace sft::plan

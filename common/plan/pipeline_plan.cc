@@ -17,8 +17,22 @@ namespace {
 
 constexpr int64_t kMostLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kFewestLogitsBytes = int64_t{64} << 20;
-// A backward takes about twice a forward.
-constexpr double kForwardShare = 1.0 / 3;
+
+// Seconds in which the host has launched a block's forward and backward, where nothing is recorded:
+// Qwen3-0.6B took 1.5 ms in two stages, and 1.2 in two of two pieces (docs/benchmarks/splits.md).
+constexpr double kHostOfBlock = 1.4e-3;
+// What a stage takes longer than as many blocks of a whole model, of the device's time: Qwen3-8B 6
+// % in two stages, and 10 in two of two pieces. Receives that wait hold some of the GPU's
+// processors.
+constexpr double kBesideMessages = 0.08;
+
+// How much less of a GPU's memory a stage is filled with each time.
+constexpr double kLessOfAStage = 1.0 / 32;
+
+// Of a StepTime, what each micro-batch takes again.
+constexpr double StepTime::*kOfMicroBatches[] = {
+    &StepTime::products, &StepTime::attention, &StepTime::elementwise, &StepTime::adapters,
+    &StepTime::weights,  &StepTime::recompute, &StepTime::launches};
 
 int64_t TrainedOf(const Unit& unit) {
   int64_t trained = 0;
@@ -42,10 +56,15 @@ struct PipelineCandidate {
 
 class PipelineSearch {
  public:
-  PipelineSearch(const Problem& problem, const PlanInput& input, StageMap stages, UnitCosts costs)
-      : problem_(problem), input_(input), stages_(std::move(stages)), costs_(std::move(costs)) {
+  PipelineSearch(const Problem& problem, const PlanInput& input, StageMap stages)
+      : problem_(problem), input_(input), stages_(std::move(stages)), headless_(problem) {
+    headless_.head_elements = 0;
     for (int stage = 0; stage < stages_.stages; ++stage) {
       of_stages_.push_back(StageProblem(problem, stages_, stage));
+    }
+    const StageMap alone{.stages = stages_.pieces(), .begins = stages_.begins};
+    for (int piece = 0; piece < stages_.pieces(); ++piece) {
+      of_pieces_.push_back(StageProblem(headless_, alone, piece));
     }
   }
 
@@ -93,31 +112,55 @@ class PipelineSearch {
     if (!best_ || time.total() < best_->time.total()) best_ = PipelineCandidate{run, memory, time};
   }
 
-  // One rank's time for all layers, in the schedule's proportions; the optimizer's over the stages.
+  bool HasBlocks(int piece) const {
+    const auto at = static_cast<size_t>(piece);
+    const int first = std::max(stages_.begins[at], 1);
+    return first < std::min(stages_.begins[at + 1], stages_.begins.back() - 1);
+  }
+
+  // A micro-batch in each piece: its blocks, and the head where it has that.
+  StepTime PieceTimeOf(const ExecutionPlan& run, int piece) const {
+    const Problem& blocks = of_pieces_[static_cast<size_t>(piece)];
+    ExecutionPlan own = run;
+    own.deep_layers = blocks.shape.layers;
+    StepTime time;
+    double host = 0;
+    if (HasBlocks(piece)) {
+      time = PredictMicroBatch(blocks, own, input_.gpu).time;
+      host = static_cast<double>(blocks.shape.layers) * kHostOfBlock;
+    }
+    if (piece + 1 == stages_.pieces()) {
+      const StepTime all = PredictMicroBatch(problem_, run, input_.gpu).time;
+      const StepTime without = PredictMicroBatch(headless_, run, input_.gpu).time;
+      time.products += all.products - without.products;
+      time.elementwise += all.elementwise - without.elementwise;
+    }
+    const double device = time.total() - time.launches;
+    // What is recomputed is launched too.
+    if (device > time.recompute) host *= device / (device - time.recompute);
+    time.launches = std::max(time.launches + kBesideMessages * device, host - device);
+    return time;
+  }
+
   StepTime TimeOf(const ExecutionPlan& run) const {
-    StepTime time = PredictTime(problem_, run, input_.gpu);
-    const double alone = time.total() - time.optimizer;
-    const double micro_batch = alone / static_cast<double>(run.micro_batches);
-    double all = 0;
-    for (const double unit : costs_.time) all += unit;
+    StepTime time;
     std::vector<PieceTime> pieces;
+    double alone = 0;
     for (int piece = 0; piece < stages_.pieces(); ++piece) {
-      double own = 0;
-      for (int unit = stages_.begins[static_cast<size_t>(piece)];
-           unit < stages_.begins[static_cast<size_t>(piece) + 1]; ++unit) {
-        own += costs_.time[static_cast<size_t>(unit)];
-      }
-      const double seconds = micro_batch * own / all;
-      pieces.push_back({seconds * kForwardShare, seconds * (1 - kForwardShare)});
+      const StepTime own = PieceTimeOf(run, piece);
+      const double forward = (own.total() - own.recompute) / (problem_.job.full_finetune() ? 3 : 2);
+      pieces.push_back({forward, own.total() - forward});
+      alone += own.total();
+      for (double StepTime::*part : kOfMicroBatches) time.*part += own.*part;
     }
     const auto schedule = MakeSchedule(ShapeOf(run));
     const double factor =
         schedule.ok() ? StepSeconds(ShapeOf(run), *schedule, pieces) / alone : 1.0;
-    for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
-                         &time.weights, &time.recompute, &time.launches}) {
-      *part *= factor;
+    for (double StepTime::*part : kOfMicroBatches) time.*part *= factor;
+    for (const Problem& stage : of_stages_) {
+      time.optimizer = std::max(time.optimizer, PredictTime(stage, run, input_.gpu).optimizer);
     }
-    time.optimizer /= stages_.stages;
+    time.launches += kStepOverhead;
     return time;
   }
 
@@ -136,8 +179,8 @@ class PipelineSearch {
   const Problem& problem_;
   const PlanInput& input_;
   StageMap stages_;
-  UnitCosts costs_;
-  std::vector<Problem> of_stages_;
+  Problem headless_;
+  std::vector<Problem> of_stages_, of_pieces_;
   std::optional<PipelineCandidate> best_;
 };
 
@@ -147,20 +190,21 @@ Problem StageProblem(const Problem& whole, const StageMap& stages, int stage) {
   Problem part = whole;
   part.units.clear();
   part.blocks.clear();
-  part.shape.layer_shapes.clear();
-  part.shape.layer_options.clear();
   part.shape.tied_head = false;
+  for (ModelShape* shape : {&part.shape, &part.attention}) {
+    shape->layer_shapes.clear();
+    shape->layer_options.clear();
+  }
   const auto holds = [&](size_t unit) { return stages.StageOf(static_cast<int>(unit)) == stage; };
   const size_t head = whole.units.size() - 1;
   part.units.push_back(holds(0) ? whole.units[0] : Unit{});
   const auto add = [&](size_t layer, Unit unit) {
     part.units.push_back(std::move(unit));
     part.blocks.push_back(whole.blocks[layer]);
-    if (!whole.shape.layer_shapes.empty()) {
-      part.shape.layer_shapes.push_back(whole.shape.layer_shapes[layer]);
-    }
-    if (!whole.shape.layer_options.empty()) {
-      part.shape.layer_options.push_back(whole.shape.layer_options[layer]);
+    for (const auto& [all, own] :
+         {std::pair{&whole.shape, &part.shape}, std::pair{&whole.attention, &part.attention}}) {
+      if (!all->layer_shapes.empty()) own->layer_shapes.push_back(all->layer_shapes[layer]);
+      if (!all->layer_options.empty()) own->layer_options.push_back(all->layer_options[layer]);
     }
   };
   for (size_t unit = 1; unit < head; ++unit) {
@@ -172,7 +216,7 @@ Problem StageProblem(const Problem& whole, const StageMap& stages, int stage) {
   if (holds(head) && whole.shape.tied_head && !holds(0)) {
     part.units.back().parameters.push_back(whole.units[0].parameters[0]);
   }
-  part.shape.layers = static_cast<int64_t>(part.blocks.size());
+  part.shape.layers = part.attention.layers = static_cast<int64_t>(part.blocks.size());
   part.held = PlanMemory(part.units, part.job, Device::kGpu);
   part.trained.clear();
   for (const Unit& unit : part.units) part.trained.push_back(TrainedOf(unit));
@@ -202,11 +246,21 @@ PeakMemory StageMemory(const Problem& p, const ExecutionPlan& run, int stage) {
 }
 
 absl::StatusOr<Plan> PlanPipeline(const Problem& problem, const PlanInput& input) {
-  SFT_ASSIGN_OR_RETURN(StageMap stages, DivideModel(input.shape, input.job,
-                                                    static_cast<double>(input.memory_bytes)));
-  SFT_ASSIGN_OR_RETURN(UnitCosts costs, CostsOf(input.shape, input.job));
-  SFT_ASSIGN_OR_RETURN(Plan plan,
-                       PipelineSearch(problem, input, std::move(stages), std::move(costs)).Run());
+  const auto planned = [&](double stage_memory) -> absl::StatusOr<Plan> {
+    SFT_ASSIGN_OR_RETURN(StageMap stages, DivideModel(input.shape, input.job, stage_memory));
+    return PipelineSearch(problem, input, std::move(stages)).Run();
+  };
+  const auto memory = static_cast<double>(input.memory_bytes);
+  absl::StatusOr<Plan> made = planned(memory);
+  // "sequential" fills a stage with what stays: less of it, where its activations have no room.
+  for (double room = memory; !made.ok() && absl::IsResourceExhausted(made.status());) {
+    room -= memory * kLessOfAStage;
+    if (input.job.parallelism.device_map != std::vector<std::string>{"sequential"}) break;
+    absl::StatusOr<Plan> less = planned(room);
+    if (!less.ok() && !absl::IsResourceExhausted(less.status())) break;
+    made = std::move(less);
+  }
+  SFT_ASSIGN_OR_RETURN(Plan plan, std::move(made));
   const double tokens = static_cast<double>(RankRows(input.job) * input.job.data_ranks()) *
                         static_cast<double>(problem.row_tokens);
   plan.tokens_per_second = tokens / plan.time.total();

@@ -41,7 +41,10 @@ constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 // product where its sum is in the type that it is sent in, and where it is of FP8 rows.
 int64_t SmallerTile(const Problem& p, const ExecutionPlan& run) {
   const bool one_product = p.job.full_finetune() && (p.shards_weights() || p.job.fp8());
-  if (run.deep < Recompute::kMlp || one_product || p.shape.layer_input > 0) return 0;
+  if (run.deep < Recompute::kMlp || one_product || p.shape.layer_input > 0 ||
+      p.matrix_ranks() > 1) {
+    return 0;
+  }
   int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
   while (rows >= kLeastMlpRows && rows >= MicroBatchTokens(p, run)) rows /= 2;
   return rows >= kLeastMlpRows ? rows : 0;
@@ -66,6 +69,7 @@ bool Squeeze(const Problem& p, ExecutionPlan* run) {
 // The blocks that keep things in host memory, where any do: those that recompute `deep`, but the
 // last, whose backward comes at once; of these as many as `host_bytes` hold.
 int64_t MostOnHost(const Problem& p, const ExecutionPlan& run, int64_t host_bytes) {
+  if (p.matrix_ranks() > 1) return 0;
   const bool all = run.deep == run.shallow;
   ExecutionPlan most = run;
   most.kept_on_host =
@@ -80,6 +84,23 @@ int64_t MostOnHost(const Problem& p, const ExecutionPlan& run, int64_t host_byte
 
 int64_t HostLimit(const PlanInput& input) {
   return input.host_bytes == 0 ? kUnbounded : input.host_bytes;
+}
+
+// With so many rows a micro-batch, before anything is chosen.
+ExecutionPlan FirstRun(const Problem& p, int64_t rows) {
+  return {.rows = rows,
+          .micro_batches = RankRows(p.job) / rows,
+          .most_tokens = p.TokensOf(rows),
+          .logits_bytes = kLogitsBytes,
+          .optimizer_on_host = p.offloads(),
+          .blocks_on_host = p.streams()};
+}
+
+// With all that takes memory and saves time, but what it recomputes.
+ExecutionPlan WithAllThatSavesTime(const Problem& p, ExecutionPlan run) {
+  (p.may_keep_copies() ? run.kept : run.carried) = p.shape.layers;
+  run.graphs = MayRecord(p, run);
+  return run;
 }
 
 struct Candidate {
@@ -107,15 +128,10 @@ class Search {
         if (all && (deep != most || shallow != most)) continue;
         // With one level there is nothing to choose.
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
-          ExecutionPlan run{.rows = rows,
-                            .micro_batches = RankRows(problem_.job) / rows,
-                            .most_tokens = problem_.TokensOf(rows),
-                            .deep = static_cast<Recompute>(deep),
-                            .shallow = static_cast<Recompute>(shallow),
-                            .deep_layers = count,
-                            .logits_bytes = kLogitsBytes,
-                            .optimizer_on_host = problem_.offloads(),
-                            .blocks_on_host = problem_.streams()};
+          ExecutionPlan run = FirstRun(problem_, rows);
+          run.deep = static_cast<Recompute>(deep);
+          run.shallow = static_cast<Recompute>(shallow);
+          run.deep_layers = count;
           Try(run);
           if (run.deep == Recompute::kNothing || !keeps_on_host_) continue;
           run.kept_on_host = MostOnHost(problem_, run, host_limit_);
@@ -129,12 +145,9 @@ class Search {
   // The fastest candidate, or one with less memory that is as fast.
   std::optional<Candidate> Best() const {
     if (fitting_.empty()) return std::nullopt;
-    const auto seconds = [](const Candidate& c) { return c.time.total(); };
-    double fastest = seconds(fitting_.front());
-    for (const Candidate& each : fitting_) fastest = std::min(fastest, seconds(each));
     const Candidate* best = nullptr;
     for (const Candidate& each : fitting_) {
-      if (seconds(each) > fastest * (1 + kSame)) continue;
+      if (each.time.total() > fastest_ * (1 + kSame)) continue;
       if (best == nullptr || each.memory.reserved() < best->memory.reserved()) best = &each;
     }
     return *best;
@@ -161,7 +174,19 @@ class Search {
     return memory.reserved() + pieces <= limit_;
   }
 
+  // True if no choice could make the run as fast as one that fits.
+  bool IsTooSlow(const ExecutionPlan& run) const {
+    const StepTime least = PredictTime(problem_, WithAllThatSavesTime(problem_, run), gpu_);
+    return least.total() > fastest_ * (1 + kSame);
+  }
+
+  void Take(const Candidate& candidate) {
+    fitting_.push_back(candidate);
+    fastest_ = std::min(fastest_, candidate.time.total());
+  }
+
   void Try(ExecutionPlan run) {
+    if (IsTooSlow(run)) return;
     while (!Fits(run)) {
       if (!Squeeze(problem_, &run)) return;
     }
@@ -175,7 +200,7 @@ class Search {
     // A block that runs again passes through a slot, and finds itself there in its backward.
     run.carried = run.input_every > 1 ? 0 : MostCarried(problem_, run);
     const Candidate plain = CandidateOf(run);
-    fitting_.push_back(plain);
+    Take(plain);
     AddRecorded(plain);
   }
 
@@ -192,7 +217,7 @@ class Search {
     const double saved = plain.time.total() - recorded.time.total();
     const double blocks = recorded.time.total() - recorded.time.optimizer - recorded.time.launches;
     const bool fits = recorded.memory.reserved() + kRecordingBytes <= limit_;
-    if (fits && saved > kWorthRecording * blocks) fitting_.push_back(recorded);
+    if (fits && saved > kWorthRecording * blocks) Take(recorded);
   }
 
   int64_t MostKept(ExecutionPlan run) const {
@@ -213,6 +238,7 @@ class Search {
   int64_t limit_, host_limit_;
   bool keeps_on_host_;
   std::vector<Candidate> fitting_;
+  double fastest_ = std::numeric_limits<double>::infinity();  // of them
 };
 
 // The plan with the least memory of the GPU that takes no more than `host_bytes` of the host's.
@@ -277,6 +303,9 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   // Those of ranks that share rows, and of ranks that take others; not measured.
   const int context = job.parallelism.context_parallel_size;
   if (context > 1 && context < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
+  // The same of ranks that share matrices.
+  const int tensor = job.parallelism.tensor_parallel_size;
+  if (tensor > 1 && tensor < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
   return bytes;
 }
 
@@ -393,6 +422,8 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
   if (input.job.parallelism.pipeline_parallel_size > 1) return PlanPipeline(problem, input);
   SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
+  const int64_t least = PredictMemory(problem, Smallest(problem, HostLimit(input))).reserved();
+  if (least > input.memory_bytes) return Refusal(input, problem);
   Search search(problem, input);
   std::optional<Candidate> unsplit;
   const int64_t given = input.job.hyperparameters.per_device_batch;
@@ -410,22 +441,56 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   return plan;
 }
 
-spec::JobSpec WithPrecision(const PlanInput& input) {
+absl::StatusOr<double> LeastSeconds(const PlanInput& input) {
+  const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
+  SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
+  if (input.job.parallelism.pipeline_parallel_size > 1) return 0;
+  const Recompute level =
+      input.job.parallelism.activation_checkpointing ? Recompute::kAll : Recompute::kNothing;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int64_t rows : RowOptions(problem)) {
+    ExecutionPlan run = FirstRun(problem, rows);
+    run.deep = run.shallow = level;
+    run.deep_layers = problem.shape.layers;
+    least = std::min(least,
+                     PredictTime(problem, WithAllThatSavesTime(problem, run), input.gpu).total());
+  }
+  return least;
+}
+
+bool FitsAtLeast(const PlanInput& input) {
+  const int64_t row_tokens = input.row_tokens > 0 ? input.row_tokens : RowTokensOf(input.job);
+  const int64_t host_bytes = input.keeps_on_host ? HostLimit(input) : 0;
+  const absl::StatusOr<int64_t> least =
+      LeastBytesOf(input.shape, input.job, row_tokens, host_bytes);
+  return least.ok() && *least <= input.memory_bytes;
+}
+
+std::vector<spec::JobSpec> PrecisionsOf(const spec::JobSpec& job) {
   using spec::MasterWeights;
   using spec::Optimizer;
-  const auto& asked = input.job.hyperparameters;
+  const auto& asked = job.hyperparameters;
   const std::pair<Optimizer, MasterWeights> most_precise_first[] = {
       {Optimizer::kAdamW, MasterWeights::kFp32},     {Optimizer::kAdamWBf16, MasterWeights::kFp32},
       {Optimizer::kAdamW, MasterWeights::kBf16},     {Optimizer::kAdamWBf16, MasterWeights::kBf16},
       {Optimizer::kAdamW8bit, MasterWeights::kFp32}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
-  std::vector<PlanInput> candidates;
+  std::vector<spec::JobSpec> jobs;
   for (const auto& [optimizer, master] : most_precise_first) {
     if (asked.optimizer != Optimizer::kAuto && asked.optimizer != optimizer) continue;
     if (asked.master_weights != MasterWeights::kAuto && asked.master_weights != master) continue;
-    PlanInput candidate = input;
-    candidate.job.hyperparameters.optimizer = optimizer;
-    if (master == MasterWeights::kBf16) candidate.job.hyperparameters.master_weights = master;
-    candidates.push_back(candidate);
+    spec::JobSpec candidate = job;
+    candidate.hyperparameters.optimizer = optimizer;
+    if (master == MasterWeights::kBf16) candidate.hyperparameters.master_weights = master;
+    jobs.push_back(std::move(candidate));
+  }
+  return jobs;
+}
+
+spec::JobSpec WithPrecision(const PlanInput& input) {
+  std::vector<PlanInput> candidates;
+  for (spec::JobSpec& job : PrecisionsOf(input.job)) {
+    candidates.push_back(input);
+    candidates.back().job = std::move(job);
   }
   // Where the host's memory is not known, plans without it decide first.
   for (const bool keeps_on_host : {false, true}) {
@@ -473,6 +538,11 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (c.graphs) text += ", graphs";
+  if (plan.time.exchange > 0) {
+    text += fmt::format(", {:.0f} % of a step between the {} GPUs that share matrices",
+                        100 * plan.time.exchange / plan.time.total(),
+                        job.parallelism.tensor_parallel_size);
+  }
   if (c.stages.stages > 1) text += ", " + DescribeStages(c.stages, WithBatch(job, c));
   if (plan.memory.host > 0) {
     const auto& p = job.parallelism;

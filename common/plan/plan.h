@@ -66,6 +66,18 @@ struct Plan {
 // for target modules that the model does not have.
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
+// The least seconds that a step of the job could take on such a GPU, if it had memory for all that
+// saves time; 0 for a pipeline, whose plan is made as quickly. InvalidArgument as MakePlan.
+absl::StatusOr<double> LeastSeconds(const PlanInput& input);
+
+// Whether the job fits with one row a micro-batch and everything recomputed, and nothing of its
+// activations in host memory unless `keeps_on_host`. False for a job that cannot be planned.
+bool FitsAtLeast(const PlanInput& input);
+
+// What optimizer and master_weights may become where they are "auto", the most precise first; the
+// job itself where neither is.
+std::vector<spec::JobSpec> PrecisionsOf(const spec::JobSpec& job);
+
 // Chooses hyperparameters.optimizer and master_weights where they are "auto": the most precise ones
 // with which the job fits or, if it fits with none, the most precise. master_weights stays "auto"
 // where that is fp32, its meaning to an engine.

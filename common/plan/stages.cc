@@ -223,6 +223,13 @@ absl::StatusOr<std::vector<int>> Fill(const std::vector<double>& memory, int sta
     held += more;
   }
   const int needed = static_cast<int>(begins.size());
+  if (needed == 1) {
+    return InvalidArgument(
+        fmt::format("device_map = \"sequential\" puts the whole model on the first of {} GPUs, and "
+                    "nothing on the others: leave it out, and each has the whole model and rows of "
+                    "its own, or use device_map = \"balanced\"",
+                    stages));
+  }
   if (needed < stages) {
     return InvalidArgument(fmt::format(
         "device_map = \"sequential\" fills {} of {} stages and leaves the others empty: set "
@@ -237,6 +244,15 @@ absl::StatusOr<std::vector<int>> Fill(const std::vector<double>& memory, int sta
   }
   begins.push_back(units);
   return begins;
+}
+
+// "36 stages", "4 pieces in each of 8 stages"
+std::string MostPieces(const ModelShape& shape, const spec::JobSpec::Parallelism& p) {
+  const int64_t each = shape.layers / p.pipeline_parallel_size;
+  return p.virtual_pipeline_parallel_size > 1 && each > 0
+             ? fmt::format("{} piece{} in each of {} stages", each, each == 1 ? "" : "s",
+                           p.pipeline_parallel_size)
+             : fmt::format("{} stages", shape.layers);
 }
 
 }  // namespace
@@ -310,15 +326,13 @@ absl::StatusOr<StageMap> DivideModel(const ModelShape& shape, const spec::JobSpe
   if (pieces > shape.layers) {
     return InvalidArgument(
         fmt::format("pipeline_parallel_size = {}{} cuts the model into {} pieces, and it has {} "
-                    "layers: at most "
-                    "{} stages",
+                    "layers: at most {}",
                     map.stages,
                     p.virtual_pipeline_parallel_size > 1
                         ? fmt::format(" with virtual_pipeline_parallel_size = {}",
                                       p.virtual_pipeline_parallel_size)
                         : "",
-                    pieces, shape.layers,
-                    std::max<int64_t>(shape.layers / p.virtual_pipeline_parallel_size, 1)));
+                    pieces, shape.layers, MostPieces(shape, p)));
   }
   const std::string word = p.device_map.size() == 1 ? p.device_map.front() : "";
   if (word.find('=') != std::string::npos || p.device_map.size() > 1) return FromTable(shape, job);

@@ -31,15 +31,17 @@ constexpr double kHostRead = 25e9;        // bytes per second of rows read from 
 // way; not measured.
 constexpr double kHostMemory = 100e9;
 constexpr double kHostBus = 50e9;
+// Bytes per second that a GPU sends to other nodes, over a card of its own of 400 Gb/s; not
+// measured.
+constexpr double kNetwork = 45e9;
 constexpr double kLaunch = 4.5e-6;
 constexpr double kLaunchesPerBlock = 100;  // per micro-batch
 constexpr double kLaunchesPerTile = 35;    // of these, for each tile of its feed-forward layer
 // Fraction of the device's time within which the host's launches stay hidden: kernels between the
 // products are shorter than a launch. Not measured.
 constexpr double kUnseenLaunches = 0.7;
-constexpr double kGap = 0.7e-6;         // seconds between two kernels, recorded or not
-constexpr double kStepOverhead = 4e-3;  // the host waits for the loss, the norm, other ranks
-constexpr double kLossPasses = 3;       // passes over the logits
+constexpr double kGap = 0.7e-6;    // seconds between two kernels, recorded or not
+constexpr double kLossPasses = 3;  // passes over the logits
 
 double Ramp(double n, double half) { return n / (n + half); }
 
@@ -74,6 +76,12 @@ Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
           gpu.copy * kElementwise, gpu.copy * kAdapterReads};
 }
 
+// The rate between so many ranks next to each other, of those that share matrices one.
+double BusOf(const Problem& p, const GpuRates& gpu, int64_t ranks) {
+  const bool in_node = ranks * p.matrix_ranks() <= p.job.compute.gpus_per_node;
+  return in_node ? gpu.bus : std::min(gpu.bus, kNetwork);
+}
+
 // Seconds to read and write a block's weights for one pass over it.
 double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
   const double weights =
@@ -102,7 +110,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);
-    const double gather = gathered * (ranks - 1) / ranks / gpu.bus;
+    const double gather = gathered * (ranks - 1) / ranks / BusOf(p, gpu, p.parts().weights);
     seconds += std::max(kVisibleExchange * gather, gather - compute_seconds);
   }
   return seconds;
@@ -128,20 +136,21 @@ double RingSeconds(double bytes, int64_t ranks, double bus) {
 double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu,
                        double trained) {
   const ShardParts parts = p.parts();
-  const double fp32 = trained * 4;
+  const double fp32 = trained * 4, bus = BusOf(p, gpu, p.ranks());
   double seconds = 0;
   if (p.scatters_gradients()) {
     const double sent = trained * static_cast<double>(p.wire_bytes() * run.micro_batches);
-    seconds += kVisibleExchange * RingSeconds(sent, parts.gradients, gpu.bus);
+    seconds +=
+        kVisibleExchange * RingSeconds(sent, parts.gradients, BusOf(p, gpu, parts.gradients));
     // A rank's part is summed over its replicas.
     const double own = fp32 / static_cast<double>(parts.gradients);
-    seconds += kVisibleExchange * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
+    seconds += kVisibleExchange * 2 * RingSeconds(own, p.ranks() / parts.gradients, bus);
   } else {
     const double sums = parts.states > 1 ? 1 : 2;  // passes: reduce-scatter, all-reduce
-    seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
+    seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), bus);
   }
   if (p.shares_whole_weights()) {
-    seconds += RingSeconds(trained * static_cast<double>(p.element_bytes), parts.states, gpu.bus);
+    seconds += RingSeconds(trained * static_cast<double>(p.element_bytes), parts.states, bus);
   }
   return seconds;
 }
@@ -197,6 +206,22 @@ std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const
   return seconds;
 }
 
+// Seconds in which the ranks that share matrices pass each other the tokens of a micro-batch.
+double MatrixExchangeSeconds(const Problem& p, const ExecutionPlan& run, double tokens,
+                             const GpuRates& gpu) {
+  const int64_t ranks = p.matrix_ranks(), layers = p.shape.layers;
+  if (ranks == 1) return 0;
+  double elements = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const TensorExchange& exchange = p.exchange[static_cast<size_t>(layer)];
+    const auto level = static_cast<size_t>(run.LevelOf(layer));
+    int64_t of_layer = exchange.forward + exchange.backward + exchange.again[level];
+    if (run.RunsAgain(layer, layers)) of_layer += exchange.forward;
+    elements += Bytes(of_layer, tokens);
+  }
+  return RingSeconds(elements * static_cast<double>(p.element_bytes), ranks, gpu.bus);
+}
+
 // The tiles in which a block's feed-forward layer takes a micro-batch.
 int64_t TilesOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   return run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run));
@@ -222,12 +247,13 @@ double LossPasses(const Problem& p) {
 }  // namespace
 
 double StepTime::total() const {
-  return products + attention + elementwise + adapters + weights + recompute + optimizer + launches;
+  return products + attention + elementwise + adapters + weights + recompute + optimizer +
+         launches + exchange;
 }
 
-StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
-  const double rows = static_cast<double>(p.TokensOf(run.rows));
+MicroBatchTime PredictMicroBatch(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
+  const double rows = static_cast<double>(p.HeadTokens(run.rows));
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
   const Rates rates = RatesAt(p, run, gpu);
@@ -257,7 +283,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   // The layers' own inputs are made of frozen weights by one product.
   const int64_t inputs = p.shape.layers * p.shape.layer_input * p.shape.hidden;
   time.products += 2 * (full ? 3 : 1) * Bytes(inputs, tokens) / rates.blocks;
-  const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
+  const int64_t logits_row = p.head_elements > 0 ? p.shape.vocab * p.element_bytes : 0;
+  const double logits = Bytes(logits_row, rows);
   time.elementwise = (sum([](const BlockCost& b) { return b.elementwise; }) +
                       LossPasses(p) * logits + 8 * Bytes(p.hidden_row(), tokens)) /
                      rates.elementwise;
@@ -303,25 +330,32 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     tiles += static_cast<double>(of_layer - 1);
     if (block.stacks > 0) routed += static_cast<double>(of_layer);
   }
+  time.exchange = MatrixExchangeSeconds(p, run, tokens, gpu);
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;
   // A recorded block is one launch.
   const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches =
       launches * kGap + routed * kRouting + std::max(0.0, host - kUnseenLaunches * device);
+  return {time, products + attention};
+}
+
+StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
+  auto [time, forward] = PredictMicroBatch(p, run, gpu);
   const double micro_batches = static_cast<double>(run.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
-                       &time.weights, &time.recompute, &time.launches}) {
+                       &time.weights, &time.recompute, &time.launches, &time.exchange}) {
     *part *= micro_batches;
   }
   if (UsesDora(p.job)) {
     // Norms of rows, once a step: the weights are read, summed up and read again in fp32.
-    const double weights = sum([](const BlockCost& b) { return b.held_weights - b.stacks; });
-    time.weights +=
-        weights * static_cast<double>(p.element_bytes + 3 * 4) / rates.elementwise / tokens;
+    const int64_t weights =
+        SumOver(p, [](const BlockCost& b) { return b.held_weights - b.stacks; });
+    time.weights += Bytes(weights, static_cast<double>(p.element_bytes + 3 * 4)) /
+                    RatesAt(p, run, gpu).elementwise;
   }
   time.weights += Fp8CopySeconds(p, gpu, run.kept);
-  time.optimizer = OptimizerSeconds(p, run, gpu, products + attention);
+  time.optimizer = OptimizerSeconds(p, run, gpu, forward);
   time.launches += kStepOverhead;
   return time;
 }

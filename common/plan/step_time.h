@@ -15,9 +15,21 @@ struct StepTime {
   double recompute = 0;    // all recomputation in the backward
   double optimizer = 0;    // update, norm, reduction that is not overlapped
   double launches = 0;     // the host lagging behind the device, and waits between them
+  double exchange = 0;     // of tokens between ranks that share matrices; nothing hides it
 
   double total() const;
 };
+
+// Seconds of a step in which the host waits for the loss, the norm and other ranks.
+inline constexpr double kStepOverhead = 4e-3;
+
+// Predicted seconds of one micro-batch, forward and backward; nothing that happens once a step.
+struct MicroBatchTime {
+  StepTime time;
+  double forward = 0;  // of this, the forward's products and attention in the blocks
+};
+MicroBatchTime PredictMicroBatch(const Problem& problem, const ExecutionPlan& run,
+                                 const GpuRates& gpu);
 
 // Predicts the time with full rows. Rates: gpu.h; a kernel between products reaches 0.92 of a copy,
 // products and attention less than their rate on few tokens.

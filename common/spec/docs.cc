@@ -80,6 +80,9 @@ every other key has a default. `configs/` holds complete examples: `demo.toml` (
 `qlora_70b_4xh200.toml`, `run_unsloth.yaml` (the words of an Unsloth script),
 `multi_gpu_config.yaml`, `rtx4090_sli.yaml`, `a100_pair.yaml` and `h200_quad.yaml` (those of
 SFT-Play), `example_template.json` (those of a trainer),
+`pipeline_70b_4xa100.toml` (layers over four GPUs), `tensor_70b_4xa100.toml` (every matrix over
+four), `fsdp_72b_4xa100.toml` (shards), `device_map_auto_2xrtx4090.toml` and those for `balanced`,
+`sequential` and a table (`custom`),
 `nodes_gemma3_27b_2x2xh100.yaml` and `nodes_unsloth_2x4xh100.yaml` (two machines),
 `long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the best model), and
 `generate_2xcpu.toml`
@@ -123,9 +126,10 @@ These variables of other tools, and any other `UNSLOTH_*`, have no effect and gi
 `global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. Missing values are
 derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
 warning gives both numbers; an override of a factor wins over the file. A batch that cannot be
-divided is an error that suggests one that can. With a pipeline or with
-shared rows, `gpu_count / pipeline_parallel_size` or `gpu_count / context_parallel_size` stands in
-the place of `gpu_count`: those GPUs take their rows together.
+divided is an error that suggests one that can. With a pipeline, with
+shared rows or with shared matrices, `gpu_count / pipeline_parallel_size`, `gpu_count /
+context_parallel_size` or `gpu_count / tensor_parallel_size` stands in the place of `gpu_count`:
+those GPUs take their rows together.
 
 ## Spellings
 

@@ -150,10 +150,13 @@ void ReduceToGpus(Draft* draft) {
     if (draft->Given(kMap)) draft->Rewrite(kMap, std::vector<std::string>{"auto"});
     return;
   }
+  int64_t fewer = std::min(count, stages);
+  while (count % fewer != 0) --fewer;
+  const std::string size = fewer > 1 ? fmt::format("pipeline_parallel_size = {}, or ", fewer) : "";
   draft->AddProblem(kPipelineKey,
-                    fmt::format("{} does not divide {}: each stage needs as many GPUs; gpu_count = "
-                                "{} would do",
-                                draft->Quote(kPipelineKey), draft->Quote(kGpuCountKey),
+                    fmt::format("{} does not divide {}: each stage needs as many GPUs; {}gpu_count "
+                                "= {} would do",
+                                draft->Quote(kPipelineKey), draft->Quote(kGpuCountKey), size,
                                 (count / stages + 1) * stages));
 }
 
@@ -189,8 +192,9 @@ void CheckCompany(Draft* draft) {
 }  // namespace
 
 int64_t TokenRanks(const Draft& draft) {
-  const int64_t stages = draft.Has(kPipelineKey) ? draft.Int(kPipelineKey) : 1;
-  return draft.Int(kGpuCountKey) / stages;
+  const auto size = [&](std::string_view key) { return draft.Has(key) ? draft.Int(key) : 1; };
+  // What leaves no rank is refused elsewhere.
+  return std::max<int64_t>(1, draft.Int(kGpuCountKey) / (size(kPipelineKey) * size(kTensorKey)));
 }
 
 void ResolvePipeline(Draft* draft) {

@@ -135,6 +135,30 @@ void WarnLate(WallTime now, spec::Resolution& resolution) {
                                  fmt::format("{} has passed: the job can only be late", text)});
 }
 
+void SetLayout(const Planner::LayoutChoice& choice, spec::Resolution& resolution) {
+  if (choice.layouts.empty()) return;
+  const auto with_speed = [](const v1::Layout& layout) {
+    return layout.tokens_per_second() == 0
+               ? layout.keys()
+               : fmt::format("{} with {:.0f} tokens/s", layout.keys(), layout.tokens_per_second());
+  };
+  if (!choice.chosen.has_value()) {
+    if (choice.faster) {
+      const std::string_view key = KeyOfCount(resolution);
+      const spec::ResolvedValue* count = FindValue(resolution, key);
+      resolution.warnings.push_back(
+          {std::string(key), count == nullptr ? 0 : count->line,
+           fmt::format("{} ({} in place of {})", choice.reason, with_speed(choice.layouts[1]),
+                       with_speed(choice.layouts[0]))});
+    }
+    return;
+  }
+  if (!choice.chosen->ok()) return;
+  std::string remark = ": " + choice.reason + ": " + with_speed(choice.layouts[0]);
+  if (choice.layouts.size() > 1) remark += "; next " + with_speed(choice.layouts[1]);
+  spec::TakeLayout(*choice.chosen, remark, resolution);
+}
+
 void SetPrecision(spec::JobSpec chosen, spec::Resolution& resolution) {
   const auto& before = resolution.spec.hyperparameters;
   const auto& after = chosen.hyperparameters;

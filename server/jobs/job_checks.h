@@ -7,6 +7,7 @@
 #include "common/spec/resolve.h"
 #include "server/fleet/fleet_catalog.h"
 #include "server/resume/job_folders.h"
+#include "server/scheduling/planning.h"
 #include "server/store/store.h"
 
 // Checks of a resolved job file that need the fleet: types, variants, models. Each adds its
@@ -35,6 +36,8 @@ absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& r
                         spec::Resolution& resolution);
 // A file that was written for another day: the job would be late whatever happens.
 void WarnLate(WallTime now, spec::Resolution& resolution);
+// The layout that the plan chose, or a warning where another would be clearly faster.
+void SetLayout(const Planner::LayoutChoice& choice, spec::Resolution& resolution);
 // What "auto" became of the types of weights and states, with a warning where they are not fp32.
 void SetPrecision(spec::JobSpec chosen, spec::Resolution& resolution);
 // A job that does not say in which type its ranks compute gets what the nodes of its GPU type

@@ -12,6 +12,7 @@
 #include "common/base/ids.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
+#include "common/spec/layout.h"
 #include "common/spec/mixture.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
@@ -158,11 +159,9 @@ absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolutio
   return absl::OkStatus();
 }
 
-absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
-                                                 const std::string& file_name,
-                                                 const Overrides& overrides,
-                                                 const FolderReader& reader,
-                                                 const PrepareOptions& way) {
+absl::StatusOr<spec::Resolution> JobIntake::Read(
+    const std::string& text, const std::string& file_name, const Overrides& overrides,
+    const FolderReader& reader, const PrepareOptions& way, Planner::LayoutChoice* layout) {
   const JobRecord* const resumed = way.resumed;
   SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
   std::vector<spec::Override> list;
@@ -174,7 +173,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   spec::ResolveOptions options{.taken_before = resumed != nullptr};
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   SetDay(jobs_.clock().Wall(), resumed, options);
-  spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  spec::Resolution resolution = spec::ResolveInSomeLayout({text, file_name, list, options});
   SFT_RETURN_IF_ERROR(TakeTemplateArguments(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(TakeModelOfJob(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(PinCheckpoint(store_, reader.project, resolution));
@@ -195,12 +194,23 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                  reader.project, resumed, resolution));
     SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));
   }
-  if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
+  bool fits_none = false;
+  if (resolution.ok()) {
+    Planner::LayoutChoice choice =
+        planner_.ChooseLayout({text, file_name, list, options}, resolution);
+    SetLayout(choice, resolution);
+    fits_none = choice.fits_none;
+    if (layout != nullptr) *layout = std::move(choice);
+    SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
+  }
   const std::string& model = resolution.spec.job.model;
   if (!model.empty() && !IsFaulty(resolution, "job.model")) {
-    const std::optional<spec::Problem> problem =
-        planner_.CheckModel(resolution.spec, resolution.ok());
+    std::optional<spec::Problem> problem = planner_.CheckModel(resolution.spec, resolution.ok());
     if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
+      if (fits_none) {
+        problem->message += fmt::format("; divided in another way over its {} GPUs it does not fit",
+                                        resolution.spec.compute.gpu_count);
+      }
       AddProblem(resolution, problem->key, problem->message);
       return resolution;
     }
@@ -221,8 +231,9 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
     reader.project = ProjectOf(request.project());
   }
+  Planner::LayoutChoice layout;
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution, Read(request.source_text(), request.file_name(),
-                                                         request.overrides(), reader));
+                                                         request.overrides(), reader, {}, &layout));
   if (request.for_submit() && resolution.ok()) {
     v1::SubmitJobRequest submit;
     submit.set_project(request.project());
@@ -256,6 +267,8 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
   response.set_resolved_json(store::SpecText(resolution.spec));
   *response.mutable_plan() =
       planner_.Plan(resolution.spec, reader.project.empty() ? kDefaultProject : reader.project);
+  response.mutable_plan()->mutable_layouts()->Assign(layout.layouts.begin(), layout.layouts.end());
+  response.mutable_plan()->set_layout_reason(layout.reason);
   return response;
 }
 

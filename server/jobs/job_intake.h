@@ -76,9 +76,11 @@ class JobIntake {
  private:
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
   // Resolves the text, and checks what only the server knows: types, variants, models.
+  // `layout`, where it is not null, gets what was chosen.
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
                                         const Overrides& overrides, const FolderReader& reader,
-                                        const PrepareOptions& options = {});
+                                        const PrepareOptions& options = {},
+                                        Planner::LayoutChoice* layout = nullptr);
   // That no path leads into the folder of another project's job.
   absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
   // A data set that the project has sent.

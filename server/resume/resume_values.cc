@@ -12,6 +12,7 @@
 #include "common/base/plain_text.h"
 #include "common/base/utf8.h"
 #include "common/spec/fields.h"
+#include "common/spec/layout.h"
 
 namespace sft::server {
 namespace {
@@ -23,7 +24,8 @@ constexpr std::string_view kCopies = "data.topology.";
 constexpr size_t kMaxShown = 4000;  // bytes of an origin or a path
 
 constexpr std::string_view kStages = "hyperparameters.parallelism.pipeline_parallel_size",
-                           kContext = "hyperparameters.parallelism.context_parallel_size";
+                           kContext = "hyperparameters.parallelism.context_parallel_size",
+                           kTensor = "hyperparameters.parallelism.tensor_parallel_size";
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
@@ -134,7 +136,8 @@ void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   const auto sharing = [&](std::string_view key) {
     return std::max<int64_t>(1, NumberOf(ended, key));
   };
-  const int64_t former = NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext));
+  const int64_t former =
+      NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext) * sharing(kTensor));
   const int64_t global = NumberOf(ended, kGlobal);
   int64_t rows = NumberOf(ended, kDevice);
   if (count == former || global % count != 0) return;
@@ -186,6 +189,19 @@ std::vector<v1::Override> FormerChanges(const JobRecord& job, const KeySet& said
   return former;
 }
 
+// On the same GPUs a job stays divided over them as it was, whatever a plan would choose today.
+void KeepLayout(const JobRecord& ended, const KeySet& said, std::vector<v1::Override>& former) {
+  const bool divided_anew = std::ranges::any_of(said, [](const std::string& key) {
+    return key.starts_with(kCopies) || key == kType || key == kVariant || key == kCount ||
+           key == kNodes || key == kPerNode || spec::IsLayoutKey(key);
+  });
+  if (divided_anew) return;
+  for (const ResolvedRecord& value : ended.resolved_values) {
+    if (!spec::IsLayoutKey(value.key) || !value.origin.starts_with(spec::kChosenByPlan)) continue;
+    former.push_back(SetTo(value.key, value.value, ended.id));
+  }
+}
+
 // The changes, former ones first; the global batch stays where nothing is said of the batch.
 void AddChanges(const JobRecord& job, const KeySet& said, const std::vector<v1::Override>& former,
                 const Overrides& changes, v1::SubmitJobRequest& submit) {
@@ -217,6 +233,7 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
     if (value == nullptr || said.contains(key) || !value->origin.starts_with("derived: ")) continue;
     former.push_back(SetTo(key, value->value, ended.id));
   }
+  KeepLayout(ended, said, former);
   // Whatever it waited for had ended before it began.
   former.push_back(SetTo("scheduling.after", "", "resume"));
   former.push_back(SetTo("scheduling.hold", "false", "resume"));

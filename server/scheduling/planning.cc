@@ -51,7 +51,6 @@ void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
 
 // Seconds of a job outside its steps: start, weights, data, delivery.
 constexpr double kAroundSteps = 60;
-constexpr size_t kMaxKept = 1000;
 constexpr double kMaxRunSeconds = 1e9;
 
 int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
@@ -126,6 +125,17 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
 }
 
 }  // namespace
+
+std::string PlanKey(const spec::JobSpec& spec, int64_t memory, const std::string& config) {
+  // Clear the settings that do not change a step's time.
+  spec::JobSpec same = spec;
+  same.job = {};
+  same.scheduling = {};
+  same.data = {};
+  same.hyperparameters.learning_rate = 0;
+  same.hyperparameters.seed = 0;
+  return fmt::format("{} {} {}", memory, DumpJson(spec::ToJson(same)), config);
+}
 
 std::string BatchArithmetic(const spec::JobSpec& spec) {
   const auto& h = spec.hyperparameters;
@@ -282,14 +292,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
   const absl::StatusOr<std::string> config = FindConfig(spec);
   const int64_t memory = GpuMemory(spec);
   if (!config.ok() || memory == 0) return 0;
-  // Clear the settings that do not change a step's time.
-  spec::JobSpec same = spec;
-  same.job = {};
-  same.scheduling = {};
-  same.data = {};
-  same.hyperparameters.learning_rate = 0;
-  same.hyperparameters.seed = 0;
-  const std::string key = fmt::format("{} {} {}", memory, DumpJson(spec::ToJson(same)), *config);
+  const std::string key = PlanKey(spec, memory, *config);
   {
     const MutexLock lock(mutex_);
     const auto found = step_seconds_.find(key);
@@ -300,7 +303,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
   const absl::StatusOr<plan::Plan> planned = plan::MakePlan(InputOf(*model, spec, memory));
   const double seconds = planned.ok() ? planned->time.total() : 0;
   const MutexLock lock(mutex_);
-  if (step_seconds_.size() >= kMaxKept) step_seconds_.clear();
+  if (step_seconds_.size() >= kMostKnownPlans) step_seconds_.clear();
   step_seconds_[key] = seconds;
   return seconds;
 }
@@ -354,6 +357,11 @@ std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
   if (memory == 0) return std::nullopt;
   const plan::PlanInput input = InputOf(shape, spec, memory);
   const absl::Status planned = plan::MakePlan(input).status();
+  // How layers lie on GPUs may depend on these.
+  if (absl::IsInvalidArgument(planned) && spec.parallelism.pipeline_parallel_size > 1) {
+    return spec::Problem{"hyperparameters.parallelism.device_map", 0,
+                         std::string(Message(planned))};
+  }
   if (!absl::IsResourceExhausted(planned)) return std::nullopt;
   spec::JobSpec unbound = spec;
   unbound.compute.memory_budget_gb = 0;

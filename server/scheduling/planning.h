@@ -8,6 +8,7 @@
 #include "common/base/mutex.h"
 #include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
+#include "common/spec/layout.h"
 #include "common/spec/resolve.h"
 #include "server/fleet/file_relay.h"
 #include "server/fleet/fleet_catalog.h"
@@ -54,6 +55,22 @@ class Planner {
   // model is not known. Waits for a node, as CheckModel.
   std::vector<spec::Problem> WarnOfModel(const spec::JobSpec& spec);
 
+  // How a job is divided over its GPUs, and how else it could be.
+  struct LayoutChoice {
+    // The job's layout, then the fastest of the others; empty where there is nothing to choose, or
+    // where the GPUs or the model are not known.
+    std::vector<v1::Layout> layouts;
+    std::string reason;      // of JobPlan
+    bool faster = false;     // another would be clearly faster than the one that the job names
+    bool fits_none = false;  // the job fits in no layout, and names none
+    // The job in the layout that the plan has chosen; none for one that names its own.
+    std::optional<spec::Resolution> chosen;
+  };
+  // plan::ChooseLayout for the largest GPUs of the job's type. `resolution` is that of the text,
+  // and complete. Choices are cached, as plans are. Waits for a node, as CheckModel.
+  LayoutChoice ChooseLayout(const spec::JobText& text, const spec::Resolution& resolution)
+      SFT_EXCLUDES(mutex_);
+
   // plan::WithPrecision for the largest GPUs of the job's type; the most precise choice for CPUs,
   // and where the GPUs or the model are not known. Waits for a node, as CheckModel.
   spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);
@@ -68,6 +85,17 @@ class Planner {
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
   absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
+  // A layout with its plan's figures.
+  struct KnownLayout {
+    spec::Layout layout;
+    double tokens_per_second = 0;
+    int64_t memory_bytes = 0;
+  };
+  // Those of LayoutChoice::layouts.
+  std::vector<KnownLayout> PlanLayouts(const plan::ModelShape& shape, int64_t memory,
+                                       const spec::JobText& text,
+                                       const spec::Resolution& resolution);
+
   // Memory of the largest GPU of the job's type; 0: not known.
   int64_t GpuMemory(const spec::JobSpec& spec);
   // Planned seconds per step; 0: not known. Plans are cached for repeated jobs, such as those of a
@@ -81,7 +109,12 @@ class Planner {
   FleetCatalog fleet_;
   Mutex mutex_;
   std::map<std::string, double> step_seconds_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, std::vector<KnownLayout>> layouts_ SFT_GUARDED_BY(mutex_);
 };
+
+// Plans that a planner keeps, of each kind, and what tells apart jobs whose plans differ.
+inline constexpr size_t kMostKnownPlans = 1000;
+std::string PlanKey(const spec::JobSpec& spec, int64_t memory, const std::string& config);
 
 // "4 x 2 x 8 = 64"
 std::string BatchArithmetic(const spec::JobSpec& spec);

@@ -199,6 +199,32 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   EXPECT_EQ(parsed["plan"]["active_parameters"], 40000);
 }
 
+TEST_F(SubmitTest, ADryRunShowsTheLayoutWhyAndTheNextBest) {
+  v1::JobPlan* plan = server_.resolution.mutable_plan();
+  const auto add = [&](const char* keys, double speed, int64_t bytes) {
+    v1::Layout* layout = plan->add_layouts();
+    layout->set_keys(keys);
+    layout->set_tokens_per_second(speed);
+    layout->set_memory_bytes(bytes);
+  };
+  add("fsdp = true", 94'800, 78'900'000'000);
+  add("fsdp = true, context_parallel_size = 2", 90'100, 70'000'000'000);
+  plan->set_layout_reason("the fastest that fits");
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("layout       fsdp = true: 94.8k tokens/s, 78.9 GB a rank; the "
+                                 "fastest that fits\n"
+                                 "next         fsdp = true, context_parallel_size = 2: 90.1k "
+                                 "tokens/s, 70.0 GB a rank\n"));
+  const Outcome json = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
+  const auto parsed = ParseJson(json.out)["plan"];
+  ASSERT_EQ(parsed["layouts"].size(), 2u);
+  EXPECT_EQ(parsed["layouts"][1]["keys"], "fsdp = true, context_parallel_size = 2");
+  EXPECT_EQ(parsed["layouts"][1]["tokens_per_second"], 90'100);
+  EXPECT_EQ(parsed["layouts"][1]["memory_bytes_per_rank"], 70'000'000'000);
+  EXPECT_EQ(parsed["layout_reason"], "the fastest that fits");
+}
+
 TEST_F(SubmitTest, ADryRunOfABadJobIsInvalidJsonToo) {
   server_.resolution.add_problems()->set_message("bad");
   const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});

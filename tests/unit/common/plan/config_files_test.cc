@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "common/io/file.h"
+#include "common/plan/layout.h"
 #include "common/plan/plan.h"
+#include "common/spec/layout.h"
 #include "common/spec/resolve.h"
 #include "tests/unit/common/plan/shapes.h"
 
@@ -30,6 +32,17 @@ ModelShape LlamaOf70B() {
           .head_dim = 128,
           .intermediate = 28672,
           .vocab = 128256};
+}
+
+ModelShape Qwen2Of72B() {
+  return {.family = "qwen2",
+          .hidden = 8192,
+          .layers = 80,
+          .heads = 64,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 29568,
+          .vocab = 152064};
 }
 
 ModelShape Parsed(const char* config) {
@@ -97,7 +110,7 @@ TEST_P(ConfigFilesTest, TheJobFitsAndKeepsItsBatch) {
        NearestGpu(job.compute.gpu_type), memory});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_LE(plan->memory.reserved(), memory);
-  EXPECT_EQ(plan->execution.rows * plan->execution.micro_batches * job.compute.gpu_count,
+  EXPECT_EQ(plan->execution.rows * plan->execution.micro_batches * job.data_ranks(),
             job.hyperparameters.global_batch);
   EXPECT_GT(plan->tokens_per_second, 0);
 }
@@ -137,8 +150,75 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"Gemma27BOnTwoNodesOfTwoH100", "nodes_gemma3_27b_2x2xh100.yaml", Gemma27B, 84.5},
         ConfigFile{"UnslothLlama1BOnTwoNodesOfFourH100", "nodes_unsloth_2x4xh100.yaml", LlamaOf1B,
                    84.5},
+        ConfigFile{"Llama70BInStagesOnFourA100", "pipeline_70b_4xa100.toml", LlamaOf70B, 84.5},
+        ConfigFile{"Llama70BInPartsOnFourA100", "tensor_70b_4xa100.toml", LlamaOf70B, 84.5},
+        ConfigFile{"Qwen72BShardedOnFourA100", "fsdp_72b_4xa100.toml", Qwen2Of72B, 84.5},
+        ConfigFile{"Qwen14BBalancedOnTwoRtx4090", "device_map_balanced_2xrtx4090.toml", Qwen2Of14B,
+                   25.2},
+        ConfigFile{"Qwen14BSequentialOnTwoRtx4090", "device_map_sequential_2xrtx4090.toml",
+                   Qwen2Of14B, 25.2},
+        ConfigFile{"Llama1BByTableOnTwoRtx4090", "device_map_custom_2xrtx4090.toml", LlamaOf1B,
+                   25.2},
         ConfigFile{"Qwen32BFullOnEightH100", "multi_gpu_fft_8xh100.toml", Qwen3Of32B, 84.5}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// A file's plan on GPUs of so many gigabytes, in the layout that it names.
+struct FilePlan {
+  spec::JobSpec job;
+  Plan plan;
+};
+
+FilePlan PlanOfFile(const char* file, const ModelShape& shape, double gigabytes) {
+  const auto text = io::ReadFile(std::string(SFT_SOURCE_DIR "/configs/") + file);
+  EXPECT_TRUE(text.ok()) << text.status();
+  FilePlan made{.job = spec::Resolve(*text, file, {}).spec};
+  PlanInput input{.shape = shape, .job = made.job, .gpu = NearestGpu(made.job.compute.gpu_type)};
+  input.memory_bytes = AllocatorBytes(made.job, static_cast<int64_t>(gigabytes * 1e9), false);
+  auto plan = MakePlan(input);
+  EXPECT_TRUE(plan.ok()) << file << plan.status();
+  if (plan.ok()) made.plan = *std::move(plan);
+  return made;
+}
+
+TEST(DeviceMapFilesTest, EachFormPlacesLayersAsNamed) {
+  const auto stages = [](const char* file, const ModelShape& shape) {
+    return PlanOfFile(file, shape, 25.2).plan.execution.stages;
+  };
+  const StageMap balanced = stages("device_map_balanced_2xrtx4090.toml", Qwen2Of14B());
+  ASSERT_EQ(balanced.stages, 2);
+  EXPECT_NEAR(balanced.begins[1], 25, 1) << "embedding and 24 layers";
+  const StageMap sequential = stages("device_map_sequential_2xrtx4090.toml", Qwen2Of14B());
+  ASSERT_EQ(sequential.stages, 2);
+  EXPECT_GT(sequential.begins[1], balanced.begins[1] + 3) << "the first is filled";
+  const StageMap custom = stages("device_map_custom_2xrtx4090.toml", LlamaOf1B());
+  EXPECT_EQ(custom.ToText(), "layers 0-9 | 10-15 + head");
+}
+
+TEST(DeviceMapFilesTest, AutoAsksThePlanWhichDividesWhatNoGpuHolds) {
+  constexpr char kFile[] = "device_map_auto_2xrtx4090.toml";
+  const auto text = io::ReadFile(std::string(SFT_SOURCE_DIR "/configs/") + kFile);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const std::vector<spec::Override> overrides;
+  const spec::ResolveOptions options;
+  const spec::Resolution resolved = spec::Resolve(*text, kFile, overrides, options);
+  ASSERT_FALSE(spec::NamesLayout(resolved));
+  std::vector<spec::JobSpec> jobs;
+  for (const spec::Layout& layout : spec::LayoutsFor(resolved.spec.compute)) {
+    const spec::Resolution other =
+        spec::InLayout({*text, kFile, overrides, options}, resolved, layout);
+    if (other.ok()) jobs.push_back(other.spec);
+  }
+  const GpuRates& gpu = NearestGpu("RTX4090");
+  const auto planned = ChooseLayout(Qwen2Of14B(), gpu, 25'200'000'000, jobs);
+  ASSERT_EQ(planned.size(), 2u);
+  const spec::Layout chosen = spec::LayoutOf(jobs[planned[0].job]);
+  EXPECT_NE(chosen, spec::Layout()) << "the model is larger than a GPU";
+  EXPECT_GT(planned[0].tokens_per_second, 0);
+  // On larger GPUs each has the whole model.
+  const auto larger = ChooseLayout(Qwen2Of14B(), gpu, 84'500'000'000, jobs);
+  ASSERT_FALSE(larger.empty());
+  EXPECT_EQ(spec::LayoutOf(jobs[larger[0].job]), spec::Layout());
+}
 
 }  // namespace
 }  // namespace sft::plan

@@ -503,7 +503,8 @@ TEST(PlanTest, ExchangesOverRanksTakeTime) {
   EXPECT_EQ(seconds(spec::Sharding::kZero1, 1), seconds(spec::Sharding::kZero1, 4));
   EXPECT_LT(seconds(spec::Sharding::kZero2, 1), seconds(spec::Sharding::kZero2, 4));
   EXPECT_LT(seconds(spec::Sharding::kFullShard, 1), seconds(spec::Sharding::kZero2, 1));
-  EXPECT_GT(seconds(spec::Sharding::kHybridShard, 1), seconds(spec::Sharding::kFullShard, 1));
+  // Within a node it is faster than over two, also where the nodes then add up their parts.
+  EXPECT_LT(seconds(spec::Sharding::kHybridShard, 1), seconds(spec::Sharding::kFullShard, 1));
 }
 
 TEST(PlanTest, AutoTypesOfWeightsAndStatesAreTheMostPreciseThatFit) {

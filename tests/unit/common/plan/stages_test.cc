@@ -126,7 +126,8 @@ TEST(StagesTest, SequentialFillsOneStageBeforeTheNext) {
   const auto map = DivideModel(model, job, 4.9 * block);
   ASSERT_TRUE(map.ok()) << map.status();
   EXPECT_EQ(map->ToText(), "layers 0-2 | 3-5 | 6-7 + head");
-  EXPECT_THAT(Refused(model, job, 20 * block), HasSubstr("set pipeline_parallel_size = 1"));
+  EXPECT_THAT(Refused(model, job, 20 * block),
+              HasSubstr("puts the whole model on the first of 3 GPUs"));
   EXPECT_THAT(Refused(model, job, 3.0 * block), HasSubstr("needs 5 stages"));
 }
 
@@ -170,7 +171,8 @@ TEST(StagesTest, WrongTablesAreRefusedEachWithItsReason) {
 
 TEST(StagesTest, MorePiecesThanLayersAreRefused) {
   EXPECT_THAT(Refused(LlamaOf(4, 128), JobOf(8)), HasSubstr("it has 4 layers: at most 4 stages"));
-  EXPECT_THAT(Refused(LlamaOf(8, 128), JobOf(4, 3)), HasSubstr("at most 2 stages"));
+  EXPECT_THAT(Refused(LlamaOf(8, 128), JobOf(4, 3)),
+              HasSubstr("at most 2 pieces in each of 4 stages"));
 }
 
 TEST(StagesTest, TooFewMicroBatchesAreWarnedOf) {
@@ -222,6 +224,25 @@ TEST(PipelinePlanTest, MoreStagesAreFasterAndPiecesIdleLess) {
   const double pieces = MakePlan(Large(8, 2))->tokens_per_second;
   EXPECT_GT(eight, 1.4 * four);
   EXPECT_GT(pieces, 1.05 * eight);
+}
+
+TEST(PipelinePlanTest, ASequentialStageIsFilledWithWhatItsActivationsLeave) {
+  PlanInput input = Large(2);
+  input.job.parallelism.device_map = {"sequential"};
+  input.memory_bytes = int64_t{80} << 30;
+  const auto plan = MakePlan(input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->memory.reserved(), input.memory_bytes);
+  const auto balanced = MakePlan([&] {
+    PlanInput other = input;
+    other.job.parallelism.device_map = {"balanced"};
+    return other;
+  }());
+  ASSERT_TRUE(balanced.ok()) << balanced.status();
+  EXPECT_GT(plan->execution.stages.begins[1], balanced->execution.stages.begins[1]);
+  input.memory_bytes = int64_t{300} << 30;
+  EXPECT_THAT(MakePlan(input).status().ToString(),
+              HasSubstr("puts the whole model on the first of 2 GPUs"));
 }
 
 TEST(PipelinePlanTest, WhatDoesNotFitNamesTheStage) {

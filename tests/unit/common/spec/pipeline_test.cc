@@ -118,7 +118,8 @@ const std::string kTwo = "gpu_count = 2\n" + Stages(2);
 INSTANTIATE_TEST_SUITE_P(
     Cases, PipelineProblemTest,
     ::testing::Values(
-        WrongFile{"NotAMultiple", "gpu_count = 6\n" + Stages(4), kSize, "gpu_count = 8 would do"},
+        WrongFile{"NotAMultiple", "gpu_count = 6\n" + Stages(4), kSize,
+                  "pipeline_parallel_size = 3, or gpu_count = 8 would do"},
         WrongFile{"OneGpu", Stages(2), kSize, "does not divide compute.gpu_count = 1"},
         WrongFile{"PiecesOfOneStage",
                   "gpu_count = 2\n[hyperparameters.parallelism]\n"

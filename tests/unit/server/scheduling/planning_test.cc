@@ -1,3 +1,7 @@
+#include <fmt/format.h>
+
+#include "common/spec/layout.h"
+#include "server/resume/resume_values.h"
 #include "tests/unit/server/jobs/intake_fixture.h"
 
 namespace sft::server {
@@ -129,6 +133,148 @@ global_batch = 4
             "bf16 derived: the most precise with which the job fits");
   const auto pinned = resolve("optimizer = \"adamw\"\nmaster_weights = \"fp32\"\n");
   EXPECT_EQ(pinned.problems_size(), 1);
+}
+
+// Eight H100 of a node that has a model of 8 billion parameters.
+class LayoutTest : public IntakeTest {
+ protected:
+  void SetUp() override {
+    IntakeTest::SetUp();
+    v1::Register seen = RegisterOf("b", "H100", 8);
+    for (v1::Slot& slot : *seen.mutable_slots()) slot.set_memory_bytes(84'500'000'000);
+    v1::Model* model = seen.add_models();
+    model->set_id("org/large");
+    model->set_path("/models/large");
+    model->set_config_json(
+        R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
+        R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,)"
+        R"("vocab_size":128256})");
+    ASSERT_TRUE(registry_->Connect(seen, std::make_shared<FakeWorker>()).ok());
+  }
+
+  static std::string Text(const std::string& keys, int gpus = 8) {
+    return fmt::format(
+        "[job]\nmodel = \"org/large\"\ndata = \"rows.jsonl\"\n[compute]\ngpu_type = \"H100\"\n"
+        "gpu_count = {}\n{}",
+        gpus, keys);
+  }
+  v1::ResolveJobResponse Resolved(const std::string& text) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(text);
+    request.set_file_name("job.toml");
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    return *response;
+  }
+  static std::string Shown(const v1::ResolveJobResponse& response, const std::string& key) {
+    for (const v1::ResolvedValue& value : response.resolved()) {
+      if (value.key() == "hyperparameters." + key) return value.value() + " " + value.origin();
+    }
+    return "absent";
+  }
+};
+
+constexpr char kFull[] = "[training]\nmode = \"full_finetune\"\n";
+
+TEST_F(LayoutTest, ThePlanDividesAJobThatDoesNotSayHow) {
+  const auto lora = Resolved(Text("[hyperparameters]\nglobal_batch = 64\n"));
+  ASSERT_EQ(lora.problems_size(), 0);
+  ASSERT_EQ(lora.plan().layouts_size(), 2);
+  EXPECT_EQ(lora.plan().layouts(0).keys(), "fsdp = false");
+  EXPECT_EQ(Shown(lora, "parallelism.fsdp").rfind("false derived: chosen by the plan: ", 0), 0u)
+      << Shown(lora, "parallelism.fsdp");
+  EXPECT_GT(lora.plan().layouts(0).tokens_per_second(), 0);
+  EXPECT_NEAR(lora.plan().layouts(0).tokens_per_second(), lora.plan().tokens_per_second(), 1)
+      << "that of the plan itself";
+  // Full fine-tuning in fp32 takes 16 bytes an element, and no GPU holds so many.
+  const auto full = Resolved(Text(std::string(kFull) + "[hyperparameters]\nglobal_batch = 64\n"));
+  ASSERT_EQ(full.problems_size(), 0) << full.problems(0).message();
+  EXPECT_EQ(full.warnings_size(), 0);
+  EXPECT_NE(full.plan().layouts(0).keys(), "fsdp = false");
+  EXPECT_NE(full.resolved_json().find("\"sharding\":\""), std::string::npos);
+  EXPECT_EQ(full.resolved_json().find("\"sharding\":\"ddp\""), std::string::npos);
+  EXPECT_FALSE(full.plan().layout_reason().empty());
+  EXPECT_NEAR(full.plan().layouts(0).tokens_per_second(), full.plan().tokens_per_second(), 1);
+}
+
+TEST_F(LayoutTest, ALayoutThatTheJobNamesStaysAndAClearlyFasterOneIsNamed) {
+  const std::string batch = "[hyperparameters]\nglobal_batch = 64\n";
+  const auto good = Resolved(Text(batch + "[hyperparameters.parallelism]\nfsdp = true\n"));
+  ASSERT_EQ(good.problems_size(), 0);
+  EXPECT_EQ(good.plan().layouts(0).keys(), "fsdp = true");
+  EXPECT_EQ(good.plan().layout_reason(), "named by the job");
+  EXPECT_EQ(good.warnings_size(), 0);
+  const auto slow =
+      Resolved(Text(batch + "[hyperparameters.parallelism]\npipeline_parallel_size = 8\n"));
+  ASSERT_EQ(slow.problems_size(), 0);
+  EXPECT_EQ(slow.plan().layouts(0).keys(), "pipeline_parallel_size = 8");
+  EXPECT_EQ(Shown(slow, "parallelism.pipeline_parallel_size"), "8 job.toml:10");
+  ASSERT_EQ(slow.warnings_size(), 1);
+  EXPECT_EQ(slow.warnings(0).key(), "compute.gpu_count");
+  EXPECT_EQ(slow.warnings(0).line(), 6);
+  EXPECT_NE(slow.warnings(0).message().find("% faster"), std::string::npos)
+      << slow.warnings(0).message();
+}
+
+TEST_F(LayoutTest, AJobThatFitsInNoLayoutIsRefused) {
+  const auto two = Resolved(Text(
+      "memory_budget_gb = 40\n" + std::string(kFull) + "[hyperparameters]\nglobal_batch = 64\n",
+      2));
+  ASSERT_EQ(two.problems_size(), 1);
+  EXPECT_EQ(two.problems(0).key(), "compute.memory_budget_gb");
+  EXPECT_NE(
+      two.problems(0).message().find("; divided in another way over its 2 GPUs it does not fit"),
+      std::string::npos)
+      << two.problems(0).message();
+  // Fewer rows than GPUs share theirs.
+  const auto one = Resolved(Text("[hyperparameters]\nglobal_batch = 1\n"));
+  ASSERT_EQ(one.problems_size(), 0) << one.problems(0).message();
+  EXPECT_EQ(Shown(one, "global_batch"), "1 job.toml:8");
+  EXPECT_NE(one.plan().layouts(0).keys().find("parallel_size = 8"), std::string::npos)
+      << one.plan().layouts(0).keys();
+}
+
+TEST_F(LayoutTest, WhatIsNotKnownIsNotChosen) {
+  const auto one = Resolved(Text("", 1));
+  EXPECT_EQ(one.plan().layouts_size(), 0);
+  JoinWithModel(kConfig);
+  v1::ResolveJobRequest request;
+  request.set_source_text(kJobFile);
+  request.set_file_name("job.toml");
+  EXPECT_EQ(intake_.Resolve(request)->plan().layouts_size(), 0) << "CPUs have no plans";
+}
+
+// The layout is part of the job as it is stored, and stays when that goes on.
+TEST_F(LayoutTest, AResumeOnTheSameGpusKeepsTheLayout) {
+  JobRecord ended;
+  ended.id = "job-1";
+  ended.gpu_type = "H100", ended.gpus_per_node = 8;
+  ended.source_text = Text("");
+  ended.file_name = "job.toml";
+  ended.resolved_values = {
+      {"compute.gpu_count", "8", "job.toml:6"},
+      {"hyperparameters.global_batch", "32", "derived: as the GPUs have it"},
+      {"hyperparameters.parallelism.fsdp", "true", "derived: chosen by the plan: as it was"},
+      {"hyperparameters.parallelism.context_parallel_size", "2", "derived: chosen by the plan"},
+      {"hyperparameters.parallelism.pipeline_parallel_size", "1", "derived: chosen by the plan"}};
+  const auto changed = [&](const std::string& key, const std::string& value) {
+    v1::ResumeJobRequest resume;
+    resume.set_name(ended.id);
+    Set(resume, key, value);
+    const v1::SubmitJobRequest submit = SubmitOfResume(ended, {}, resume);
+    std::string text;
+    for (const v1::Override& each : submit.overrides()) {
+      if (spec::IsLayoutKey(each.key())) text += each.key() + "=" + each.value() + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(changed("checkpoint.save_minutes", "5"),
+            "hyperparameters.parallelism.fsdp=true "
+            "hyperparameters.parallelism.context_parallel_size=2 "
+            "hyperparameters.parallelism.pipeline_parallel_size=1 ");
+  EXPECT_EQ(changed("compute.gpu_count", "4"), "") << "chosen anew";
+  EXPECT_EQ(changed("hyperparameters.parallelism.fsdp", "false"),
+            "hyperparameters.parallelism.fsdp=false ");
 }
 
 }  // namespace
