@@ -149,6 +149,7 @@ class CostMaker {
         m_(m),
         job_(job),
         e_(e),
+        n_(job.parallelism.tensor_parallel_size),
         q_(layer.delta ? s.delta.values() : s.heads * layer.head_dim),
         borrowed_(layer.keys_of >= 0 ? layer.kv_heads * layer.head_dim : 0),
         kv_(borrowed_ > 0 || layer.delta ? 0 : layer.kv_heads * layer.head_dim),
@@ -174,8 +175,8 @@ class CostMaker {
  private:
   Rows RowsOfBlock() const {
     Rows r{};
-    r.hidden = s_.hidden * e_;
-    r.input_normed = RowStride(s_.hidden, m_.qkv.rank) * e_;
+    r.hidden = s_.hidden * e_ / n_;
+    r.input_normed = RowStride(s_.hidden, m_.qkv.rank) * e_ / n_;
     r.qkv = m_.qkv.rows * e_;
     r.attended = RowStride(q_, m_.o.rank) * e_;
     if (layer_.delta) {
@@ -194,7 +195,7 @@ class CostMaker {
     r.gate_up_xa = top_k_ * m_.gate_up.rank * e_;
     r.mlp_always = top_k_ * m_.down.rank * e_;
     if (layer_.experts == 0) {
-      r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_;
+      r.middle_normed = RowStride(s_.hidden, m_.gate_up.rank) * e_ / n_;
       r.gate_up = RowStride(m_.gate_up.rows, m_.gate_up.rank) * e_;
       r.activated = RowStride(layer_.intermediate, m_.down.rank) * e_;
       return r;
@@ -320,7 +321,13 @@ class CostMaker {
   }
   int64_t dy() const {
     const int64_t mlp_rank = sparse() ? m_.shared_down.rank : m_.down.rank;
-    return RowStride(s_.hidden, std::max(m_.o.rank, mlp_rank)) * e_;
+    return RowStride(s_.hidden, std::max(m_.o.rank, mlp_rank)) * e_ / n_;
+  }
+  // Where ranks share the matrices, the whole row that a linear reads or writes while it is on its
+  // way, beside what the rank keeps of it.
+  int64_t whole_row() const {
+    const int64_t rank = std::max({m_.qkv.rank, m_.o.rank, m_.gate_up.rank, m_.down.rank});
+    return n_ == 1 ? 0 : RowStride(s_.hidden, rank) * e_;
   }
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
   int64_t own_dy() const { return s_.residual_scale == 1.0 && !norms_outputs_ ? 0 : dy(); }
@@ -335,7 +342,7 @@ class CostMaker {
     const int64_t rows = 2 * r_.hidden + outputs + r_.qkv + attended();
     cost->hostable = {0, rows + r_.gate_up, rows, r_.hidden + attended(), r_.hidden};
     // What the feed-forward layer makes of its input: for its forward, and for its backward.
-    cost->tiles = s_.layer_input == 0;
+    cost->tiles = s_.layer_input == 0 && n_ == 1;
     cost->tile_forward = mlp_forward();
     cost->tile_backward = r_.middle_normed + experts_normed() + mlp() + activated() + r_.hidden +
                           mlp_backward() + own_dy();
@@ -355,13 +362,13 @@ class CostMaker {
     if (level == Index(Recompute::kAll)) held = 2 * r_.hidden;
     held += r_.hidden + r_.mlp_always + input_layer() + output() + branch_outputs();
     cost->tiled_forward[level] = std::max(attention_end, held) - kept;
-    cost->forward[level] = std::max(attention_end, held + cost->tile_forward) - kept;
+    cost->forward[level] = std::max(attention_end, held + cost->tile_forward) + whole_row() - kept;
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t all = cost->saved[Index(Recompute::kNothing)];
     const bool has_heads = keeps_all || level >= Index(Recompute::kLinears);
     const int64_t restored = all - (r_.input_normed - input_normed) - (has_heads ? 0 : r_.heads);
     const int64_t with_mlp = restored + r_.hidden + mlp_backward();
-    cost->backward_mlp[level] = with_mlp - kept + dy() + own_dy();
+    cost->backward_mlp[level] = with_mlp - kept + dy() + own_dy() + whole_row();
     // The feed-forward layer's tensors are freed by then. What the attention read is made again
     // after it, where it was not kept; the gradients of normed values and of those before the norm
     // stand by themselves.
@@ -371,15 +378,15 @@ class CostMaker {
                               r_.hidden - output() - branch_outputs() -
                               (r_.input_normed - input_normed);
     cost->backward_attention[level] =
-        attention + q_ * e_ + dqkv + mixer_backward() - kept + dy() + own_dy();
+        attention + q_ * e_ + dqkv + mixer_backward() - kept + dy() + own_dy() + whole_row();
   }
 
   void AddPasses(BlockCost* cost) const {
-    const int64_t norm_bytes = 2 * s_.hidden * e_;
+    const int64_t norm_bytes = 2 * r_.hidden;
     const MixerPasses mixer = PassesOfMixer();
     const int64_t glu_bytes = (top_k_ * m_.gate_up.rows + m_.shared_gate_up.rows) * e_ + activated_;
     const int64_t forward_bytes = 2 * norm_bytes + mixer.forward + glu_bytes;
-    cost->elementwise = forward_bytes + 8 * s_.hidden * e_ + mixer.backward + 5 * activated_;
+    cost->elementwise = forward_bytes + 8 * r_.hidden + mixer.backward + 5 * activated_;
     if (sparse()) cost->elementwise += RoutingBytes();
     const int64_t norms_again = 2 * norm_bytes + mixer.again + (partials_ > 0 ? 0 : glu_bytes);
     // The product of the activation is made again only where the one pass does not make it.
@@ -500,7 +507,9 @@ class CostMaker {
   const LayerShape& layer_;
   const BlockMatrices& m_;
   const spec::JobSpec& job_;
-  const int64_t e_, q_;
+  const int64_t e_;
+  const int64_t n_;  // ranks that share the matrices: the residual stream's rows are a rank's own
+  const int64_t q_;
   // The block's own keys and values. Those it borrows are counted with the model (peak_memory.cc),
   // but the gradients that it makes of them here.
   const int64_t borrowed_, kv_;

@@ -110,7 +110,8 @@ bool ExpandsBlocks(const spec::JobSpec& job, Device device) {
 }
 
 ShardParts PartsOf(const spec::JobSpec& job) {
-  const int64_t ranks = job.token_ranks(), node = job.compute.gpus_per_node;
+  const int64_t ranks = job.token_ranks(),
+                node = job.compute.gpus_per_node / job.parallelism.tensor_parallel_size;
   switch (job.parallelism.sharding) {
     case spec::Sharding::kDdp:
       break;

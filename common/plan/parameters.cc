@@ -9,6 +9,7 @@
 #include "common/base/round.h"
 #include "common/plan/context.h"
 #include "common/plan/targets.h"
+#include "common/plan/tensor.h"
 #include "common/plan/tensors.h"
 #include "common/plan/whole_modules.h"
 #include "common/spec/module_patterns.h"
@@ -138,7 +139,10 @@ Unit MakeUnit(const ModelShape& shape, const TensorUnit& tensors, const spec::Jo
   // A checkpoint in 4 bits is kept as it is: its plain weights are not quantised, and experts in 4
   // bits are not read (ExpertInFourBits).
   const bool as_stored = shape.stored.form == StoredForm::kNf4;
-  const bool double_quant = as_stored ? shape.stored.double_quant : job.quantization.double_quant;
+  // The parts of a matrix that is cut have their blocks' scales in fp32.
+  const bool double_quant =
+      (as_stored ? shape.stored.double_quant : job.quantization.double_quant) &&
+      job.parallelism.tensor_parallel_size == 1;
   Unit unit;
   for (const TensorInfo& tensor : tensors.tensors) {
     const bool linear = tensor.role == TensorRole::kLinear;
@@ -219,6 +223,7 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
   if (auto problem = CheckStored(shape.stored, job)) return problem;
   if (auto problem = CheckBalance(shape, job)) return problem;
   if (auto problem = CheckContext(shape, job)) return problem;
+  if (auto problem = CheckTensor(shape, job)) return problem;
   if (auto problem = CheckFp8(shape, job)) return problem;
   if (auto problem = CheckStacks(shape, job)) return problem;
   if (job.full_finetune()) return CheckOptimizer(shape, job);
@@ -265,6 +270,14 @@ absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec:
     return InvalidArgument(fmt::format("{}: {}", problem->key, problem->message));
   }
   return UnitsOf(shape, job);
+}
+
+absl::StatusOr<std::vector<Unit>> MakeUnitsOfRank(const ModelShape& shape,
+                                                  const spec::JobSpec& job) {
+  if (const auto problem = CheckJob(shape, job)) {
+    return InvalidArgument(fmt::format("{}: {}", problem->key, problem->message));
+  }
+  return UnitsOf(ShapeOfTensorRank(shape, job), job);
 }
 
 int64_t RowStride(int64_t columns, int64_t spare) {

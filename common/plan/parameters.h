@@ -59,6 +59,10 @@ std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSp
 // The job's parameters. InvalidArgument for a problem that CheckJob finds.
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
 
+// The same with the parts that a rank has of matrices that are cut (common/plan/tensor.h).
+absl::StatusOr<std::vector<Unit>> MakeUnitsOfRank(const ModelShape& shape,
+                                                  const spec::JobSpec& job);
+
 // True for a block: neither the embedding nor the head.
 inline bool IsBlock(const std::vector<Unit>& units, size_t unit) {
   return unit > 0 && unit + 1 < units.size();

@@ -255,13 +255,13 @@ int64_t LinkBytesOf(const Problem& p) {
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens) {
   Problem problem;
-  problem.shape = shape;
-  problem.attention = ShapeOfShare(shape, job);
+  SFT_ASSIGN_OR_RETURN(problem.units, MakeUnitsOfRank(shape, job));
+  problem.shape = ShapeOfTensorRank(shape, job);
+  problem.attention = ShapeOfShare(problem.shape, job);
   problem.job = job;
-  SFT_ASSIGN_OR_RETURN(problem.units, MakeUnits(shape, job));
   problem.held = PlanMemory(problem.units, job, Device::kGpu);
   problem.element_bytes = ComputeTypeOf(job, Device::kGpu) == spec::ComputeType::kBf16 ? 2 : 4;
-  problem.blocks = CostsOfBlocks(shape, job, problem.element_bytes);
+  problem.blocks = CostsOfBlocks(problem.shape, job, problem.element_bytes);
   problem.row_tokens = row_tokens;
   problem.head_elements = shape.vocab * shape.hidden;
   for (const Parameter& parameter : problem.units.front().parameters) {
@@ -273,6 +273,9 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
       if (parameter.trainable) trained += parameter.elements;
     }
     problem.trained.push_back(trained);
+  }
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    problem.exchange.push_back(TensorExchangeOf(shape, layer, job));
   }
   problem.link_bytes = LinkBytesOf(problem);
   return problem;
@@ -349,7 +352,8 @@ bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention = p.element_bytes == 2 && p.shape.head_dim % 8 == 0 &&
                               p.shape.LargestHead() <= kLargestFusedHead;
-  const bool shares = p.job.parallelism.context_parallel_size > 1;
+  const bool shares =
+      p.job.parallelism.context_parallel_size > 1 || p.job.parallelism.tensor_parallel_size > 1;
   return whole && kept && !shares && run.kept_on_host == 0 && run.input_every == 1 && !drops &&
          !inputs && !experts && !deltas && fast_attention;
 }
@@ -360,7 +364,7 @@ int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
 }
 
 int64_t LogitsRows(const Problem& p, const ExecutionPlan& run) {
-  return std::min(run.LogitsRows(p.shape.vocab), p.TokensOf(run.rows));
+  return std::min(run.LogitsRows(p.shape.vocab), p.HeadTokens(run.rows));
 }
 
 std::vector<int64_t> RowOptions(const Problem& p) {

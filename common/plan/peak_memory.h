@@ -3,18 +3,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/base/round.h"
 #include "common/plan/block.h"
 #include "common/plan/context.h"
 #include "common/plan/execution.h"
 #include "common/plan/memory.h"
 #include "common/plan/parameters.h"
+#include "common/plan/tensor.h"
 
 namespace sft::plan {
 
 // A job on a model, prepared once for the predictions of memory and of time. Plain values.
 struct Problem {
-  ModelShape shape;
-  ModelShape attention;  // the heads that a rank's attention has of it
+  ModelShape shape;                      // as a rank has it
+  ModelShape attention;                  // the heads that a rank's attention has of it
+  std::vector<TensorExchange> exchange;  // by layer
   spec::JobSpec job;
   std::vector<Unit> units;
   Memory held;  // for the whole run
@@ -33,6 +36,9 @@ struct Problem {
   int64_t ranks() const { return job.token_ranks(); }
   // What a rank has of so many full rows.
   int64_t TokensOf(int64_t rows) const { return ShareOfTokens(rows * row_tokens, job); }
+  // That share each matrix; and the tokens that a rank's head sees of so many full rows.
+  int64_t matrix_ranks() const { return job.parallelism.tensor_parallel_size; }
+  int64_t HeadTokens(int64_t rows) const { return CeilDiv(TokensOf(rows), matrix_ranks()); }
   ShardParts parts() const { return PartsOf(job); }
   // Weights pass through slots, even with one rank.
   bool shards_weights() const {

@@ -41,7 +41,10 @@ constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 // product where its sum is in the type that it is sent in, and where it is of FP8 rows.
 int64_t SmallerTile(const Problem& p, const ExecutionPlan& run) {
   const bool one_product = p.job.full_finetune() && (p.shards_weights() || p.job.fp8());
-  if (run.deep < Recompute::kMlp || one_product || p.shape.layer_input > 0) return 0;
+  if (run.deep < Recompute::kMlp || one_product || p.shape.layer_input > 0 ||
+      p.matrix_ranks() > 1) {
+    return 0;
+  }
   int64_t rows = run.mlp_rows == 0 ? kMlpRows : run.mlp_rows / 2;
   while (rows >= kLeastMlpRows && rows >= MicroBatchTokens(p, run)) rows /= 2;
   return rows >= kLeastMlpRows ? rows : 0;
@@ -66,6 +69,7 @@ bool Squeeze(const Problem& p, ExecutionPlan* run) {
 // The blocks that keep things in host memory, where any do: those that recompute `deep`, but the
 // last, whose backward comes at once; of these as many as `host_bytes` hold.
 int64_t MostOnHost(const Problem& p, const ExecutionPlan& run, int64_t host_bytes) {
+  if (p.matrix_ranks() > 1) return 0;
   const bool all = run.deep == run.shallow;
   ExecutionPlan most = run;
   most.kept_on_host =
@@ -277,6 +281,9 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   // Those of ranks that share rows, and of ranks that take others; not measured.
   const int context = job.parallelism.context_parallel_size;
   if (context > 1 && context < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
+  // The same of ranks that share matrices.
+  const int tensor = job.parallelism.tensor_parallel_size;
+  if (tensor > 1 && tensor < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
   return bytes;
 }
 
@@ -473,6 +480,11 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (c.graphs) text += ", graphs";
+  if (plan.time.exchange > 0) {
+    text += fmt::format(", {:.0f} % of a step between the {} GPUs that share matrices",
+                        100 * plan.time.exchange / plan.time.total(),
+                        job.parallelism.tensor_parallel_size);
+  }
   if (c.stages.stages > 1) text += ", " + DescribeStages(c.stages, WithBatch(job, c));
   if (plan.memory.host > 0) {
     const auto& p = job.parallelism;

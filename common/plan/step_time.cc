@@ -197,6 +197,22 @@ std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const
   return seconds;
 }
 
+// Seconds in which the ranks that share matrices pass each other the tokens of a micro-batch.
+double MatrixExchangeSeconds(const Problem& p, const ExecutionPlan& run, double tokens,
+                             const GpuRates& gpu) {
+  const int64_t ranks = p.matrix_ranks(), layers = p.shape.layers;
+  if (ranks == 1) return 0;
+  double elements = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const TensorExchange& exchange = p.exchange[static_cast<size_t>(layer)];
+    const auto level = static_cast<size_t>(run.LevelOf(layer));
+    int64_t of_layer = exchange.forward + exchange.backward + exchange.again[level];
+    if (run.RunsAgain(layer, layers)) of_layer += exchange.forward;
+    elements += Bytes(of_layer, tokens);
+  }
+  return RingSeconds(elements * static_cast<double>(p.element_bytes), ranks, gpu.bus);
+}
+
 // The tiles in which a block's feed-forward layer takes a micro-batch.
 int64_t TilesOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   return run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run));
@@ -222,12 +238,13 @@ double LossPasses(const Problem& p) {
 }  // namespace
 
 double StepTime::total() const {
-  return products + attention + elementwise + adapters + weights + recompute + optimizer + launches;
+  return products + attention + elementwise + adapters + weights + recompute + optimizer +
+         launches + exchange;
 }
 
 StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
-  const double rows = static_cast<double>(p.TokensOf(run.rows));
   const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
+  const double rows = static_cast<double>(p.HeadTokens(run.rows));
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
   const Rates rates = RatesAt(p, run, gpu);
@@ -303,6 +320,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
     tiles += static_cast<double>(of_layer - 1);
     if (block.stacks > 0) routed += static_cast<double>(of_layer);
   }
+  time.exchange = MatrixExchangeSeconds(p, run, tokens, gpu);
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;
   // A recorded block is one launch.
@@ -311,7 +329,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
       launches * kGap + routed * kRouting + std::max(0.0, host - kUnseenLaunches * device);
   const double micro_batches = static_cast<double>(run.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
-                       &time.weights, &time.recompute, &time.launches}) {
+                       &time.weights, &time.recompute, &time.launches, &time.exchange}) {
     *part *= micro_batches;
   }
   if (UsesDora(p.job)) {

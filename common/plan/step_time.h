@@ -15,6 +15,7 @@ struct StepTime {
   double recompute = 0;    // all recomputation in the backward
   double optimizer = 0;    // update, norm, reduction that is not overlapped
   double launches = 0;     // the host lagging behind the device, and waits between them
+  double exchange = 0;     // of tokens between ranks that share matrices; nothing hides it
 
   double total() const;
 };

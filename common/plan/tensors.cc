@@ -28,6 +28,7 @@ void AddNorm(TensorUnit& unit, NormKind kind, const char* name, int64_t size) {
 struct LinearShape {
   std::string module;
   int64_t out = 0;
+  std::vector<int64_t> joined = {};  // TensorInfo::joined
 };
 
 // Linear layers that read one input of size `in`: the weights first, so that they stand side by
@@ -36,12 +37,18 @@ void AddLinears(TensorUnit& unit, const std::vector<LinearShape>& linears, int64
   std::vector<int> matrix;
   for (const LinearShape& linear : linears) {
     matrix.push_back(static_cast<int>(unit.tensors.size()));
-    unit.tensors.push_back({linear.module + ".weight", {linear.out, in}, TensorRole::kLinear});
+    unit.tensors.push_back({.name = linear.module + ".weight",
+                            .shape = {linear.out, in},
+                            .role = TensorRole::kLinear,
+                            .joined = linear.joined});
   }
   unit.shared_matrices.push_back(std::move(matrix));
   if (!bias) return;
   for (const LinearShape& linear : linears) {
-    unit.tensors.push_back({linear.module + ".bias", {linear.out}, TensorRole::kBias});
+    unit.tensors.push_back({.name = linear.module + ".bias",
+                            .shape = {linear.out},
+                            .role = TensorRole::kBias,
+                            .joined = linear.joined});
   }
 }
 
@@ -53,7 +60,8 @@ void AddAttention(TensorUnit& unit, const ModelShape& s, const LayerShape& layer
   const int64_t keys = layer.kv_heads * layer.head_dim;
   AddNorm(unit, s.norm, names.attention_norm, s.hidden);
   if (names.k == nullptr) {
-    AddLinears(unit, {{prefix + names.q, queries + 2 * keys}}, s.hidden, s.qkv_bias);
+    AddLinears(unit, {{prefix + names.q, queries + 2 * keys, {queries, keys, keys}}}, s.hidden,
+               s.qkv_bias);
   } else if (layer.keys_of >= 0) {
     AddLinears(unit, {{prefix + names.q, queries}}, s.hidden, s.qkv_bias);
     unit.unused = {prefix + names.k, prefix + names.v, prefix + names.k_norm};
@@ -184,7 +192,7 @@ void AddMlp(TensorUnit& unit, const ModelShape& s, const LayerShape& layer) {
   if (names.gate == nullptr) {
     AddLinears(unit, {{prefix + names.up, size}}, s.hidden, s.mlp_bias);
   } else if (names.up == nullptr) {
-    AddLinears(unit, {{prefix + names.gate, 2 * size}}, s.hidden, s.mlp_bias);
+    AddLinears(unit, {{prefix + names.gate, 2 * size, {size, size}}}, s.hidden, s.mlp_bias);
   } else {
     AddLinears(unit, {{prefix + names.gate, size}, {prefix + names.up, size}}, s.hidden,
                s.mlp_bias);

@@ -136,6 +136,9 @@ struct TensorInfo {
   // A stack: the weights of so many experts one below the other, [experts * outputs, inputs]; 0:
   // one linear.
   int64_t experts = 0;
+  // Outputs of the linears that are one here, one below the other (queries, keys and values; gate
+  // and up), and of their biases; empty: it is one linear's.
+  std::vector<int64_t> joined;
   bool exact = false;  // held in fp32 while it is frozen, whatever the model is computed in
   // The tensors of the files that this one is made of, one below the other and of one shape, or one
   // that has the experts as a dimension of its own; empty: it stands there under its name.

@@ -149,7 +149,8 @@ int64_t UnplannedRows(int64_t rank_rows) {
 }
 
 void ResolveBatch(Draft* draft) {
-  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey, kPipelineKey, kContextKey}) ||
+  if (draft->Faulty(
+          {kGlobal, kDevice, kSteps, kGpuCountKey, kPipelineKey, kContextKey, kTensorKey}) ||
       !draft->Has(kGpuCountKey))
     return;
   if (draft->Has(kDevice) && draft->Int(kDevice) == 0) return ResolveAuto(draft);

@@ -123,9 +123,10 @@ These variables of other tools, and any other `UNSLOTH_*`, have no effect and gi
 `global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. Missing values are
 derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
 warning gives both numbers; an override of a factor wins over the file. A batch that cannot be
-divided is an error that suggests one that can. With a pipeline or with
-shared rows, `gpu_count / pipeline_parallel_size` or `gpu_count / context_parallel_size` stands in
-the place of `gpu_count`: those GPUs take their rows together.
+divided is an error that suggests one that can. With a pipeline, with
+shared rows or with shared matrices, `gpu_count / pipeline_parallel_size`, `gpu_count /
+context_parallel_size` or `gpu_count / tensor_parallel_size` stands in the place of `gpu_count`:
+those GPUs take their rows together.
 
 ## Spellings
 

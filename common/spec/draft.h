@@ -20,7 +20,8 @@ inline constexpr std::string_view kGpuCountKey = "compute.gpu_count", kNodesKey 
                                   kGpusPerNodeKey = "compute.gpus_per_node",
                                   kContextKey = "hyperparameters.parallelism.context_parallel_size",
                                   kPipelineKey =
-                                      "hyperparameters.parallelism.pipeline_parallel_size";
+                                      "hyperparameters.parallelism.pipeline_parallel_size",
+                                  kTensorKey = "hyperparameters.parallelism.tensor_parallel_size";
 
 // Source of a value, by precedence; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
@@ -153,7 +154,7 @@ void CheckGraders(Draft* draft, const GraderKeys& keys);  // graders.cc
 // Checks the programs that grade answers, a table each.
 void CheckGraderPrograms(std::string_view key, Draft* draft);  // graders.cc
 
-// Ranks that see different tokens: compute.gpu_count over the stages of a pipeline.
+// JobSpec::token_ranks of the draft.
 int64_t TokenRanks(const Draft& draft);  // pipeline.cc
 
 // The override that contradicts the stage of a DeepSpeed JSON; empty: none.

@@ -475,11 +475,14 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.tensor_parallel_size",
      .type = Type::kInt,
      .def = "1",
-     .doc = "Ranks that share each matrix.",
+     .doc =
+         "GPUs of a node that share each matrix of the blocks: each has some of the heads and of "
+         "the feed-forward layer, and between these a part of the tokens. It divides the "
+         "model's heads and intermediate size. per_device_batch rows go to so many GPUs "
+         "together.",
      .min = 1,
-     .max = 1024,
-     .supported = "1",
-     .refusal = "not supported yet: tensor parallelism; use fsdp = true for models over one GPU"},
+     .max = 64,
+     .since = 2},
     {.key = "hyperparameters.parallelism.pipeline_parallel_size",
      .type = Type::kInt,
      .derived = "the GPUs that device_map names, else 1",

@@ -320,9 +320,12 @@ struct JobSpec {
   // Makes another form of what a job has trained.
   bool exports() const { return job.kind == kExportKind; }
   bool trains() const { return !generates() && !exports(); }
-  // Ranks that see different tokens: each stage of a pipeline has one of every other. And those of
-  // them that take different rows.
-  int token_ranks() const { return compute.gpu_count / parallelism.pipeline_parallel_size; }
+  // Ranks that compute with other tokens: the stages of a pipeline, and the ranks that share each
+  // matrix, count as one. And those of them that take different rows.
+  int token_ranks() const {
+    return compute.gpu_count /
+           (parallelism.pipeline_parallel_size * parallelism.tensor_parallel_size);
+  }
   int data_ranks() const { return token_ranks() / parallelism.context_parallel_size; }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   // Trains on preferred and rejected answers; of these, in pairs, and against a reference.

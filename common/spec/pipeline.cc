@@ -189,8 +189,9 @@ void CheckCompany(Draft* draft) {
 }  // namespace
 
 int64_t TokenRanks(const Draft& draft) {
-  const int64_t stages = draft.Has(kPipelineKey) ? draft.Int(kPipelineKey) : 1;
-  return draft.Int(kGpuCountKey) / stages;
+  const auto size = [&](std::string_view key) { return draft.Has(key) ? draft.Int(key) : 1; };
+  // What leaves no rank is refused elsewhere.
+  return std::max<int64_t>(1, draft.Int(kGpuCountKey) / (size(kPipelineKey) * size(kTensorKey)));
 }
 
 void ResolvePipeline(Draft* draft) {

@@ -86,8 +86,12 @@ void CheckOneGpu(Draft* draft) {
   const std::string_view key = ShardingKey(*draft);
   if (key.empty() || !draft->Has(kGpuCountKey) || TokenRanks(*draft) > 1) return;
   if (draft->Int(kGpuCountKey) > 1) {
-    draft->AddWarning(key, fmt::format("{} has no effect: {} leaves each stage one GPU",
-                                       draft->Quote(key), draft->Quote(kPipelineKey)));
+    const bool stages = draft->Has(kPipelineKey) && draft->Int(kPipelineKey) > 1;
+    draft->AddWarning(
+        key, stages ? fmt::format("{} has no effect: {} leaves each stage one GPU",
+                                  draft->Quote(key), draft->Quote(kPipelineKey))
+                    : fmt::format("{} has no effect: with {} no two GPUs have the same parts",
+                                  draft->Quote(key), draft->Quote(kTensorKey)));
     return;
   }
   const auto topology = {kGpuCountKey, kNodesKey, kGpusPerNodeKey,

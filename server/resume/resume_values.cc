@@ -23,7 +23,8 @@ constexpr std::string_view kCopies = "data.topology.";
 constexpr size_t kMaxShown = 4000;  // bytes of an origin or a path
 
 constexpr std::string_view kStages = "hyperparameters.parallelism.pipeline_parallel_size",
-                           kContext = "hyperparameters.parallelism.context_parallel_size";
+                           kContext = "hyperparameters.parallelism.context_parallel_size",
+                           kTensor = "hyperparameters.parallelism.tensor_parallel_size";
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
@@ -134,7 +135,8 @@ void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   const auto sharing = [&](std::string_view key) {
     return std::max<int64_t>(1, NumberOf(ended, key));
   };
-  const int64_t former = NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext));
+  const int64_t former =
+      NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext) * sharing(kTensor));
   const int64_t global = NumberOf(ended, kGlobal);
   int64_t rows = NumberOf(ended, kDevice);
   if (count == former || global % count != 0) return;

@@ -376,7 +376,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"Metric", "[training.validation]\nmetric_for_best_model = \"val.bleurt\"",
                   "training.validation.metric_for_best_model", "must be \"val.loss\""},
         WrongFile{"TensorParallel", "[hyperparameters.parallelism]\ntensor_parallel_size = 2",
-                  "hyperparameters.parallelism.tensor_parallel_size", "use fsdp = true"},
+                  "hyperparameters.parallelism.tensor_parallel_size", "take more GPUs"},
         WrongFile{"BothTypes", "[hyperparameters.parallelism]\nbf16 = true\nfp16 = true",
                   "hyperparameters.parallelism.fp16", "bf16"},
         WrongFile{"BothEngines", "[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",

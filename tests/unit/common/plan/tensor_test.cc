@@ -1,0 +1,145 @@
+#include "common/plan/tensor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "common/plan/plan.h"
+#include "common/plan/tensors.h"
+#include "tests/unit/common/plan/jobs.h"
+#include "tests/unit/common/plan/shapes.h"
+
+namespace sft::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+spec::JobSpec CutOver(int ranks, spec::JobSpec job) {
+  job.compute.gpu_count = job.compute.gpus_per_node = ranks;
+  job.parallelism.tensor_parallel_size = ranks;
+  return job;
+}
+
+// Elements of a block's tensor, by the end of its name.
+int64_t ElementsOf(const ModelShape& shape, std::string_view name) {
+  for (const TensorInfo& tensor : BlockTensors(shape, 0).tensors) {
+    if (tensor.name.ends_with(name)) return tensor.elements();
+  }
+  return 0;
+}
+
+TEST(TensorTest, ARankHasItsPartOfEachMatrixAndOfHeadsOfKeysOneAtLeast) {
+  const ModelShape shape = Qwen3Of8B();  // 32 heads, 8 of keys
+  for (const auto& [ranks, heads, keys] : {std::tuple(2, 16, 4), {8, 4, 1}, {16, 2, 1}}) {
+    const spec::JobSpec job = CutOver(ranks, Qlora(1, 1, 2048));
+    EXPECT_FALSE(CheckTensor(shape, job)) << ranks;
+    const ModelShape own = ShapeOfTensorRank(shape, job);
+    EXPECT_EQ(own.heads, heads);
+    EXPECT_EQ(own.Layer(0).kv_heads, keys);
+    for (const char* name : {"q_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
+                             "down_proj.weight"}) {
+      EXPECT_EQ(ElementsOf(own, name) * ranks, ElementsOf(shape, name)) << name;
+    }
+    EXPECT_EQ(ElementsOf(own, "k_proj.weight"), ElementsOf(shape, "k_proj.weight") / 8 * keys);
+    EXPECT_EQ(ElementsOf(own, "q_norm.weight"), ElementsOf(shape, "q_norm.weight"));
+    EXPECT_EQ(ElementsOf(own, "input_layernorm.weight"), shape.hidden);
+  }
+}
+
+struct Bad {
+  const char* name;
+  int ranks;
+  void (*change)(ModelShape& shape, spec::JobSpec& job);
+  const char* message;
+};
+
+class TensorRefusal : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(TensorRefusal, SaysWhatWouldDo) {
+  ModelShape shape = Qwen3Of8B();
+  spec::JobSpec job = CutOver(GetParam().ranks, Qlora(1, 1, 2048));
+  GetParam().change(shape, job);
+  const auto problem = CheckTensor(shape, job);
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "hyperparameters.parallelism.tensor_parallel_size");
+  EXPECT_THAT(problem->message, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, TensorRefusal,
+    ::testing::Values(
+        Bad{"Heads", 3, [](ModelShape&, spec::JobSpec&) {},
+            "does not divide the model's 32 heads with 8 of keys; 2, 4, 8, 16, 32 would do"},
+        Bad{"Intermediate", 2, [](ModelShape& s, spec::JobSpec&) { s.intermediate = 12289; },
+            "does not divide the intermediate size, 12289; leave it out"},
+        Bad{"Blocks", 4, [](ModelShape& s, spec::JobSpec&) { s.intermediate = 4864 - 128; },
+            "leaves a rank 1184 elements of the intermediate size: in 4 bits the ranks' parts are "
+            "multiples of 64; 2 would do"},
+        Bad{"JoinedKeys", 16,
+            [](ModelShape& s, spec::JobSpec&) {
+              s.family = "phi3";
+              s.qk_norm = QkNorm::kNone;
+            },
+            "more than the 8 heads of keys, which this phi3 model has in one matrix"},
+        Bad{"WholeNorms", 2, [](ModelShape& s, spec::JobSpec&) { s.qk_norm = QkNorm::kWhole; },
+            "norms over all heads together"},
+        Bad{"Deltas", 2,
+            [](ModelShape& s, spec::JobSpec&) {
+              s.layer_shapes.assign(static_cast<size_t>(s.layers), s.Layer(0));
+              s.layer_shapes[0].delta = true;
+            },
+            "gated DeltaNets"},
+        Bad{"Experts", 2,
+            [](ModelShape& s, spec::JobSpec&) {
+              s.layer_shapes.assign(static_cast<size_t>(s.layers), s.Layer(0));
+              s.layer_shapes[1].experts = 8;
+            },
+            "mixtures of experts"},
+        Bad{"CodedStates", 2,
+            [](ModelShape&, spec::JobSpec& job) {
+              job.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit;
+            },
+            "use \"adamw\""}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TensorTest, WhatIsNotIn4BitsMayBeCutAnywhere) {
+  ModelShape shape = Qwen3Of8B();
+  shape.intermediate = 4864 - 128;
+  EXPECT_FALSE(CheckTensor(shape, CutOver(4, Full())));
+  spec::JobSpec eight = CutOver(4, Qlora(1, 1, 2048));
+  eight.quantization.bits = 8;
+  EXPECT_FALSE(CheckTensor(shape, eight));
+}
+
+// Four messages of a hidden row each way, and of full fine-tuning what the linears read once more.
+TEST(TensorTest, ALayerExchangesFourRowsEachWay) {
+  const ModelShape shape = Qwen3Of8B();
+  EXPECT_EQ(TensorExchangeOf(shape, 0, Full()).forward, 0);
+  const TensorExchange full = TensorExchangeOf(shape, 0, CutOver(2, Full()));
+  EXPECT_EQ(full.forward, 4 * shape.hidden);
+  EXPECT_EQ(full.backward, 6 * shape.hidden);
+  const TensorExchange lora = TensorExchangeOf(shape, 0, CutOver(2, Lora(16, {"all-linear"})));
+  EXPECT_EQ(lora.forward, 4 * shape.hidden + 5 * 16);
+  EXPECT_EQ(lora.backward, lora.forward);
+}
+
+// Weights, gradients and states of the blocks are halved, and so is the time but for messages.
+TEST(TensorTest, TwoGpusTakeAboutHalfOfTheMemoryAndMoreThanHalfOfTheTime) {
+  const auto one = MakePlan(Input(Qlora(1, 1, 8192), 140));
+  ASSERT_TRUE(one.ok()) << one.status();
+  const auto two = MakePlan(Input(CutOver(2, Qlora(1, 1, 8192)), 140));
+  ASSERT_TRUE(two.ok()) << two.status();
+  const double speedup = two->tokens_per_second / one->tokens_per_second;
+  EXPECT_GT(speedup, 1.5);
+  EXPECT_LT(speedup, 1.95);
+  EXPECT_GT(two->time.exchange, 0);
+  EXPECT_THAT(Describe(*two, CutOver(2, Qlora(1, 1, 8192)), 36),
+              HasSubstr("% of a step between the 2 GPUs that share matrices"));
+  const auto least_one = LeastBytes(Qwen3Of8B(), Qlora(1, 1, 8192));
+  const auto least_two = LeastBytes(Qwen3Of8B(), CutOver(2, Qlora(1, 1, 8192)));
+  EXPECT_LT(static_cast<double>(*least_two), 0.75 * static_cast<double>(*least_one));
+}
+
+}  // namespace
+}  // namespace sft::plan
