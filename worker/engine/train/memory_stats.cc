@@ -1,8 +1,7 @@
 #include "worker/engine/train/memory_stats.h"
 
-#include <sys/resource.h>
-
 #include <ATen/DeviceAccelerator.h>
+#include <sys/resource.h>
 
 namespace sft::engine {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <cstdint>
-
 #include <c10/core/Device.h>
+
+#include <cstdint>
 
 namespace sft::engine {
 
