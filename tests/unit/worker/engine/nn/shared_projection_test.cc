@@ -26,14 +26,14 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kTokens = 24, kRank = 3;
-constexpr double kScale = 0.5;
+constexpr int64_t kSharedTokens = 24, kRank = 3;
+constexpr double kSharedScale = 0.5;
 
 struct Kind {
   const char* name;
   bool cuts_inputs;
   bool train_weights;
-  bool room;  // for adapters, beside the weights
+  bool room;       // for adapters, beside the weights
   int heads = 12;  // parts at most that the last linear's outputs have
 
   friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
@@ -53,7 +53,8 @@ ModelLayout WholeLayout(const Kind& kind) {
     linears = {{"a", 12, 8, {}}, {"b", 36, 8, {12, 24}}};
   }
   UnitInfo unit{"unit", {}, {{}}};
-  for (size_t i = 0; i < linears.size(); ++i) unit.shared_matrices[0].push_back(static_cast<int>(i));
+  for (size_t i = 0; i < linears.size(); ++i)
+    unit.shared_matrices[0].push_back(static_cast<int>(i));
   const auto add = [&](const Linear& linear, const char* what, std::vector<int64_t> shape,
                        ParamRole role, bool trainable) {
     ParamInfo param{"unit." + linear.name + what, std::move(shape), role, trainable};
@@ -92,8 +93,8 @@ Tensor Integers(at::IntArrayRef shape, uint64_t seed) {
   return at::randint(-2, 3, shape, generator, at::TensorOptions(at::kFloat));
 }
 
-std::unique_ptr<WeightSource> Source(const ModelLayout& layout, const ModelLayout& whole,
-                                     bool room) {
+std::unique_ptr<WeightSource> SharedSource(const ModelLayout& layout, const ModelLayout& whole,
+                                           bool room) {
   auto source = std::make_unique<ResidentSource>(layout);
   const UnitInfo& unit = layout.units[0];
   const size_t linears = unit.shared_matrices[0].size();
@@ -102,8 +103,7 @@ std::unique_ptr<WeightSource> Source(const ModelLayout& layout, const ModelLayou
   for (size_t i = 0; i < linears; ++i) rows += unit.params[i].shape[0];
   const Tensor dense = at::empty({rows, unit.params[0].shape[1]});
   for (size_t i = 0; i < unit.params.size(); ++i) {
-    const Tensor value =
-        PartOf(unit.params[i], Integers(whole.units[0].params[i].shape, 10 + i));
+    const Tensor value = PartOf(unit.params[i], Integers(whole.units[0].params[i].shape, 10 + i));
     const int index = static_cast<int>(i);
     if (i >= linears) {
       source->Set(0, index, value);
@@ -113,10 +113,10 @@ std::unique_ptr<WeightSource> Source(const ModelLayout& layout, const ModelLayou
     source->Get(0, index).copy_(value);
     first += value.size(0);
   }
-  return std::make_unique<AdaptedSource>(layout, std::move(source), kScale);
+  return std::make_unique<AdaptedSource>(layout, std::move(source), kSharedScale);
 }
 
-struct Products {
+struct SharedProducts {
   Tensor y, dx;
   std::vector<Tensor> gradients;  // by parameter; undefined: not trained
 };
@@ -127,16 +127,16 @@ Tensor WithRoom(const Tensor& values, int64_t spare) {
   return rows;
 }
 
-Products Multiply(const ModelLayout& layout, const ModelLayout& whole, const Kind& kind,
-                  const Tensor& x, const Tensor& dy, const Tensor& addend,
-                  const TokenExchange* sharers) {
-  auto source = Source(layout, whole, kind.room);
+SharedProducts MultiplyShared(const ModelLayout& layout, const ModelLayout& whole, const Kind& kind,
+                              const Tensor& x, const Tensor& dy, const Tensor& addend,
+                              const TokenExchange* sharers) {
+  auto source = SharedSource(layout, whole, kind.room);
   const UnitInfo& unit = layout.units[0];
   AcquiredUnit acquired(*source, layout, 0);
-  const Pass pass{.weights = acquired.weights(), .lora = {kScale, 0.0}, .sharers = sharers};
+  const Pass pass{.weights = acquired.weights(), .lora = {kSharedScale, 0.0}, .sharers = sharers};
   const Projection projection(unit, 0, 0);
   const Tensor input = WithRoom(x, projection.spare());
-  Products result;
+  SharedProducts result;
   result.y = at::empty({dy.size(0), projection.outputs()});
   const Tensor xa = projection.Forward(result.y, input, pass, addend);
   MapSink sink(unit);
@@ -186,32 +186,32 @@ TEST_P(SharedProjectionTest, HasTheBitsOfOneRank) {
   for (const int index : whole.units[0].shared_matrices[0]) {
     outputs += params[static_cast<size_t>(index)].shape[0];
   }
-  const Tensor x = Integers({kTokens, inputs}, 1), dy = Integers({kTokens, outputs}, 2);
-  const Tensor addend = kind.cuts_inputs ? Integers({kTokens, outputs}, 3) : Tensor();
-  const Products expected = Multiply(whole, whole, kind, x, dy, addend, nullptr);
+  const Tensor x = Integers({kSharedTokens, inputs}, 1), dy = Integers({kSharedTokens, outputs}, 2);
+  const Tensor addend = kind.cuts_inputs ? Integers({kSharedTokens, outputs}, 3) : Tensor();
+  const SharedProducts expected = MultiplyShared(whole, whole, kind, x, dy, addend, nullptr);
   for (const int ranks : {2, 3, 4}) {
     if (kind.heads < 12 && ranks % kind.heads != 0) continue;
     RunRanks(ranks, [&](Communicator& comm) {
       const TokenExchange sharers(comm);
       const ModelLayout own = OwnLayout(kind, whole, ranks, comm.rank());
       const auto tokens = [&](const Tensor& all) {
-        const int64_t count = kTokens / ranks;
+        const int64_t count = kSharedTokens / ranks;
         return all.narrow(0, comm.rank() * count, count).contiguous();
       };
       const auto columns = [&](const Tensor& all) {
         const int64_t count = inputs / ranks;
         return all.narrow(1, comm.rank() * count, count).contiguous();
       };
-      const Products actual =
+      const SharedProducts actual =
           kind.cuts_inputs
-              ? Multiply(own, whole, kind, columns(x), tokens(dy), tokens(addend), &sharers)
-              : Multiply(own, whole, kind, tokens(x), OwnGradient(own, dy, comm.rank()), {},
-                         &sharers);
+              ? MultiplyShared(own, whole, kind, columns(x), tokens(dy), tokens(addend), &sharers)
+              : MultiplyShared(own, whole, kind, tokens(x), OwnGradient(own, dy, comm.rank()), {},
+                               &sharers);
       SCOPED_TRACE(testing::Message() << "rank " << comm.rank() << " of " << ranks);
-      EXPECT_TRUE(at::equal(
-          actual.y, kind.cuts_inputs ? tokens(expected.y) : OwnOutputs(own, expected.y)));
-      EXPECT_TRUE(at::equal(actual.dx, kind.cuts_inputs ? columns(expected.dx)
-                                                        : tokens(expected.dx)));
+      EXPECT_TRUE(
+          at::equal(actual.y, kind.cuts_inputs ? tokens(expected.y) : OwnOutputs(own, expected.y)));
+      EXPECT_TRUE(
+          at::equal(actual.dx, kind.cuts_inputs ? columns(expected.dx) : tokens(expected.dx)));
       for (size_t i = 0; i < params.size(); ++i) {
         if (!params[i].trainable) continue;
         const ParamInfo& param = own.units[0].params[i];
@@ -250,7 +250,7 @@ TEST(SharedProjectionTest, WithoutTheOtherRanksFails) {
   const Kind kind{"", false, true, true};
   const ModelLayout whole = WholeLayout(kind), own = OwnLayout(kind, whole, 2, 0);
   EXPECT_THROW(
-      Multiply(own, whole, kind, Integers({4, 8}, 1), Integers({4, 24}, 2), {}, nullptr),
+      MultiplyShared(own, whole, kind, Integers({4, 8}, 1), Integers({4, 24}, 2), {}, nullptr),
       InternalError);
 }
 

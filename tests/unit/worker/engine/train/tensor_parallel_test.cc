@@ -52,9 +52,9 @@ class TensorParallelTest : public testing::Test {
   // Four heads of 64, two of keys: so large that four ranks may have parts in 4 bits, and two of
   // them the same head of keys.
   void WriteModel(const std::string& extra) const {
-    WriteTinyModel(dir_ / "model",
-                   TinyConfig(R"(, "hidden_size": 64, "head_dim": 64, "intermediate_size": 256)" +
-                              extra));
+    WriteTinyModel(
+        dir_ / "model",
+        TinyConfig(R"(, "hidden_size": 64, "head_dim": 64, "intermediate_size": 256)" + extra));
   }
 
   TrainerOptions Options(Method method, const Ranks& ranks) const {
@@ -194,9 +194,13 @@ TEST_P(TensorParallelMethodTest, ACheckpointGoesOnWithAnyNumberOfRanks) {
   };
   const Ranks one{}, two{2}, four{4}, shards{2, 2, spec::Sharding::kFullShard},
       zero{2, 2, spec::Sharding::kZero1}, rows{1, 2, spec::Sharding::kZero2};
-  for (const auto& [from, to] :
-       {std::pair(one, two), {two, one}, {two, two}, {four, shards}, {shards, rows}, {rows, zero},
-        {shards, four}}) {
+  for (const auto& [from, to] : {std::pair(one, two),
+                                 {two, one},
+                                 {two, two},
+                                 {four, shards},
+                                 {shards, rows},
+                                 {rows, zero},
+                                 {shards, four}}) {
     SCOPED_TRACE(from.Name() + " to " + to.Name());
     std::filesystem::remove_all(dir_ / "saved");
     const RecordingObserver straight = Run(save(Options(GetParam(), from)));

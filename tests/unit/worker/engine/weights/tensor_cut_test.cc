@@ -33,10 +33,10 @@ ModelLayout LayoutOf(const std::vector<int64_t>& shape, const std::vector<int64_
 std::vector<ParamInfo> PartsOf(const Cut& cut) {
   std::vector<ParamInfo> parts;
   for (int rank = 0; rank < cut.ranks; ++rank) {
-    parts.push_back(CutOver(LayoutOf(cut.whole, cut.joined), LayoutOf(cut.own, cut.joined),
-                            cut.ranks, rank)
-                        .units[0]
-                        .params[0]);
+    parts.push_back(
+        CutOver(LayoutOf(cut.whole, cut.joined), LayoutOf(cut.own, cut.joined), cut.ranks, rank)
+            .units[0]
+            .params[0]);
   }
   return parts;
 }
@@ -165,14 +165,14 @@ TEST(TakeTest, PartsOfQuantisedWeightsHaveTheBitsOfTheWhole) {
         const QuantizedPart end = form.part->Take(bytes, param, first, param.numel() - first);
         for (size_t plane = 0; plane < own.planes.size(); ++plane) {
           const int64_t count = end.planes[plane].numel();
-          EXPECT_TRUE(at::equal(
-              own.planes[plane].narrow(0, own.planes[plane].numel() - count, count),
-              end.planes[plane]));
+          EXPECT_TRUE(
+              at::equal(own.planes[plane].narrow(0, own.planes[plane].numel() - count, count),
+                        end.planes[plane]));
         }
         std::vector<Tensor> padded;
         for (size_t plane = 0; plane < own.planes.size(); ++plane) {
-          const int64_t size = form.part->CutUnits(param.numel()) *
-                               form.part->planes()[plane].per_cut_unit;
+          const int64_t size =
+              form.part->CutUnits(param.numel()) * form.part->planes()[plane].per_cut_unit;
           Tensor values = at::zeros({size}, own.planes[plane].options());
           values.narrow(0, 0, own.planes[plane].numel()).copy_(own.planes[plane]);
           padded.push_back(values);
