@@ -29,7 +29,8 @@ FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rop
 # Their two ranks share the tokens of each row.
 CONTEXT = ("smollm3_tied", "gemma4_e_tied", "qwen3_moe_mixed", "gpt_oss")
 # Or the matrices.
-TENSOR = ("llama_rope_llama3_tied", "granite_tied", "gemma3_tied", "gpt2_tied", "phi3_longrope_partial_tied")
+TENSOR = ("llama_rope_llama3_tied", "granite_tied", "gemma3_tied", "gpt2_tied", "phi3_longrope_partial_tied",
+          "nf4_double_quant", "fp8_blocks")
 STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks", "mxfp4")
 
 

@@ -1,7 +1,8 @@
 #include "worker/engine/train/memory_stats.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <sys/resource.h>
+
+#include <ATen/DeviceAccelerator.h>
 
 namespace sft::engine {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
+
+#include <c10/core/Device.h>
 
 namespace sft::engine {
 
