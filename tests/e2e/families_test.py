@@ -28,6 +28,9 @@ FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rop
             "gpt_oss", "qwen3_5_tied", "qwen3_5_moe_multimodal_tied", "qwen3_next")
 # Their two ranks share the tokens of each row.
 CONTEXT = ("smollm3_tied", "gemma4_e_tied", "qwen3_moe_mixed", "gpt_oss")
+# Or the matrices.
+TENSOR = ("llama_rope_llama3_tied", "granite_tied", "gemma3_tied", "gpt2_tied", "phi3_longrope_partial_tied",
+          "nf4_double_quant", "fp8_blocks")
 STORED = ("nf4_double_quant", "nf4_transposed", "fp8_blocks", "mxfp4")
 
 
@@ -108,7 +111,7 @@ class FamiliesTest(harness.ServiceCase):
                    "--grace", 1)
         harness.wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
 
-    def submit_file(self, case, context=1):
+    def submit_file(self, case, context=1, tensor=1):
         settings = {"compute.gpu_type": "CPU", "compute.gpu_count": 2, "compute.variant": "CPU-2x",
                     "compute.gpus_per_node": 2, "training.use_qlora": str(case.startswith("nf4")).lower(),
                     "lora.r": 4, "lora.alpha": 8, "hyperparameters.max_steps": STEPS,
@@ -116,6 +119,7 @@ class FamiliesTest(harness.ServiceCase):
                     "checkpoint.save_steps": SAVE_STEPS, "hyperparameters.per_device_batch": 1,
                     "hyperparameters.gradient_accumulation_steps": 1, "hyperparameters.sequence_length": 32,
                     "hyperparameters.parallelism.context_parallel_size": context,
+                    "hyperparameters.parallelism.tensor_parallel_size": tensor,
                     "hyperparameters.learning_rate": "1e-3"}
         job = self.dir / "family.toml"
         job.write_text('[job]\ndata = "rows.jsonl"\n')
@@ -123,7 +127,7 @@ class FamiliesTest(harness.ServiceCase):
                            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")))
 
     def submit_case(self, case):
-        result = self.submit_file(case, 2 if case in CONTEXT else 1)
+        result = self.submit_file(case, 2 if case in CONTEXT else 1, 2 if case in TENSOR else 1)
         self.assertEqual(result.returncode, 0, f"{case}: {result.stdout}{result.stderr}")
         return json.loads(result.stdout)["job"]
 
@@ -196,6 +200,11 @@ class FamiliesTest(harness.ServiceCase):
         submitted = self.submit_file("qwen3_5_tied", context=2)
         self.assertNotEqual(submitted.returncode, 0)
         self.assertIn("does not go with qwen3_5_text yet: its gated DeltaNets", submitted.stdout + submitted.stderr)
+        for case, what in (("qwen3_next", "gated DeltaNets"), ("gpt_oss", "mixtures of experts"),
+                           ("olmo2_untied", "norms over all heads together")):
+            submitted = self.submit_file(case, tensor=2)
+            self.assertNotEqual(submitted.returncode, 0)
+            self.assertIn(f"2 does not go with {what} yet, which this", submitted.stdout + submitted.stderr)
 
     def test_a_model_of_every_family_is_killed_resumed_delivered_and_read_by_peft(self):
         (self.dir / "adapters").mkdir()

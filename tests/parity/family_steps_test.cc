@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/plan/context.h"
+#include "common/plan/tensor.h"
 #include "tests/parity/golden_case.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/base/error.h"
@@ -54,23 +55,27 @@ class FamilyStepsTest : public testing::TestWithParam<std::string> {
     }
   }
 
-  // On so many ranks that share the rows.
-  void CompareAdapters(bool use_qlora, Communicator& comm) {
+  // What the ranks share.
+  enum class Shared { kRows, kMatrices };
+
+  void CompareAdapters(bool use_qlora, Communicator& comm, Shared shared = Shared::kRows) {
     const Adapter adapter = ReadAdapter(dir() / "adapter", ReadConfig(dir()).prefix);
-    spec::JobSpec job = SharedBy(comm, PlainJob(adapter.config));
+    spec::JobSpec job = SharedBy(comm.world(), shared, PlainJob(adapter.config));
     job.lora.target_modules = {"all-linear"};
     job.training.use_qlora = use_qlora;
     TrainingModel model(job, dir(), comm);
     model.LoadAdapter(adapter);
     Compare(model, use_qlora ? "qlora" : "lora", comm);
   }
-  void CompareFull(Communicator& comm) {
-    TrainingModel model(SharedBy(comm, PlainJob(spec::Mode::kFullFinetune)), dir(), comm);
+  void CompareFull(Communicator& comm, Shared shared = Shared::kRows) {
+    TrainingModel model(SharedBy(comm.world(), shared, PlainJob(spec::Mode::kFullFinetune)), dir(),
+                        comm);
     Compare(model, "fft", comm);
   }
-  static spec::JobSpec SharedBy(const Communicator& comm, spec::JobSpec job) {
-    job.compute.gpu_count = job.compute.gpus_per_node = comm.world();
-    job.parallelism.context_parallel_size = comm.world();
+  static spec::JobSpec SharedBy(int ranks, Shared shared, spec::JobSpec job) {
+    job.compute.gpu_count = job.compute.gpus_per_node = ranks;
+    (shared == Shared::kRows ? job.parallelism.context_parallel_size
+                             : job.parallelism.tensor_parallel_size) = ranks;
     return job;
   }
 
@@ -99,6 +104,26 @@ TEST_P(FamilyStepsTest, OnRanksThatShareTheRows) {
     }
     RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm); });
     RunRanks(ranks, [&](Communicator& comm) { CompareAdapters(true, comm); });
+  }
+}
+
+// The same of ranks that share the matrices. The tiny models have none that can be cut in 4 bits.
+TEST_P(FamilyStepsTest, OnRanksThatShareTheMatrices) {
+  for (const int ranks : {2, 4}) {
+    SCOPED_TRACE(ranks);
+    const spec::JobSpec job =
+        SharedBy(ranks, Shared::kMatrices, PlainJob(spec::Mode::kFullFinetune));
+    if (const auto problem = plan::CheckTensor(ReadConfig(dir()), job)) {
+      EXPECT_THAT(problem->message, testing::AnyOf(testing::HasSubstr("does not go with"),
+                                                   testing::HasSubstr("does not divide"),
+                                                   testing::HasSubstr("in one matrix")));
+      EXPECT_THROW(
+          RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm, Shared::kMatrices); }),
+          UserError);
+      continue;
+    }
+    RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm, Shared::kMatrices); });
+    RunRanks(ranks, [&](Communicator& comm) { CompareAdapters(false, comm, Shared::kMatrices); });
   }
 }
 

@@ -20,6 +20,7 @@ constexpr AxisSet kConnected[] = {AxisSet(),
                                   {Axis::kContext},
                                   {Axis::kTensor},
                                   {Axis::kShard, Axis::kContext},
+                                  {Axis::kShard, Axis::kContext, Axis::kTensor},
                                   kRowAxes,
                                   kTokenAxes};
 

@@ -71,9 +71,9 @@ struct MeshShape {
 class Mesh {
  public:
   // Connects the groups of all sets of axes that the engine communicates over: none, each axis,
-  // kRowAxes and kTokenAxes, and shard with context; always in one order. A group of all ranks is
-  // the world and equal groups are one. A collective; throws InternalError when the shape does not
-  // have the world's ranks, else as MakeSubgroup. Borrows `world`.
+  // kRowAxes and kTokenAxes, shard with context, and these with tensor; always in one order. A
+  // group of all ranks is the world and equal groups are one. A collective; throws InternalError
+  // when the shape does not have the world's ranks, else as MakeSubgroup. Borrows `world`.
   Mesh(Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }

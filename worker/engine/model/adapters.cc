@@ -99,6 +99,7 @@ void AdaptUnit(UnitInfo& unit, std::string_view prefix, const spec::JobSpec::Lor
         {module + ".lora_A.weight", {each * rank, param.shape[1]}, ParamRole::kLoraA, true});
     seconds.push_back({module + ".lora_B.weight", {param.shape[0], rank}, ParamRole::kLoraB, true});
     firsts.back().experts = seconds.back().experts = param.experts;
+    seconds.back().joined = param.joined;
     seconds.back().scale_ratio = sizes.ScaleOf(at_run_time) / ScalingOf(lora).scale;
     if (!lora.use_dora) continue;
     magnitudes.push_back(

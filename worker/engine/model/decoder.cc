@@ -67,9 +67,12 @@ WeightUse Decoder::BackwardUse(size_t layer) const {
 }
 
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
+  // Attention has the tokens of all ranks that share the matrices.
+  const bool all = batch.sharers != nullptr;
   return {batch.documents(),
-          RopeTablesOf(batch.positions, batch.documents().cu_seqlens, batch.first_token),
-          MakeLinks(), batch.exchange};
+          RopeTablesOf(all ? batch.all_positions : batch.positions, batch.documents().cu_seqlens,
+                       all ? 0 : batch.first_token),
+          MakeLinks(), batch.exchange, batch.sharers};
 }
 
 std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
@@ -212,7 +215,8 @@ Pass Decoder::PassOf(const UnitWeights& weights, const BlockContext& context,
           .lora = options_.lora,
           .dropout = dropout,
           .balance = context.links->balance.get(),
-          .exchange = context.exchange};
+          .exchange = context.exchange,
+          .sharers = context.sharers};
 }
 
 Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {

@@ -48,7 +48,8 @@ ModelLayout MakeLayout(const ModelConfig& config) {
                              .experts = tensor.experts,
                              .exact = tensor.exact,
                              .parts = std::move(tensor.parts),
-                             .single_parts = std::move(tensor.single_parts)});
+                             .single_parts = std::move(tensor.single_parts),
+                             .joined = std::move(tensor.joined)});
     }
     layout.units.push_back(std::move(unit));
   }

@@ -11,6 +11,7 @@
 namespace sft::engine {
 
 class HeadExchange;
+class TokenExchange;
 
 // A micro-batch on the device: T tokens of documents laid end to end, N of which predict a target.
 // Where its tokens are cut over ranks, they are a rank's share, and the documents all of them.
@@ -25,6 +26,10 @@ struct DeviceBatch {
   RowObjective objective;                  // empty: the sum of the cross entropies
   const HeadExchange* exchange = nullptr;  // of the ranks that have the other tokens; null: none
   int64_t first_token = 0;                 // the number of the first of the rank's tokens
+  // Of the ranks that share matrices, and the positions of all their tokens, int64, which each
+  // rank's attention sees; null and undefined: there are no others.
+  const TokenExchange* sharers = nullptr;
+  at::Tensor all_positions;
 
   int64_t size() const { return tokens.size(0); }
   ops::Documents documents() const { return {cu_seqlens, lengths}; }

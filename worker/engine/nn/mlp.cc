@@ -75,7 +75,8 @@ Tensor Mlp::OutputGateBackward(const Tensor& dshare, const Tensor& share, const 
 void Mlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
   if (!restores_gate_up(saved)) return;
   // Spare columns already: the backward turns these rows into their own gradient.
-  saved.gate_up = gate_up.EmptyGradientRows(x.rows);
+  saved.gate_up = EmptyRows(gate_up.OutputTokens(x.rows.size(0), pass), gate_up.outputs(),
+                            gate_up.spare(), x.rows);
   saved.gate_up_xa = gate_up.Forward(saved.gate_up, std::move(x), pass);
 }
 
@@ -96,7 +97,7 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
   const bool go_on = dx != nullptr || gate_up.trained(gradients) ||
                      (HasOutputGate() && output_gate.trained(gradients));
   Tensor dactivated;
-  if (go_on) dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());
+  if (go_on) dactivated = at::empty({saved.gate_up.size(0), down.inputs()}, dy.rows.options());
   down.Backward(std::move(dy), saved.activated, saved.down_xa, pass, gradients,
                 go_on ? &dactivated : nullptr);
   saved.activated = saved.down_xa = Tensor();
@@ -124,6 +125,7 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
 // Adapters are trained together, and never beside the weights that they adapt.
 void Mlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
                             UnitGradients& gradients, Tensor* dx) const {
+  dy = down.GatheredGradient(std::move(dy), pass);
   const Tensor dxa_down = down.AdapterGradient(dy.rows, pass);
   down.AddSecondGradients(dy.rows, saved.down_xa, pass, gradients);
   Tensor dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());
@@ -141,8 +143,7 @@ void Mlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Sa
                            .scale = pass.lora.scale,
                            .kind = kind});
   dactivated = Tensor();
-  gate_up.AddFirstGradients(x, dxa, pass, gradients);
-  if (dx != nullptr) gate_up.InputGradient(dgate_up, dxa, pass, *dx);
+  gate_up.FinishBackward(dgate_up, x, dxa, pass, gradients, dx);
 }
 
 }  // namespace sft::engine

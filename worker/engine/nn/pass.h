@@ -15,6 +15,7 @@ struct LoraScaling {
 };
 
 class HeadExchange;
+class TokenExchange;
 class RouterBalance;
 
 // The unit being run, as its layers see it.
@@ -33,6 +34,8 @@ struct Pass {
   RouterBalance* balance = nullptr;
   // Of the ranks that the micro-batch's tokens are cut over; null: the rank has all of them.
   const HeadExchange* exchange = nullptr;
+  // Of the ranks that share the matrices; null: the rank has them whole.
+  const TokenExchange* sharers = nullptr;
 
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };

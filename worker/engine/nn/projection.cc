@@ -1,5 +1,6 @@
 #include "worker/engine/nn/projection.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
@@ -13,6 +14,7 @@
 #include "common/plan/execution.h"
 #include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/nn/token_exchange.h"
 
 namespace sft::engine {
 
@@ -78,6 +80,35 @@ Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
     : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {
   const int bias = info_.members[0].bias;
   sums_columns_ = info_.members.size() == 1 && bias >= 0 && unit.params[bias].trainable;
+  along_ = unit.params[info_.members[0].weight].cut.along;
+}
+
+const TokenExchange& Projection::Sharers(const Pass& pass) const {
+  if (pass.sharers == nullptr) throw InternalError("a part of a matrix without the other parts");
+  return *pass.sharers;
+}
+
+int64_t Projection::OutputTokens(int64_t tokens, const Pass& pass) const {
+  return outputs_cut() ? tokens * Sharers(pass).ranks() : tokens;
+}
+
+Tensor Projection::GatherInput(const Tensor& x, Tensor& xa, const Pass& pass) const {
+  if (info_.rank == 0) return Sharers(pass).Gather(x);
+  if (!HasRoom(pass)) SpareColumns(x, info_.rank).copy_(xa);
+  const Tensor all = Sharers(pass).Gather(x);
+  xa = SpareColumns(all, info_.rank);
+  return all;
+}
+
+void Projection::SumParts(Tensor& y, const Tensor& part, const Tensor& addend,
+                          const Pass& pass) const {
+  const Tensor own = Sharers(pass).ScatterSum(part);
+  if (addend.defined()) {
+    at::add_out(y, own, addend);
+  } else {
+    y.copy_(own);
+  }
+  AddBiases(y, pass);
 }
 
 bool Projection::HasRoom(const Pass& pass) const {
@@ -219,8 +250,8 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
 
 Tensor Projection::BiasOfProduct(const Pass& pass) const {
   const Member& first = info_.members[0];
-  const bool apart =
-      info_.members.size() > 1 || first.bias < 0 || info_.dora || pass.tile > 0 || Fp8(pass);
+  const bool apart = info_.members.size() > 1 || first.bias < 0 || info_.dora || pass.tile > 0 ||
+                     Fp8(pass) || inputs_cut();
   return apart ? Tensor() : pass.weights[first.bias];
 }
 
@@ -228,6 +259,14 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
   Tensor xa;
   if (info_.rank > 0) xa = FirstFactorProduct(x.rows, pass);
   if (xa.defined() && pass.adapter_rows.defined()) xa.mul_(pass.adapter_rows);
+  if (inputs_cut()) {
+    Tensor part = at::empty({x.rows.size(0), info_.rows}, y.options());
+    PlainProduct(part, x.rows, JoinsForward(pass), {}, {}, pass);
+    if (info_.rank > 0 && !JoinsForward(pass)) AddSecondFactors(part, xa, pass);
+    SumParts(y, part, addend, pass);
+    return xa;
+  }
+  if (outputs_cut()) x.rows = GatherInput(x.rows, xa, pass);
   const bool joins = JoinsForward(pass);
   const Tensor bias = BiasOfProduct(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
@@ -247,7 +286,8 @@ Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tens
   }
   if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   if (!bias.defined()) AddBiases(y, pass);
-  return xa;
+  // Without the gathered rows, which nothing reads again.
+  return outputs_cut() && xa.defined() ? xa.clone() : xa;
 }
 
 Projection::Dropped Projection::DroppedOutputs(size_t index, const Tensor& x, const Tensor& xa,
@@ -380,7 +420,11 @@ void Projection::AddBiasGradient(const Member& member, const Activation& dy,
   bias.add_(sums);
 }
 
-void Projection::WeightGradients(const Activation& gradient, const Tensor& x, const Pass& pass,
+void Projection::AddBiasGradients(const Activation& dy, UnitGradients& gradients) const {
+  for (const Member& member : info_.members) AddBiasGradient(member, dy, gradients);
+}
+
+void Projection::WeightGradients(const Activation& gradient, Tensor x, const Pass& pass,
                                  UnitGradients& gradients) const {
   const Tensor& dy = gradient.rows;
   std::vector<ProductSum> products;
@@ -388,13 +432,13 @@ void Projection::WeightGradients(const Activation& gradient, const Tensor& x, co
   for (const Member& member : info_.members) {
     products.push_back(gradients.Product(member.weight));
     sums.push_back(products.back().sum);
-    AddBiasGradient(member, gradient, gradients);
   }
+  const auto trained = [](const Tensor& sum) { return sum.defined(); };
+  if (outputs_cut() && std::any_of(sums.begin(), sums.end(), trained)) x = Sharers(pass).Gather(x);
   const Fp8Matrix* const fp8 = Fp8(pass);
   const bool in_fp8 = fp8 != nullptr && fp8->weight_gradient;
   ops::Fp8Rows dy8, x8;
-  if (in_fp8 &&
-      std::any_of(sums.begin(), sums.end(), [](const Tensor& s) { return s.defined(); })) {
+  if (in_fp8 && std::any_of(sums.begin(), sums.end(), trained)) {
     dy8 = WeightColumns(dy);
     x8 = WeightColumns(x);
   }
@@ -485,19 +529,21 @@ void Projection::AddFirstGradients(const Tensor& x, const Tensor& dxa, const Pas
   }
 }
 
-void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pass,
-                               Tensor& dx) const {
+void Projection::ProductGradient(Activation dy, const Tensor& dxa, const Pass& pass,
+                                 Tensor& dx) const {
   const bool joins = JoinsBackward(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
     if (!dy.fp8.values.defined()) dy = Quantised(AsGradient(dy.rows, pass));
     Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
                /*fast_sums=*/true);
-  } else {
-    const Tensor rows = joins ? Widened(dy.rows, info_.rank) : dy.rows;
-    const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
-    ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
+    return;
   }
-  if (!dxa.defined() || joins) return;
+  const Tensor rows = joins ? Widened(dy.rows, info_.rank) : dy.rows;
+  const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
+  ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
+}
+
+void Projection::AddThroughFactors(Tensor& dx, const Tensor& dxa, const Pass& pass) const {
   for (size_t i = 0; i < info_.members.size(); ++i) {
     const Member& member = info_.members[i];
     if (member.rank == 0) continue;
@@ -512,8 +558,47 @@ void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pas
   }
 }
 
+void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pass,
+                               Tensor& dx) const {
+  ProductGradient(std::move(dy), dxa, pass, dx);
+  if (dxa.defined() && !JoinsBackward(pass)) AddThroughFactors(dx, dxa, pass);
+}
+
+void Projection::ScatterInputGradient(Activation dy, const Tensor& x, Tensor dxa, const Pass& pass,
+                                      UnitGradients& gradients, Tensor* dx) const {
+  if (dx != nullptr) {
+    Tensor part = EmptyInputRows(dy.rows);
+    ProductGradient(std::move(dy), dxa, pass, part);
+    if (dxa.defined()) SpareColumns(part, info_.rank).copy_(dxa);
+    const Tensor own = Sharers(pass).ScatterSum(part);
+    dx->copy_(own);
+    if (dxa.defined()) dxa = SpareColumns(own, info_.rank);
+  } else if (dxa.defined()) {
+    dxa = Sharers(pass).ScatterSum(dxa.contiguous());
+  }
+  if (!dxa.defined()) return;
+  AddFirstGradients(x, dxa, pass, gradients);
+  if (dx != nullptr && !JoinsBackward(pass)) AddThroughFactors(*dx, dxa, pass);
+}
+
+void Projection::FinishBackward(Activation dy, const Tensor& x, const Tensor& dxa, const Pass& pass,
+                                UnitGradients& gradients, Tensor* dx) const {
+  if (outputs_cut()) {
+    ScatterInputGradient(std::move(dy), x, dxa, pass, gradients, dx);
+    return;
+  }
+  if (dxa.defined()) AddFirstGradients(x, dxa, pass, gradients);
+  if (dx != nullptr) InputGradient(std::move(dy), dxa, pass, *dx);
+}
+
+Activation Projection::GatheredGradient(Activation dy, const Pass& pass) const {
+  return inputs_cut() ? Activation(Sharers(pass).Gather(dy.rows)) : dy;
+}
+
 void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, const Pass& pass,
                           UnitGradients& gradients, Tensor* dx) const {
+  AddBiasGradients(dy, gradients);
+  dy = GatheredGradient(std::move(dy), pass);
   WeightGradients(dy, x, pass, gradients);
   if (info_.dora) {
     const Tensor scaled = BehindGains(dy.rows, x, xa, pass, gradients);
@@ -527,9 +612,8 @@ void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, cons
   if (info_.rank > 0) {
     dxa = AdapterGradient(dy.rows, pass);
     AddSecondGradients(dy.rows, xa, pass, gradients);
-    AddFirstGradients(x, dxa, pass, gradients);
   }
-  if (dx != nullptr) InputGradient(std::move(dy), dxa, pass, *dx);
+  FinishBackward(std::move(dy), x, dxa, pass, gradients, dx);
 }
 
 }  // namespace sft::engine

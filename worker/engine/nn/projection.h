@@ -48,6 +48,15 @@ void AddProduct(at::Tensor& out, const at::Tensor& a, const at::Tensor& weight,
 // A bias is added within the product where one linear has the matrix for itself; the biases of
 // several, and those behind FP8 products or gains, are added in a pass of their own.
 //
+// Where ranks share the matrix (Pass::sharers), each has a part of it, and x or y is of the rank's
+// own tokens alone (token_exchange.h). With outputs cut, x and x A^T are gathered in one message,
+// and y is of all tokens; backward, dx and dy B are parts of sums, added up and handed back in one
+// message, and A's gradient is of own tokens. With inputs cut, x is of all tokens, the products of
+// W and B are parts of one sum, and bias and addend join own rows behind it; backward, dy is
+// gathered, and B's gradient is a part, since x A^T is. The gradients of what each rank has whole,
+// A, B and bias, are sums over the ranks, which the sink's owner makes (ParamPlacement::sharers). A
+// linear with inputs cut has its matrix for itself.
+//
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
  public:
@@ -58,6 +67,8 @@ class Projection {
 
   int64_t outputs() const { return info_.rows; }
   int64_t inputs() const { return info_.columns; }
+  // Tokens of y where x has so many.
+  int64_t OutputTokens(int64_t tokens, const Pass& pass) const;
   // Columns to spare that x and dy need: R.
   int64_t spare() const { return info_.rank; }
 
@@ -75,7 +86,7 @@ class Projection {
 
   // Writes y, rows [T, N], of x [T, K]; with `addend`, rows [T, N], that is added. Returns
   // drop(x) A^T [T, R] for the backward, undefined without adapters: a view of x's spare columns
-  // where the source left room.
+  // where the source left room. Of shared matrices the tokens of both are those of what is cut.
   at::Tensor Forward(at::Tensor& y, Activation x, const Pass& pass,
                      const at::Tensor& addend = {}) const;
 
@@ -107,12 +118,37 @@ class Projection {
   // Add the gradients of the factors B, and A.
   void AddSecondGradients(const at::Tensor& dy, const at::Tensor& xa, const Pass& pass,
                           UnitGradients& gradients) const;
-  void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
-                         UnitGradients& gradients) const;
+  // dy of all tokens, where the inputs are cut; else dy.
+  Activation GatheredGradient(Activation dy, const Pass& pass) const;
+  // The gradient of x where that is of all tokens.
   void InputGradient(Activation dy, const at::Tensor& dxa, const Pass& pass, at::Tensor& dx) const;
+  // Ends a backward, of dy and s dy B: adds the gradients of the factors A and, where dx is not
+  // null, writes that of x.
+  void FinishBackward(Activation dy, const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
+                      UnitGradients& gradients, at::Tensor* dx) const;
 
  private:
   using Member = MatrixInfo::Member;
+  using Along = TensorCut::Along;
+
+  bool outputs_cut() const { return along_ == Along::kRows; }
+  bool inputs_cut() const { return along_ == Along::kColumns; }
+  // Throws InternalError where the pass has none.
+  const TokenExchange& Sharers(const Pass& pass) const;
+  // x with its product xa [T, R] beside it, of all tokens; makes xa a view of it.
+  at::Tensor GatherInput(const at::Tensor& x, at::Tensor& xa, const Pass& pass) const;
+  // y of the ranks' parts of it.
+  void SumParts(at::Tensor& y, const at::Tensor& part, const at::Tensor& addend,
+                const Pass& pass) const;
+  // FinishBackward where the outputs are cut.
+  void ScatterInputGradient(Activation dy, const at::Tensor& x, at::Tensor dxa, const Pass& pass,
+                            UnitGradients& gradients, at::Tensor* dx) const;
+  // The parts of InputGradient: W's, with the adapters' where they join, and these by themselves.
+  void ProductGradient(Activation dy, const at::Tensor& dxa, const Pass& pass,
+                       at::Tensor& dx) const;
+  void AddThroughFactors(at::Tensor& dx, const at::Tensor& dxa, const Pass& pass) const;
+  void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
+                         UnitGradients& gradients) const;
 
   bool HasRoom(const Pass& pass) const;
   // Throws InternalError where the source gives none.
@@ -159,14 +195,16 @@ class Projection {
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;
   // Adds (or writes) the product of dy and x to the gradients of the weights.
-  void WeightGradients(const Activation& dy, const at::Tensor& x, const Pass& pass,
+  void WeightGradients(const Activation& dy, at::Tensor x, const Pass& pass,
                        UnitGradients& gradients) const;
+  void AddBiasGradients(const Activation& dy, UnitGradients& gradients) const;
   void AddBiasGradient(const Member& member, const Activation& dy, UnitGradients& gradients) const;
 
   MatrixInfo info_;
   int matrix_ = 0;
   uint64_t first_module_ = 0;
-  bool sums_columns_ = false;  // one linear, whose bias is trained
+  bool sums_columns_ = false;      // one linear, whose bias is trained
+  Along along_ = Along::kNothing;  // that the ranks' parts are cut
 };
 
 }  // namespace sft::engine

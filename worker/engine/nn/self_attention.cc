@@ -47,7 +47,7 @@ Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
 
 void SelfAttention::Project(Activation x, const RopeTables& rope, const Pass& pass,
                             Saved& saved) const {
-  saved.qkv = at::empty({x.rows.size(0), qkv.outputs()}, x.rows.options());
+  saved.qkv = at::empty({qkv.OutputTokens(x.rows.size(0), pass), qkv.outputs()}, x.rows.options());
   saved.qkv_xa = qkv.Forward(saved.qkv, std::move(x), pass);
   if (has_norms()) {
     Restore(rope, pass, saved);
@@ -311,7 +311,7 @@ void SelfAttention::Backward(Activation dy, const std::function<Tensor()>& input
                              UnitGradients& gradients, Tensor* dx) const {
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
-  if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
+  if (go_on) dout = at::empty({saved.out.size(0), o.inputs()}, dy.rows.options());
   RestoreGated(pass, saved);
   o.Backward(std::move(dy), Read(saved), saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
   saved.o_xa = saved.gated = Tensor();

@@ -14,6 +14,7 @@
 #include "worker/engine/weights/frozen_fp8.h"
 #include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/sharded_source.h"
+#include "worker/engine/weights/tensor_cut.h"
 
 namespace sft::engine {
 
@@ -105,20 +106,40 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
   return source;
 }
 
+// The scales' own scales do not end where a part of a matrix does: parts have the blocks' in fp32.
+bool Nests(const FrozenOptions& options, const ModelLayout& layout, const BaseWeights& base) {
+  if (layout.tensor_ranks > 1) return false;
+  return layout.stored.form == plan::StoredForm::kNf4 ? base.nested() : options.double_quant;
+}
+
 // The format of quantised weights: the job's, or that in which the checkpoint holds them.
 std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options, const ModelLayout& layout,
                                       const BaseWeights& base) {
-  if (options.bits == 4 && layout.stored.form == plan::StoredForm::kNf4) {
-    return MakeNf4Format(base.nested());
-  }
   switch (options.bits) {
     case 4:
-      return MakeNf4Format(options.double_quant);
+      return MakeNf4Format(Nests(options, layout, base));
     case 8:
       return MakeInt8Format();
     default:
       return MakePlainFormat(options.compute);
   }
+}
+
+// What this rank has of a weight that is quantised as a whole, as one rank would have it.
+void LoadPart(const ParamInfo& param, int unit, int index, const BaseWeights& base,
+              const FrozenOptions& options, QuantizedSource& source) {
+  const CutRange whole = WholeRange(param);
+  const auto maker = options.bits == 4 ? MakeNf4Format(options.double_quant) : MakeInt8Format();
+  QuantizedPart bytes;
+  if (options.bits == 4 && base.HoldsNf4(param)) {
+    bytes = base.ReadBytes(param, 0, whole.count);
+  } else {
+    const std::unique_ptr<Communicator> alone = MakeLocalCommunicator(base.device());
+    bytes = maker->Quantize(base.ReadWhole(param, 0, whole.count), whole.whole_columns,
+                            {&whole.count, 1}, *alone);
+  }
+  const auto [first, count] = source.RangeOf(unit, index);
+  source.LoadBytes(unit, index, maker->Take(bytes, param, first, count));
 }
 
 void LoadQuantized(const ParamInfo& param, int unit, int index, const BaseWeights& base,
@@ -129,6 +150,7 @@ void LoadQuantized(const ParamInfo& param, int unit, int index, const BaseWeight
     source.LoadPlain(unit, index, weight);
     return;
   }
+  if (param.cut.ranks > 1) return LoadPart(param, unit, index, base, options, source);
   const auto [first, count] = source.RangeOf(unit, index);
   if (param.mxfp4 || (options.bits == 4 && base.HoldsNf4(param))) {
     source.LoadBytes(unit, index, base.ReadBytes(param, first, count));
@@ -235,12 +257,17 @@ Tensor BaseWeights::ReadElements(const std::string& name, int64_t first, int64_t
                  : files_.ViewRange(name, first, count);
 }
 
-Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
+Tensor BaseWeights::ReadWhole(const ParamInfo& param, int64_t first, int64_t count) const {
   const StoredTensor& stored = Stored(param);
   const auto read = std::bind_front(&BaseWeights::ReadElements, this);
   if (!stored.transposed) return ReadStored(stored, first, count, read);
-  const Tensor whole = ReadStored(stored, 0, param.numel(), read);
+  const Tensor whole = ReadStored(stored, 0, WholeRange(param).count, read);
   return whole.view(stored.shape).t().reshape({-1}).narrow(0, first, count);
+}
+
+Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
+  return ReadPart(param, first, count,
+                  [&](int64_t from, int64_t elements) { return ReadWhole(param, from, elements); });
 }
 
 QuantizedPart BaseWeights::ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const {

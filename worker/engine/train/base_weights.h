@@ -33,20 +33,23 @@ class BaseWeights {
   // Has `layout` keep stacks that are to be quantised in MXFP4 where the files hold them so.
   void KeepMxfp4(ModelLayout& layout) const;
 
-  // Elements [first, first + count) of a parameter of the base, flat, as stored (16-bit floats that
-  // are not bf16 become fp32) or de-quantised to fp32, on the device. On a CPU pages are read from
-  // the file when the tensor is used.
+  at::Device device() const { return device_; }
+  // Elements [first, first + count) of what this rank has of a parameter of the base, flat, as
+  // stored (16-bit floats that are not bf16 become fp32) or de-quantised to fp32, on the device. On
+  // a CPU pages are read from the file when the tensor is used.
   at::Tensor Read(const ParamInfo& param, int64_t first, int64_t count) const;
+  // The same of the whole parameter.
+  at::Tensor ReadWhole(const ParamInfo& param, int64_t first, int64_t count) const;
   // The bytes of such elements where the files hold them in NF4, or of a parameter that is kept in
-  // MXFP4; `first` is a multiple of the format's cut unit.
+  // MXFP4; `first` is a multiple of the format's cut unit. Of the whole parameter.
   QuantizedPart ReadBytes(const ParamInfo& param, int64_t first, int64_t count) const;
   bool HoldsNf4(const ParamInfo& param) const;
   bool HoldsMxfp4(const ParamInfo& param) const;
   // True if ReadBytes gives scales that are quantised too: as bitsandbytes' are, unless some
   // weight's are laid out in another way than kernels/nf4_tables.h says.
   bool nested() const { return nested_; }
-  // The whole parameter into `to`, of its shape and of any type and stride, in parts of whole rows
-  // of at most so many elements: on a GPU no second one of its size is held.
+  // All that this rank has of the parameter into `to`, of its shape and of any type and stride, in
+  // parts of whole rows of at most so many elements: on a GPU no second one of its size is held.
   void Copy(const ParamInfo& param, const at::Tensor& to,
             int64_t part_elements = int64_t{64} << 20) const;
   // To be called when `param` was used: its pages are this process's memory no longer.

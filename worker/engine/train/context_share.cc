@@ -1,5 +1,7 @@
 #include "worker/engine/train/context_share.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 
 #include "common/base/round.h"
@@ -7,6 +9,8 @@
 #include "worker/engine/train/device_batch.h"
 
 namespace sft::engine {
+
+using at::Tensor;
 
 namespace {
 
@@ -25,14 +29,18 @@ std::vector<int32_t> Part(const std::vector<int32_t>& values, int64_t first, int
   return {values.begin() + first, values.begin() + first + count};
 }
 
-}  // namespace
+// What rank `rank` of `ranks` has.
+struct Share {
+  DeviceBatch batch;
+  std::vector<int32_t> positions;  // of all tokens
+};
 
-DeviceBatch ShareToDevice(const MicroBatch& batch, const HeadExchange& exchange,
-                          at::Device device) {
+Share ShareOf(const MicroBatch& batch, int rank, int ranks, at::Device device) {
   MicroBatch share = batch;
-  const int64_t unit = exchange.ranks() * plan::kShareMultiple;
+  const int64_t unit = ranks * plan::kShareMultiple;
   AddPadding(RoundUp(std::max<int64_t>(share.size(), 1), unit) - share.size(), &share);
-  const int64_t count = share.size() / exchange.ranks(), first = exchange.rank() * count;
+  const int64_t count = share.size() / ranks, first = rank * count;
+  Share result{.positions = share.positions};
   share.tokens = Part(share.tokens, first, count);
   share.positions = Part(share.positions, first, count);
   share.targets = Part(share.targets, first, count);
@@ -40,10 +48,27 @@ DeviceBatch ShareToDevice(const MicroBatch& batch, const HeadExchange& exchange,
   for (int64_t i = 0; i < count; ++i) {
     if (share.targets[i] != MicroBatch::kIgnore) share.loss_rows.push_back(static_cast<int32_t>(i));
   }
-  DeviceBatch result = ToDevice(share, device);
-  result.exchange = &exchange;
-  result.first_token = first;
+  result.batch = ToDevice(share, device);
+  result.batch.first_token = first;
   return result;
+}
+
+}  // namespace
+
+DeviceBatch ShareToDevice(const MicroBatch& batch, const HeadExchange& exchange,
+                          at::Device device) {
+  DeviceBatch share = ShareOf(batch, exchange.rank(), exchange.ranks(), device).batch;
+  share.exchange = &exchange;
+  return share;
+}
+
+DeviceBatch ShareToDevice(const MicroBatch& batch, const TokenExchange& sharers,
+                          at::Device device) {
+  auto [share, positions] = ShareOf(batch, sharers.rank(), sharers.ranks(), device);
+  share.sharers = &sharers;
+  const Tensor host = at::tensor(positions, at::TensorOptions(at::kInt));
+  share.all_positions = (device.is_cpu() ? host : host.pin_memory().to(device, true)).to(at::kLong);
+  return share;
 }
 
 }  // namespace sft::engine

@@ -67,14 +67,18 @@ void ForEachTrained(const Trained& trained, at::ScalarType type, const Visit& vi
   }
 }
 
-// What the ranks compute with, where each holds a copy of its own.
-std::string ReplicaHash(const TrainingModel& model) {
+// What the ranks compute with, where each holds a copy of its own: of the parameters that so many
+// ranks along the tensor axis have the same elements of.
+std::string ReplicaHash(const TrainingModel& model, int sharers) {
   TensorHasher hasher;
+  const ModelLayout& layout = model.own_layout();
   if (model.store().placement() != Placement::kFullShard) {
     const std::unique_ptr<WeightSource> source = model.store().MakeSource();
-    for (int unit = 0; unit < model.layout().size(); ++unit) {
-      AcquiredUnit acquired(*source, model.layout(), unit);
-      for (const Tensor& weight : acquired.weights().params) {
+    for (int unit = 0; unit < layout.size(); ++unit) {
+      AcquiredUnit acquired(*source, layout, unit);
+      for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+        if (layout.units[unit].params[i].cut.sharers() != sharers) continue;
+        const Tensor& weight = acquired.weights().params[i];
         // The source may use its memory for the next unit.
         if (weight.defined()) hasher.Add(weight.is_cpu() ? weight.clone() : weight);
       }
@@ -83,15 +87,24 @@ std::string ReplicaHash(const TrainingModel& model) {
   return hasher.Finish();
 }
 
-// The ranks of each stage of a pipeline have the same weights; all ranks get the same answer.
+// The ranks of each stage of a pipeline have the same weights, but for their parts of matrices; all
+// ranks get the same answer.
 bool ReplicasAgree(const TrainingModel& model, Communicator& comm) {
-  const std::vector<std::string> hashes = AllGatherStrings(comm, ReplicaHash(model));
-  std::map<int, std::set<std::string>> of_stages;
-  for (int rank = 0; rank < comm.world(); ++rank) {
-    const int stage = model.mesh().shape().Coordinate(rank, Axis::kPipeline);
-    of_stages[stage].insert(hashes[static_cast<size_t>(rank)]);
+  const MeshShape& shape = model.mesh().shape();
+  bool agree = true;
+  for (int sharers = 1; sharers <= shape.tensor; ++sharers) {
+    if (shape.tensor % sharers != 0) continue;
+    const std::vector<std::string> hashes = AllGatherStrings(comm, ReplicaHash(model, sharers));
+    std::map<std::pair<int, int>, std::set<std::string>> alike;
+    for (int rank = 0; rank < comm.world(); ++rank) {
+      alike[{shape.Coordinate(rank, Axis::kPipeline),
+             shape.Coordinate(rank, Axis::kTensor) / sharers}]
+          .insert(hashes[static_cast<size_t>(rank)]);
+    }
+    agree = agree &&
+            std::ranges::all_of(alike, [](const auto& ranks) { return ranks.second.size() == 1; });
   }
-  return std::ranges::all_of(of_stages, [](const auto& stage) { return stage.second.size() == 1; });
+  return agree;
 }
 
 // Of stacks of experts PEFT knows by itself how they stand.
@@ -354,7 +367,7 @@ CheckpointDelivery DeliverCheckpoint(const std::filesystem::path& checkpoint,
                           const ParamInfo& info =
                               layout.units[unit].params[static_cast<size_t>(param)];
                           Tensor weight = at::empty(info.shape, at::kFloat);
-                          saved.Read("master", info.name, 0, weight.view({-1}));
+                          saved.Read("master", info, 0, weight.view({-1}));
                           return weight;
                         }};
   const bool full = spec.full_finetune();

@@ -251,10 +251,12 @@ void Trainer::Count(const MicroBatch& batch, StepLoss* loss) {
     lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
   }
   const Mesh& mesh = model_.mesh();
-  step_flops_ += flops_.Of(lengths, batch.loss_tokens()).Over(mesh.Size(Axis::kContext));
+  step_flops_ += flops_.Of(lengths, batch.loss_tokens())
+                     .Over(mesh.Size(Axis::kContext) * mesh.Size(Axis::kTensor));
   // A loss of its own has a rank that has whole rows, and their logits.
   const bool last_stage = mesh.Coordinate(Axis::kPipeline) + 1 == mesh.Size(Axis::kPipeline);
-  if (mesh.Size(Axis::kContext) == 1 && last_stage) loss->targets += TargetsOf(batch);
+  const bool whole_rows = mesh.Size(Axis::kContext) * mesh.Size(Axis::kTensor) == 1;
+  if (whole_rows && last_stage) loss->targets += TargetsOf(batch);
 }
 
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {

@@ -16,6 +16,7 @@
 #include "common/plan/context.h"
 #include "common/plan/memory.h"
 #include "common/plan/stages.h"
+#include "common/plan/tensor.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/base/phase_span.h"
 #include "worker/engine/kernels/graph.h"
@@ -31,6 +32,7 @@
 #include "worker/engine/weights/fp8_source.h"
 #include "worker/engine/weights/replicated_sink.h"
 #include "worker/engine/weights/sharded_sink.h"
+#include "worker/engine/weights/tensor_cut.h"
 #include "worker/engine/weights/updating_source.h"
 
 namespace sft::engine {
@@ -61,11 +63,14 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
 // A node's ranks share the weights where the job says hybrid_shard; else all do.
 MeshShape MeshOf(const spec::JobSpec& spec, const Communicator& comm) {
   MeshShape shape{.pipeline = spec.parallelism.pipeline_parallel_size,
-                  .context = spec.parallelism.context_parallel_size};
-  const int rows = comm.world() / (shape.pipeline * shape.context);
+                  .context = spec.parallelism.context_parallel_size,
+                  .tensor = spec.parallelism.tensor_parallel_size};
+  const int rows = comm.world() / (shape.pipeline * shape.context * shape.tensor);
   const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
   const bool replicated = spec.parallelism.sharding == spec::Sharding::kDdp;
-  shape.shard = hybrid ? spec.compute.gpus_per_node / shape.context : replicated ? 1 : rows;
+  shape.shard = hybrid       ? spec.compute.gpus_per_node / (shape.context * shape.tensor)
+                : replicated ? 1
+                             : rows;
   shape.replicate = rows / shape.shard;
   return shape;
 }
@@ -154,12 +159,13 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       comm_(comm),
       mesh_(comm, MeshOf(spec, comm)),
       exchange_(mesh_.Group(Axis::kContext)),
+      sharers_(mesh_.Group(Axis::kTensor)),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
-  if (const auto problem = plan::CheckContext(config_, spec_)) {
-    throw UserError(problem->key + ": " + problem->message, "bad_config");
-  }
+  auto problem = plan::CheckContext(config_, spec_);
+  if (!problem) problem = plan::CheckTensor(config_, spec_);
+  if (problem) throw UserError(problem->key + ": " + problem->message, "bad_config");
   CheckDropout(config_, compute_, comm_.device());
   PrepareLayout(layout_, spec_);
   plan::ExecutionPlan run = execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
@@ -171,17 +177,19 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
   if (spec_.qlora()) base.KeepMxfp4(layout_);
   NamePartsAsStored(base.files(), layout_);
+  CutMatrices();
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, CutOver(mesh_),
       OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
   PlaceParts();
+  shared_ = std::make_unique<SharedGradients>(mesh_, placements_);
   MakeOptimizers();
   MakeSource(base, run);
   InitTrainables(base);
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
   decoder_ = std::make_unique<Decoder>(
-      config_, layout_, *source_, comm_.device(),
+      OwnConfig(), layout_, *source_, comm_.device(),
       DecoderOptions{.lora = ScalingOf(spec_.lora),
                      .noise_alpha = NoiseAlpha(),
                      .router_balance = spec_.hyperparameters.router_aux_loss_coef,
@@ -195,12 +203,27 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
 
 TrainingModel::~TrainingModel() = default;
 
+ModelConfig TrainingModel::OwnConfig() const {
+  ModelConfig own = config_;
+  static_cast<plan::ModelShape&>(own) = plan::ShapeOfTensorRank(config_, spec_);
+  return own;
+}
+
+void TrainingModel::CutMatrices() {
+  whole_ = layout_;
+  if (sharers_.ranks() == 1) return;
+  ModelLayout own = MakeLayout(OwnConfig());
+  PrepareLayout(own, spec_);
+  layout_ = CutOver(whole_, own, sharers_.ranks(), sharers_.rank());
+}
+
 void TrainingModel::RecordBlocks() {
   const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   // The layers' own inputs are made anew for each micro-batch.
-  if (drops() || exchange_.ranks() > 1 || config_.layer_input > 0 || config_.HasExperts() ||
-      !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
+  if (drops() || exchange_.ranks() > 1 || sharers_.ranks() > 1 || config_.layer_input > 0 ||
+      config_.HasExperts() || !source_->fixed() || !sink_->fixed() ||
+      !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
                "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
     return;
@@ -265,7 +288,10 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
       return magnitudes.at(info.name).narrow(0, first, count);
     }
     if (!info.of_base()) {
-      return InitialFactor(info, seed, spec_.lora.init).view({-1}).narrow(0, first, count);
+      const ParamInfo& whole = whole_.units[unit].params[param];
+      return PartOf(info, InitialFactor(whole, seed, spec_.lora.init))
+          .view({-1})
+          .narrow(0, first, count);
     }
     return base.Read(info, first, count);
   });
@@ -275,11 +301,12 @@ void TrainingModel::InitTrainables(const BaseWeights& base) {
 void TrainingModel::SetTrained(const std::function<Tensor(const ParamInfo& param)>& read) {
   if (host_) host_->Finish();
   for (int unit = 0; unit < layout_.size(); ++unit) {
-    const std::vector<ParamInfo>& params = layout_.units[unit].params;
+    const std::vector<ParamInfo>& params = whole_.units[unit].params;
     for (size_t i = 0; i < params.size(); ++i) {
       if (!params[i].trainable) continue;
       const Tensor value = read(params[i]);
-      if (value.defined()) store_->Set(unit, static_cast<int>(i), value);
+      if (!value.defined()) continue;
+      store_->Set(unit, static_cast<int>(i), PartOf(layout_.units[unit].params[i], value));
     }
   }
   source_->Invalidate();
@@ -355,8 +382,9 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
 
 std::optional<DropoutKey> TrainingModel::DropoutOf(int64_t step, int micro) const {
   if (!draws()) return std::nullopt;
+  // Ranks that share matrices have other tokens, or other columns of all.
   return DropoutKey::Of(spec_.hyperparameters.seed, step, micro,
-                        mesh_.shape().Index(comm_.rank(), kTokenAxes));
+                        mesh_.shape().Index(comm_.rank(), kTokenAxes.With(Axis::kTensor)));
 }
 
 std::vector<Tensor> TrainingModel::RunMicroBatches(int micro_batches, int64_t step,
@@ -414,14 +442,16 @@ double TrainingModel::ReduceGradients(double scale) {
   const PhaseSpan span("sum of gradients");
   gradients_ = &sink_->Reduce();
   SumCopies();
+  shared_->Sum(*gradients_);
   std::vector<UnitGradient> parts;
   for (size_t i = 0; i < gradients_->size(); ++i) {
     // A copy on another stage is counted there; ranks of one stage count alike.
     if (placements_[i].stages.front() != layout_.stage) continue;
+    if (!placements_[i].RepresentsSharers(mesh_.shape(), comm_.rank())) continue;
     parts.push_back({store_->parts()[i].unit, (*gradients_)[i]});
   }
   return scale * GlobalGradNorm(parts, mesh_.Group(Axis::kPipeline),
-                                mesh_.Group(CutAxes(store_->placement())));
+                                mesh_.Group(CutAxes(store_->placement()).With(Axis::kTensor)));
 }
 
 void TrainingModel::Update(double lr, double scale) {
@@ -448,8 +478,9 @@ void TrainingModel::WeightsChanged() {
 }
 
 DeviceBatch TrainingModel::ShareOf(const MicroBatch& batch) const {
-  return exchange_.ranks() > 1 ? ShareToDevice(batch, exchange_, comm_.device())
-                               : ToDevice(batch, comm_.device());
+  if (exchange_.ranks() > 1) return ShareToDevice(batch, exchange_, comm_.device());
+  if (sharers_.ranks() > 1) return ShareToDevice(batch, sharers_, comm_.device());
+  return ToDevice(batch, comm_.device());
 }
 
 Tensor TrainingModel::Loss(const MicroBatch& batch) {
@@ -500,6 +531,11 @@ Tensor TrainingModel::Logits(const MicroBatch& batch, const std::vector<int64_t>
     pipeline_->BroadcastFromLast(logits);
     return logits;
   }
+  if (sharers_.ranks() > 1) {
+    PieceWalk walk = decoder_->Begin(ShareOf(batch), nullptr);
+    const Tensor own = decoder_->ForwardPiece(decoder_->AllUnits(), walk, {}, /*keeps=*/false);
+    return decoder_->LogitsOf(sharers_.Gather(own).narrow(0, 0, batch.size()), numbers);
+  }
   return decoder_->Logits(ToDevice(batch, comm_.device()), numbers);
 }
 
@@ -533,8 +569,23 @@ void TrainingModel::MastersChanged() {
   WeightsChanged();
 }
 
+Tensor TrainingModel::GatherParts(int unit, int param, const Tensor& part) const {
+  const ParamInfo& info = layout_.units[unit].params[param];
+  if (info.cut.parts == 1) return part;
+  Communicator& group = mesh_.Group(Axis::kTensor);
+  const Tensor own = part.contiguous();
+  const Tensor all = at::empty({group.world() * own.numel()}, own.options());
+  group.AllGather(all, own.view({-1}));
+  std::vector<Tensor> parts;
+  for (int rank = 0; rank < group.world(); ++rank) {
+    parts.push_back(all.narrow(0, rank * own.numel(), own.numel()).view(info.shape));
+  }
+  return WholeOf(info, parts);
+}
+
 Tensor TrainingModel::Gather(int unit, int param) const {
   Tensor whole = store().Gather(unit, param);
+  if (sharers_.ranks() > 1) return GatherParts(unit, param, whole);
   if (pipeline_ == nullptr) return whole;
   const int owner = layout_.StagesOf(unit, param).front();
   if (layout_.stage != owner) {

@@ -20,8 +20,10 @@
 #include "worker/engine/dist/mesh.h"
 #include "worker/engine/model/decoder.h"
 #include "worker/engine/nn/head_exchange.h"
+#include "worker/engine/nn/token_exchange.h"
 #include "worker/engine/optim/adamw_set.h"
 #include "worker/engine/train/pipeline.h"
+#include "worker/engine/train/shared_gradients.h"
 #include "worker/engine/weights/gradient_sink.h"
 #include "worker/engine/weights/host_optimizer.h"
 #include "worker/engine/weights/param_placement.h"
@@ -79,7 +81,7 @@ class TrainingModel {
   void Update(double lr, double scale);
 
   // As ForwardBackward, without gradients and dropout; both are of the rank's share of the tokens
-  // where these are cut over ranks.
+  // where these are cut over ranks, for attention or between shared matrices.
   at::Tensor Loss(const MicroBatch& batch);
   // The sum of Loss over micro-batches; on the stages of a pipeline but the last zero. `alive` is
   // called before each.
@@ -108,7 +110,10 @@ class TrainingModel {
   at::Tensor Gather(int unit, int param) const;
 
   const ModelConfig& config() const { return config_; }
-  const ModelLayout& layout() const { return layout_; }
+  // Of the whole model, and of what this rank has of matrices that ranks share: the same units and
+  // parameters, in other shapes. Weights, parts and gradients are in the shapes of the second.
+  const ModelLayout& layout() const { return whole_; }
+  const ModelLayout& own_layout() const { return layout_; }
   const Mesh& mesh() const { return mesh_; }
   const TrainableStore& store() const;  // up to date
   at::ScalarType compute_type() const { return compute_; }
@@ -129,6 +134,11 @@ class TrainingModel {
   void PlaceParts();
   // Groups for what several stages hold, and the sums of its gradients over them.
   void ConnectCopies();
+  // The layout with this rank's parts of shared matrices, and the model's description as it has it.
+  void CutMatrices();
+  ModelConfig OwnConfig() const;
+  // The whole of a parameter, of this rank's part.
+  at::Tensor GatherParts(int unit, int param, const at::Tensor& part) const;
   void SumCopies();
   void MakeOptimizers();
   void WeightsChanged();
@@ -150,9 +160,10 @@ class TrainingModel {
   Communicator& comm_;
   Mesh mesh_;
   HeadExchange exchange_;  // of the ranks that have the other tokens of the same rows
+  TokenExchange sharers_;  // of the ranks that share the matrices
   at::ScalarType compute_;
   ModelConfig config_;
-  ModelLayout layout_;
+  ModelLayout whole_, layout_;
   std::unique_ptr<TrainableStore> store_;
   std::vector<ParamPlacement> placements_;    // by position in store().parts()
   std::set<std::string, std::less<>> saved_;  // names of trained parameters
@@ -160,7 +171,8 @@ class TrainingModel {
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<GradientSink> sink_;
   std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<Pipeline> pipeline_;    // null: one stage
+  std::unique_ptr<Pipeline> pipeline_;  // null: one stage
+  std::unique_ptr<SharedGradients> shared_;
   std::unique_ptr<Communicator> copies_;  // stages that hold the table; null: this one is alone
   std::unique_ptr<AdamWSet> adamw_;  // by position in store().parts(); null: host_ has the states
   const std::vector<at::Tensor>* gradients_ = nullptr;  // the sink's

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <utility>
 
 #include "worker/engine/base/error.h"
@@ -27,8 +28,28 @@ constexpr Half kMoments[] = {{"m", &AdamWMoments::m},
                              {"m_absmax", &AdamWMoments::m_absmax},
                              {"v_absmax", &AdamWMoments::v_absmax}};
 
-std::string NameOf(std::string_view kind, int64_t first, std::string_view param) {
-  return fmt::format("{}/{}/{}", kind, first, param);
+std::string NameOf(std::string_view kind, const CutRange& range, std::string_view param) {
+  if (range.is_flat()) return fmt::format("{}/{}/{}", kind, range.first, param);
+  return fmt::format("{}/{}@{}+{}/{}", kind, range.first, range.column, range.columns, param);
+}
+
+// By name, as this rank has them.
+using Params = std::map<std::string_view, const ParamInfo*>;
+Params ParamsOf(const ModelLayout& layout) {
+  Params params;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) params.emplace(param.name, &param);
+  }
+  return params;
+}
+
+// Adds the elements [first, ...) of what this rank has of a parameter.
+void AddTensors(std::string_view kind, const ParamInfo& param, int64_t first, const Tensor& values,
+                std::vector<NamedTensor>& tensors) {
+  for (const CutRange& range : RangesOf(param, first, values.numel())) {
+    tensors.push_back(
+        {NameOf(kind, range, param.name), values.narrow(0, range.begin, range.count)});
+  }
 }
 
 [[noreturn]] void Incomplete(const std::filesystem::path& dir, const std::string& what) {
@@ -37,8 +58,8 @@ std::string NameOf(std::string_view kind, int64_t first, std::string_view param)
                             "Resume from another checkpoint, and report this one.");
 }
 
-const std::string& NameOf(const TrainingModel& model, const TrainablePart& part) {
-  return model.layout().units[part.unit].params[part.param].name;
+const ParamInfo& ParamOf(const TrainingModel& model, const TrainablePart& part) {
+  return model.own_layout().units[part.unit].params[part.param];
 }
 
 }  // namespace
@@ -46,24 +67,29 @@ const std::string& NameOf(const TrainingModel& model, const TrainablePart& part)
 std::vector<NamedTensor> StateTensors(TrainingModel& model,
                                       const std::vector<Tensor>& best_weights) {
   std::vector<NamedTensor> tensors;
+  const Params params = ParamsOf(model.own_layout());
   for (const AdamW* optimizer : model.Optimizers()) {
     for (size_t i = 0; i < optimizer->params().size(); ++i) {
       const OptimizerParam& param = optimizer->params()[i];
       if (param.weight.numel() == 0 || !model.Saves(param.name)) continue;
-      tensors.push_back({NameOf(kMaster, param.offset, param.name), param.weight.view({-1})});
+      const ParamInfo& info = *params.at(param.name);
+      AddTensors(kMaster, info, param.offset, param.weight.view({-1}), tensors);
       const AdamWMoments moments = optimizer->Moments(i);
       for (const Half& half : kMoments) {
         const Tensor& values = moments.*half.member;
-        if (values.defined()) {
-          tensors.push_back({NameOf(half.kind, param.offset, param.name), values});
+        if (!values.defined()) continue;
+        if (moments.m_absmax.defined()) {  // of codes, whose blocks are not cut
+          tensors.push_back({fmt::format("{}/{}/{}", half.kind, param.offset, param.name), values});
+        } else {
+          AddTensors(half.kind, info, param.offset, values.view({-1}), tensors);
         }
       }
     }
   }
   for (size_t i = 0; i < best_weights.size(); ++i) {
     const TrainablePart& part = model.store().parts()[i];
-    if (!model.Saves(NameOf(model, part))) continue;
-    tensors.push_back({NameOf(kBest, part.first, NameOf(model, part)), best_weights[i]});
+    const ParamInfo& info = ParamOf(model, part);
+    if (model.Saves(info.name)) AddTensors(kBest, info, part.first, best_weights[i], tensors);
   }
   return tensors;
 }
@@ -76,9 +102,8 @@ SavedState::SavedState(const std::filesystem::path& dir, const Manifest& manifes
     for (const auto& [name, info] : shard->tensors()) {
       const size_t slash = name.find('/'), second = name.find('/', slash + 1);
       Piece piece{.file = shard, .name = name};
-      const char* begin = name.data() + slash + 1;
-      const char* end = name.data() + second;
-      if (second == std::string::npos || std::from_chars(begin, end, piece.first).ptr != end) {
+      const std::string_view place = std::string_view(name).substr(0, second).substr(slash + 1);
+      if (second == std::string::npos || !ReadPlace(place, &piece)) {
         Incomplete(dir,
                    fmt::format("holds a tensor \"{}\", which this version does not know", name));
       }
@@ -89,6 +114,31 @@ SavedState::SavedState(const std::filesystem::path& dir, const Manifest& manifes
     std::sort(pieces.begin(), pieces.end(),
               [](const Piece& a, const Piece& b) { return a.first < b.first; });
   }
+}
+
+bool SavedState::ReadPlace(std::string_view text, Piece* piece) {
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto read = [&](int64_t* number) {
+    const auto [behind, error] = std::from_chars(at, end, *number);
+    at = behind;
+    return error == std::errc() && *number >= 0;
+  };
+  if (!read(&piece->first)) return false;
+  if (at == end) return true;
+  if (*at++ != '@' || !read(&piece->column)) return false;
+  return at != end && *at++ == '+' && read(&piece->columns) && at == end && piece->columns > 0;
+}
+
+CutRange SavedState::Piece::RangeIn(const ParamInfo& param) const {
+  CutRange range = WholeRange(param);
+  range.first = first;
+  range.count = count();
+  if (columns > 0) {
+    range.column = column;
+    range.columns = columns;
+  }
+  return range;
 }
 
 bool SavedState::Contains(std::string_view kind) const {
@@ -108,8 +158,30 @@ const std::vector<SavedState::Piece>& SavedState::Find(std::string_view kind,
   return found->second;
 }
 
-void SavedState::Read(std::string_view kind, const std::string& param, int64_t first,
+void SavedState::Read(std::string_view kind, const ParamInfo& param, int64_t first,
                       const Tensor& to) {
+  const std::vector<Piece>& pieces = Find(kind, param.name);
+  const bool flat =
+      std::ranges::all_of(pieces, [](const Piece& piece) { return piece.columns == 0; });
+  for (const CutRange& range : RangesOf(param, first, to.numel())) {
+    const Tensor part = to.narrow(0, range.begin, range.count);
+    if (flat && range.is_flat()) {
+      ReadFlat(kind, param.name, range.first, part);
+      continue;
+    }
+    int64_t copied = 0;
+    for (const Piece& piece : pieces) {
+      copied +=
+          CopyCommon(piece.RangeIn(param), piece.file->View(piece.name).view({-1}), range, part);
+    }
+    if (copied == range.count) continue;
+    Incomplete(dir_, fmt::format("holds {} of the {} elements of the {} of \"{}\" that are needed",
+                                 copied, range.count, kind, param.name));
+  }
+}
+
+void SavedState::ReadFlat(std::string_view kind, const std::string& param, int64_t first,
+                          const Tensor& to) {
   int64_t done = 0;
   for (const Piece& piece : Find(kind, param)) {
     const int64_t begin = first + done - piece.first;
@@ -129,9 +201,20 @@ void SavedState::Read(std::string_view kind, const std::string& param, int64_t f
   }
 }
 
-std::vector<AdamWMoments> SavedState::Moments(const std::string& param) const {
+std::vector<AdamWMoments> SavedState::Moments(const ParamInfo& info) {
+  const std::string& param = info.name;
   std::vector<AdamWMoments> moments;
-  for (const Piece& piece : Find("m", param)) moments.push_back({.first = piece.first});
+  const std::vector<Piece>& firsts = Find("m", param);
+  if (std::ranges::any_of(firsts, [](const Piece& piece) { return piece.columns > 0; })) {
+    const at::TensorOptions options(firsts[0].file->Info(firsts[0].name).dtype);
+    AdamWMoments whole;
+    for (const Half& half : {kMoments[0], kMoments[1]}) {
+      whole.*half.member = at::empty({WholeRange(info).count}, options);
+      Read(half.kind, info, 0, whole.*half.member);
+    }
+    return {whole};
+  }
+  for (const Piece& piece : firsts) moments.push_back({.first = piece.first});
   for (const Half& half : kMoments) {
     const auto found = pieces_.find(fmt::format("{}/{}", half.kind, param));
     if (found == pieces_.end()) continue;
@@ -156,10 +239,13 @@ std::vector<AdamWMoments> SavedState::Moments(const std::string& param) const {
 
 namespace {
 
-void RestoreMoments(SavedState& saved, AdamW& optimizer, size_t index) {
-  const std::string& param = optimizer.params()[index].name;
+void RestoreMoments(SavedState& saved, const ParamInfo& param, AdamW& optimizer, size_t index) {
   const AdamWMoments own = optimizer.Moments(index);
-  if (own.m_absmax.defined() || saved.Contains("m_absmax", param)) {  // codes
+  if (own.m_absmax.defined() || saved.Contains("m_absmax", param.name)) {  // codes
+    if (param.cut.parts > 1) {
+      throw UserError("the checkpoint's states are in 8 bits, which are not cut over ranks yet",
+                      "checkpoint_mismatch", "resume without tensor_parallel_size");
+    }
     optimizer.Restore(index, saved.Moments(param));
     return;
   }
@@ -171,13 +257,15 @@ void RestoreMoments(SavedState& saved, AdamW& optimizer, size_t index) {
 
 void RestoreState(SavedState& saved, const Manifest& manifest, TrainingModel& model) {
   const at::NoGradGuard no_grad;
+  const Params params = ParamsOf(model.own_layout());
   for (AdamW* optimizer : model.Optimizers()) {
     optimizer->SetSteps(manifest.optimizer_steps);
     for (size_t i = 0; i < optimizer->params().size(); ++i) {
       const OptimizerParam& param = optimizer->params()[i];
       if (param.weight.numel() == 0) continue;
-      saved.Read(kMaster, param.name, param.offset, param.weight.view({-1}));
-      RestoreMoments(saved, *optimizer, i);
+      const ParamInfo& info = *params.at(param.name);
+      saved.Read(kMaster, info, param.offset, param.weight.view({-1}));
+      RestoreMoments(saved, info, *optimizer, i);
     }
   }
   model.MastersChanged();
@@ -189,7 +277,7 @@ std::vector<Tensor> BestWeights(SavedState& saved, const TrainingModel& model) {
   if (!saved.Contains(kBest)) return weights;
   for (const TrainablePart& part : model.store().parts()) {
     weights.push_back(at::empty_like(part.master, at::TensorOptions(at::kCPU)));
-    saved.Read(kBest, NameOf(model, part), part.first, weights.back());
+    saved.Read(kBest, ParamOf(model, part), part.first, weights.back());
   }
   return weights;
 }

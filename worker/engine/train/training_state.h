@@ -15,9 +15,12 @@
 #include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/train/tensor_reader.h"
 #include "worker/engine/train/training_model.h"
+#include "worker/engine/weights/tensor_cut.h"
 
 // The tensors of a checkpoint. One is named "<kind>/<first>/<parameter>": consecutive elements of a
-// parameter from `first` on, flat. Kinds:
+// parameter from `first` on, flat. Where ranks share matrices, a part along the columns is named
+// "<kind>/<first>@<column>+<columns>/<parameter>": elements from `first` on of the matrix of these
+// columns alone, of the whole parameter's. Kinds:
 //
 //   master              the weights that the optimizer updates, fp32 or bf16
 //   m, v                AdamW's moments, fp32, bf16 or 8-bit codes
@@ -39,21 +42,28 @@ class SavedState {
 
   bool Contains(std::string_view kind) const;
   bool Contains(std::string_view kind, const std::string& param) const;
-  // Fills `to`, contiguous and of the device or in host memory, with elements of a parameter from
-  // `first` on, in to's own type. Throws InfrastructureError "checkpoint_damaged" naming the
-  // parameter where one is missing.
-  void Read(std::string_view kind, const std::string& param, int64_t first, const at::Tensor& to);
-  // The optimizer's states of a parameter, ascending, in mapped files.
-  std::vector<AdamWMoments> Moments(const std::string& param) const;
+  // Fills `to`, contiguous and of the device or in host memory, with elements of what this rank has
+  // of a parameter from `first` on, in to's own type. Throws InfrastructureError
+  // "checkpoint_damaged" naming the parameter where one is missing.
+  void Read(std::string_view kind, const ParamInfo& param, int64_t first, const at::Tensor& to);
+  // The optimizer's states of a whole parameter, ascending, in mapped files or memory.
+  std::vector<AdamWMoments> Moments(const ParamInfo& param);
 
  private:
   struct Piece {
     int64_t first = 0;
+    int64_t column = 0, columns = 0;  // 0: of all columns
     std::shared_ptr<const SafetensorsFile> file;
     std::string name;  // in the file
 
     int64_t count() const { return file->Info(name).numel(); }
+    CutRange RangeIn(const ParamInfo& param) const;
   };
+  // Takes <first>, or <first>@<column>+<columns>; false where the text is neither.
+  static bool ReadPlace(std::string_view text, Piece* piece);
+  // Fills `to` with a range whose pieces are those of consecutive elements.
+  void ReadFlat(std::string_view kind, const std::string& param, int64_t first,
+                const at::Tensor& to);
   const std::vector<Piece>& Find(std::string_view kind, const std::string& param) const;
 
   std::filesystem::path dir_;

@@ -36,11 +36,28 @@ enum class ParamRole {
   kMagnitude
 };
 
+// How the ranks that share matrices have a parameter: each a part of it, or all of them the whole.
+// Those that have the same elements are consecutive, and each computes with them for other tokens
+// or other heads: the gradient of what they have is the sum of theirs (weights/tensor_cut.h).
+struct TensorCut {
+  enum class Along { kNothing, kRows, kColumns };
+  Along along = Along::kNothing;
+  int ranks = 1;               // that share matrices
+  int parts = 1;               // that differ
+  int part = 0;                // this rank's
+  std::vector<int64_t> whole;  // shape of the whole parameter; empty where ranks is 1
+  // Rows of the linears that stand one below the other in it: each is cut for itself.
+  std::vector<int64_t> joined;
+
+  // Ranks that have the same elements.
+  int sharers() const { return ranks / parts; }
+};
+
 // One parameter of the model or of an adapter.
 struct ParamInfo {
   // Hugging Face's; of an adapter: "<module>.lora_A.weight", "<module>.lora_magnitude_vector".
   std::string name;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;  // of what this rank has of it (`cut`)
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
   bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
@@ -58,12 +75,16 @@ struct ParamInfo {
   bool exact = false;              // plan::TensorInfo::exact
   std::vector<std::string> parts;  // plan::TensorInfo::parts, and single_parts
   std::vector<std::string> single_parts;
+  std::vector<int64_t> joined = {};  // plan::TensorInfo::joined; of B and a magnitude, those of W
+  TensorCut cut;
 
   bool held = true;  // by this rank's stage of a pipeline; else another's
 
   // A parameter of the model, not of an adapter.
   bool of_base() const { return role < ParamRole::kLoraA; }
   int64_t numel() const;
+  // The shape of the whole parameter, wherever its parts are.
+  const std::vector<int64_t>& whole_shape() const { return cut.ranks > 1 ? cut.whole : shape; }
   // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
   std::string_view module() const;
 };
@@ -118,6 +139,7 @@ struct ModelLayout {
   plan::StoredWeights stored;
   plan::StageMap stages;  // of a pipeline; else one holds all
   int stage = 0;          // this rank's
+  int tensor_ranks = 1;   // that share matrices (CutOver)
 
   // Of the names of all base parameters (plan::ModelShape::prefix).
   const std::string& prefix() const { return in_files.prefix; }

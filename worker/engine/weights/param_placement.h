@@ -18,10 +18,15 @@ struct ParamPlacement {
   AxisSet cut;
   // Axes whose ranks see other tokens with it: its gradient is the sum over them.
   AxisSet summed;
+  // Consecutive ranks along the tensor axis that hold the same elements (TensorCut): its gradient
+  // is the sum over them too.
+  int sharers = 1;
 
   // Of the ranks that hold the same elements the first stands for all: it counts them in the norm
   // and saves them. True if that is `rank`, which holds some.
   bool Represents(const MeshShape& shape, int rank) const;
+  // The same among the ranks along the tensor axis alone.
+  bool RepresentsSharers(const MeshShape& shape, int rank) const;
 };
 
 // `placement`: how the job's trained weights are split.

@@ -2,7 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
@@ -16,6 +18,7 @@
 #include "worker/engine/kernels/mxfp4_format.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/weights/tensor_cut.h"
 
 namespace sft::engine {
 
@@ -29,6 +32,25 @@ Tensor Padded(const Tensor& values, int64_t size, int64_t first = 0) {
   Tensor padded = at::zeros({size}, values.options());
   padded.narrow(0, first, values.numel()).copy_(values);
   return padded;
+}
+
+// Of a plane with one value for each `per` elements of a whole weight, those of a part's elements
+// [first, first + count).
+Tensor TakePlane(const Tensor& plane, int64_t per, const ParamInfo& param, int64_t first,
+                 int64_t count) {
+  std::vector<Tensor> pieces;
+  for (const CutRange& range : RangesOf(param, first, count)) {
+    const int64_t begin = range.first / per, size = CeilDiv(range.count, per);
+    if (range.is_flat()) {
+      pieces.push_back(plane.narrow(0, begin, size));
+      continue;
+    }
+    const Tensor rows = plane.narrow(0, 0, WholeRange(param).count / per)
+                            .view({-1, range.whole_columns / per})
+                            .narrow(1, range.column / per, range.columns / per);
+    pieces.push_back(rows.reshape({-1}).narrow(0, begin, size));
+  }
+  return pieces.empty() ? plane.narrow(0, 0, 0) : at::cat(pieces);
 }
 
 class Nf4Format : public QuantFormat {
@@ -71,6 +93,14 @@ class Nf4Format : public QuantFormat {
                              planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)), constants);
   }
 
+  QuantizedPart Take(const QuantizedPart& whole, const ParamInfo& param, int64_t first,
+                     int64_t count) const override {
+    const bool nested = whole.planes.size() > 2;
+    const Tensor absmax = nested ? PlainAbsmax(whole, WholeRange(param).count) : whole.planes[1];
+    return {.planes = {TakePlane(whole.planes[0], 2, param, first, count),
+                       TakePlane(absmax, kNf4Block, param, first, count)}};
+  }
+
   void DequantizeFp8(Tensor out, std::span<const Tensor> planes, const Tensor& constants,
                      const Tensor& scale, bool transposed) const override {
     const int64_t n = out.numel();
@@ -82,6 +112,26 @@ class Nf4Format : public QuantFormat {
   }
 
  private:
+  // The blocks' scales as the kernels make them of quantised ones: what a block of codes that all
+  // stand for 1 comes to.
+  static Tensor PlainAbsmax(const QuantizedPart& whole, int64_t elements) {
+    constexpr int64_t kNestedAtATime = 1024;
+    constexpr int kOnes = 0xff;  // two codes of 15, the value 1
+    const int64_t blocks = CeilDiv(elements, kNf4Block);
+    const Tensor absmax = at::empty({blocks}, whole.planes[2].options());
+    for (int64_t first = 0; first < blocks; first += kNestedAtATime * kNestedBlock) {
+      const int64_t count = std::min<int64_t>(kNestedAtATime * kNestedBlock, blocks - first);
+      const Tensor ones = at::full({count * kNf4Block / 2}, kOnes, whole.planes[0].options());
+      Tensor scaled = at::empty({count * kNf4Block}, absmax.options());
+      ops::Nf4DequantizeNested(
+          scaled, ones, whole.planes[1].narrow(0, first, count),
+          whole.planes[2].narrow(0, first / kNestedBlock, CeilDiv(count, kNestedBlock)),
+          whole.constants);
+      absmax.narrow(0, first, count).copy_(scaled.view({count, kNf4Block}).select(1, 0));
+    }
+    return absmax;
+  }
+
   static ops::Nf4Codes QuantizeOrEmpty(const Tensor& part) {
     if (part.numel() > 0) return ops::Nf4Quantize(part);
     return {at::empty({0}, part.options().dtype(at::kByte)),
@@ -186,6 +236,22 @@ class Int8Format : public QuantFormat {
     ops::Int8Dequantize(rows, planes[0].narrow(0, 0, out.numel()).view(rows.sizes()), scale);
   }
 
+  // Rows that are cut keep the scale of the whole row.
+  QuantizedPart Take(const QuantizedPart& whole, const ParamInfo& param, int64_t first,
+                     int64_t count) const override {
+    QuantizedPart part{.planes = {TakePlane(whole.planes[0], 1, param, first, count)}};
+    part.constants = whole.constants;
+    if (param.cut.along == TensorCut::Along::kRows) {
+      const int64_t columns = param.shape[1];
+      std::vector<Tensor> scales;
+      for (const CutRange& rows : RangesOf(param, 0, param.numel())) {
+        scales.push_back(whole.constants.narrow(0, rows.first / columns, rows.count / columns));
+      }
+      part.constants = at::cat(scales);
+    }
+    return part;
+  }
+
   void DequantizeFp8(Tensor, std::span<const Tensor>, const Tensor&, const Tensor&,
                      bool) const override {
     throw InternalError("FP8 products with INT8 weights");
@@ -228,6 +294,11 @@ class PlainFormat : public QuantFormat {
 };
 
 }  // namespace
+
+QuantizedPart QuantFormat::Take(const QuantizedPart&, const ParamInfo& param, int64_t,
+                                int64_t) const {
+  throw InternalError(param.name + " is in a format that is not cut");
+}
 
 int64_t QuantFormat::Bytes(int64_t elements) const {
   int64_t bytes = 0;

@@ -60,6 +60,13 @@ class QuantFormat {
                              const at::Tensor& constants, const at::Tensor& scale,
                              bool transposed) const = 0;
 
+  // Of a whole weight's planes elements [first, first + count) of the part that a rank has of it
+  // (TensorCut), without padding; `first` is a multiple of the cut unit. NF4 with quantised scales
+  // gives planes of MakeNf4Format(false), which de-quantise to the same bits: a part's scales are
+  // in fp32. Rows of NF4 are cut between blocks. Throws InternalError where the format has none.
+  virtual QuantizedPart Take(const QuantizedPart& whole, const ParamInfo& param, int64_t first,
+                             int64_t count) const;
+
   int64_t CutUnits(int64_t elements) const { return (elements + cut_unit() - 1) / cut_unit(); }
   // Bytes of a weight of `elements`.
   int64_t Bytes(int64_t elements) const;

@@ -107,7 +107,7 @@ void QuantizedSource::LoadBytes(int unit, int param, const QuantizedPart& bytes)
   Unit& u = units_[unit];
   const size_t place = PieceOf(u, param);
   u.constants[place] = bytes.constants;
-  if (bytes.planes.empty()) return;
+  if (bytes.planes.empty() || bytes.planes[0].numel() == 0) return;  // other ranks hold it
   const int64_t first = FirstCutUnit(u);
   const int64_t begin = std::max(first, u.cut_units.pieces()[place].begin) - first;
   const std::vector<PlaneSpec> specs = format_->planes();

@@ -123,6 +123,7 @@ struct Case {
   int stages = 1;
   int rows = 1;
   int nodes = 1;
+  int tensor = 1;
   bool tied = false;
   std::vector<std::string> sums;  // that there are
 };
@@ -141,11 +142,12 @@ class ReductionsTest : public testing::TestWithParam<Case> {
   // What the ranks report; the error where the run fails.
   std::string Run(Sums& sums) const {
     const Case& c = GetParam();
-    const int world = c.stages * c.rows;
+    const int world = c.stages * c.rows * c.tensor;
     TrainerOptions options = TinyRun(dir_ / "model", c.mode, world);
     spec::JobSpec& job = options.spec;
     job.parallelism.sharding = c.sharding;
     job.parallelism.pipeline_parallel_size = c.stages;
+    job.parallelism.tensor_parallel_size = c.tensor;
     job.compute.nodes = c.nodes;
     job.compute.gpus_per_node = world / c.nodes;
     job.hyperparameters.gradient_accumulation_steps = 2;
@@ -201,46 +203,66 @@ constexpr char kLoss2[] = "gather of numbers of 2 ranks, every 1",
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, ReductionsTest,
-    testing::Values(Case{.name = "Ddp",
-                         .mode = spec::Mode::kFullFinetune,
-                         .sharding = spec::Sharding::kDdp,
-                         .rows = 2,
-                         .sums = {kLoss2, "all-reduce of 2 ranks, every 1"}},
-                    Case{.name = "Zero1",
-                         .mode = spec::Mode::kLora,
-                         .sharding = spec::Sharding::kZero1,
-                         .rows = 2,
-                         .sums = {kLoss2, "reduce-scatter of 2 ranks, every 1"}},
-                    Case{.name = "Hybrid",
-                         .mode = spec::Mode::kFullFinetune,
-                         .sharding = spec::Sharding::kHybridShard,
-                         .rows = 4,
-                         .nodes = 2,
-                         .sums = {kLoss4, kLoss2, "reduce-scatter of 2 ranks, every 1",
-                                  "all-reduce of 2 ranks, every 2"}},
-                    Case{.name = "Pipeline",
-                         .mode = spec::Mode::kFullFinetune,
-                         .sharding = spec::Sharding::kDdp,
-                         .stages = 2,
-                         .rows = 2,
-                         .sums = {kLoss4, "gather of numbers of 2 ranks, every 2",
-                                  "all-reduce of 2 ranks, every 1"}},
-                    Case{.name = "PipelineOfShards",
-                         .mode = spec::Mode::kLora,
-                         .sharding = spec::Sharding::kFullShard,
-                         .stages = 2,
-                         .rows = 2,
-                         .sums = {kLoss4, kLoss2, "gather of numbers of 2 ranks, every 2",
-                                  "reduce-scatter of 2 ranks, every 1"}},
-                    Case{.name = "PipelineWithATableOnBothEnds",
-                         .mode = spec::Mode::kFullFinetune,
-                         .sharding = spec::Sharding::kDdp,
-                         .stages = 2,
-                         .rows = 2,
-                         .tied = true,
-                         .sums = {kLoss4, "gather of numbers of 2 ranks, every 2",
-                                  "all-reduce of 2 ranks, every 1",
-                                  "all-reduce of 2 ranks, every 2"}}),
+    testing::Values(
+        Case{.name = "Ddp",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kDdp,
+             .rows = 2,
+             .sums = {kLoss2, "all-reduce of 2 ranks, every 1"}},
+        Case{.name = "Zero1",
+             .mode = spec::Mode::kLora,
+             .sharding = spec::Sharding::kZero1,
+             .rows = 2,
+             .sums = {kLoss2, "reduce-scatter of 2 ranks, every 1"}},
+        Case{.name = "Hybrid",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kHybridShard,
+             .rows = 4,
+             .nodes = 2,
+             .sums = {kLoss4, kLoss2, "reduce-scatter of 2 ranks, every 1",
+                      "all-reduce of 2 ranks, every 2"}},
+        Case{.name = "Pipeline",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kDdp,
+             .stages = 2,
+             .rows = 2,
+             .sums = {kLoss4, "gather of numbers of 2 ranks, every 2",
+                      "all-reduce of 2 ranks, every 1"}},
+        Case{.name = "PipelineOfShards",
+             .mode = spec::Mode::kLora,
+             .sharding = spec::Sharding::kFullShard,
+             .stages = 2,
+             .rows = 2,
+             .sums = {kLoss4, kLoss2, "gather of numbers of 2 ranks, every 2",
+                      "reduce-scatter of 2 ranks, every 1"}},
+        Case{.name = "PipelineWithATableOnBothEnds",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kDdp,
+             .stages = 2,
+             .rows = 2,
+             .tied = true,
+             .sums = {kLoss4, "gather of numbers of 2 ranks, every 2",
+                      "all-reduce of 2 ranks, every 1", "all-reduce of 2 ranks, every 2"}},
+        Case{.name = "TensorOfReplicas",
+             .mode = spec::Mode::kLora,
+             .sharding = spec::Sharding::kDdp,
+             .rows = 2,
+             .tensor = 2,
+             .sums = {kLoss4, kLoss2, "reduce-scatter of 2 ranks, every 1",
+                      "all-reduce of 2 ranks, every 1", "all-reduce of 2 ranks, every 2"}},
+        Case{.name = "TensorOfShards",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kFullShard,
+             .rows = 2,
+             .tensor = 2,
+             .sums = {kLoss4, "reduce-scatter of 2 ranks, every 1",
+                      "reduce-scatter of 2 ranks, every 2", "all-reduce of 2 ranks, every 1"}},
+        Case{.name = "TensorWithTwoRanksToAHeadOfKeys",
+             .mode = spec::Mode::kFullFinetune,
+             .sharding = spec::Sharding::kDdp,
+             .tensor = 4,
+             .sums = {kLoss4, "reduce-scatter of 4 ranks, every 1",
+                      "all-reduce of 4 ranks, every 1", "all-reduce of 2 ranks, every 1"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
