@@ -28,6 +28,9 @@ constexpr size_t kMostAskers = 256, kMostQuestionBytes = size_t{5} << 20;
 constexpr size_t kMostUnsentBytes = size_t{16} << 20;
 constexpr int64_t kConversationTokens = 4096, kStepTokensOfCpu = 128;
 constexpr Nanos kSilence = std::chrono::seconds(5);
+// What a process on another node had under way when it died, which ends this one too, comes so
+// late.
+constexpr Nanos kLate = std::chrono::seconds(1);
 
 void ThrowErrno(const std::string& what) {
   throw engine::InfrastructureError(fmt::format("{}: {}", what, strerror(errno)));
@@ -270,10 +273,12 @@ void ServeJob::Step() {
   });
 }
 
-void ServeJob::Drain() {
-  const auto answers = [](const Asker& asker) { return asker.asked; };
-  while (std::ranges::any_of(askers_, answers)) {
-    Receive(-1);
+void ServeJob::Drain(int listener) {
+  const channel::RankLaunch& file = context_.launch.file;
+  const bool alone = file.local_ranks == file.world_size;
+  const MonoTime until = context_.clock.Mono() + (alone ? Nanos(0) : kLate);
+  while (!askers_.empty() || context_.clock.Mono() < until) {
+    Receive(listener);
     Step();
     if (flight_) flight_->SetPhase(channel::FlightPhase::kEnding);
   }
@@ -286,17 +291,16 @@ channel::ExitCode ServeJob::Run() {
   }
   if (flight_) flight_->SetPhase(channel::FlightPhase::kLoading);
   Load();
-  io::UniqueFd listener = Listen();
+  const io::UniqueFd listener = Listen();
   while (!Stopped()) {
     Receive(listener.get());
     Step();
     // It stands still for as long as nobody asks, and hangs as little as that.
     if (flight_) flight_->SetPhase(channel::FlightPhase::kTraining);
   }
-  unlink(SocketPath().c_str());
-  listener = io::UniqueFd();
   context_.events.Sync();
-  Drain();
+  Drain(listener.get());
+  unlink(SocketPath().c_str());
   return channel::kExitStopped;
 }
 

@@ -32,8 +32,8 @@ namespace sft::rank {
 // several prompts are asked, each line has its answer's number as "index" (ServeAnswer). While
 // there is nothing new, an empty text is sent every few seconds. Who closes the connection no
 // longer wants the answer. The processes of a job know nothing of each other: each gives the same
-// answer to a question. One that is told to stop takes no more questions and goes on with those
-// that it has, until it is killed.
+// answer to a question. One that is told to stop ends the answers under way, unless it is killed
+// before; the server sends it no new questions by then.
 class ServeJob {
  public:
   struct Context {
@@ -79,11 +79,10 @@ class ServeJob {
   void MakeBatch(const Device& device);
   std::string SocketPath() const;
   io::UniqueFd Listen() const;
-  // Takes what has come, and waits for more where there is nothing else to do. Without a listener
-  // (-1) nobody new comes.
+  // Takes what has come, and waits for more where there is nothing else to do.
   void Receive(int listener);
-  // Ends the answers under way.
-  void Drain();
+  // Ends the answers under way, and those that a process on another node leaves.
+  void Drain(int listener);
   void Read(Asker& asker);
   void TakeBytes(Asker& asker, std::string_view bytes);
   void Begin(Asker& asker);
