@@ -236,10 +236,10 @@ TEST_F(TraceFileTest, ATraceIsCutAtItsLimitAndSaysSo) {
   }
   Arrange(recording);
   channel::StepTable table;
-  constexpr int64_t kMost = 4 << 20;
+  constexpr int64_t kMost = (1 << 20) + (256 << 10);
   ASSERT_TRUE(WriteTrace(recording, dir_ + "/t", kMost, table).ok());
   EXPECT_EQ(table.events + table.events_left_out, 400'001);
-  EXPECT_GT(table.events, 100'000);
+  EXPECT_GT(table.events, 1'000);
   EXPECT_GT(table.events_left_out, 10'000);
   EXPECT_LE(table.trace_bytes, kMost);
   EXPECT_EQ(io::FileSize(dir_ + "/t").value(), table.trace_bytes);
