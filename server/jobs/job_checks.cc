@@ -148,7 +148,8 @@ void SetLayout(const Planner::LayoutChoice& choice, spec::Resolution& resolution
       const spec::ResolvedValue* count = FindValue(resolution, key);
       resolution.warnings.push_back(
           {std::string(key), count == nullptr ? 0 : count->line,
-           fmt::format("{} ({} in place of {})", choice.reason, with_speed(choice.layouts[1]),
+           fmt::format("{} would be faster than the layout that the job names: {} in place of {}",
+                       choice.layouts[1].keys(), with_speed(choice.layouts[1]),
                        with_speed(choice.layouts[0]))});
     }
     return;

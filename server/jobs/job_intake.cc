@@ -208,8 +208,8 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(
     std::optional<spec::Problem> problem = planner_.CheckModel(resolution.spec, resolution.ok());
     if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
       if (fits_none) {
-        problem->message += fmt::format("; divided in another way over its {} GPUs it does not fit",
-                                        resolution.spec.compute.gpu_count);
+        problem->message +=
+            fmt::format("; no other layout of its {} GPUs fits", resolution.spec.compute.gpu_count);
       }
       AddProblem(resolution, problem->key, problem->message);
       return resolution;
