@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"TooMany", "gpu_count = 64", 65, "", "from 1 to 64"},
         Refusal{"None", "gpu_count = 2", 0, "", "from 1 to 64"},
         Refusal{"Pipeline", "gpu_count = 4", 2, "pipeline_parallel_size = 2\n",
-                "does not go with hyperparameters.parallelism.pipeline_parallel_size = 2 yet"},
+                "does not go with hyperparameters.parallelism.pipeline_parallel_size = 2"},
         Refusal{"Context", "gpu_count = 4", 2, "context_parallel_size = 2\n",
                 "leave one of them out"},
         Refusal{"Preferences", "gpu_count = 2", 2, "[training]\nloss = \"dpo\"\n",

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/io/file.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
@@ -16,6 +17,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/data/step_plan.h"
+#include "worker/engine/train/delivery.h"
 #include "worker/engine/train/training_model.h"
 #include "worker/engine/weights/tensor_cut.h"
 
@@ -256,6 +258,27 @@ TEST_P(TensorParallelMethodTest, ACheckpointGoesOnWithAnyNumberOfRanks) {
     if (from.tensor == to.tensor && from.rows == to.rows) {
       EXPECT_EQ(resumed.consistency.weights_sha256, straight.consistency.weights_sha256);
     }
+  }
+}
+
+TEST_P(TensorParallelMethodTest, ACheckpointIsDeliveredWithoutItsRanksAsTheyWouldDeliverIt) {
+  for (const Ranks& ranks : {Ranks{4}, Ranks{2, 2, spec::Sharding::kFullShard}}) {
+    SCOPED_TRACE(ranks.Name());
+    TrainerOptions options = Options(GetParam(), ranks);
+    options.checkpoints.dir = dir_ / "saved";
+    options.spec.checkpoint.save_strategy = spec::SaveStrategy::kSteps;
+    options.spec.checkpoint.save_steps = 5;
+    Run(options);
+    const std::filesystem::path made = dir_ / "made";
+    DeliverCheckpoint(options.checkpoints.dir / "step-5",
+                      {.target = made, .model_dir = dir_ / "model", .model_name = "tiny"}, "");
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(options.output_dir)) {
+      const std::string name = entry.path().filename();
+      EXPECT_EQ(io::ReadFile(made / name).value(), io::ReadFile(entry.path()).value()) << name;
+      ++files;
+    }
+    EXPECT_GE(files, 2);
   }
 }
 
