@@ -6,7 +6,8 @@
 
 On GPUs: Qwen3-0.6B's shape with random weights, bf16, the ranks spread over the GPUs that there are. Losses and norms of
 the gradient of STEPS steps have to be those of one rank: the same bits for a pipeline alone with a frozen table (a
-trained one is the head too, and its gradient is summed in two parts), else within LOSS and NORM relative. A sum that is left out changes the norm by far more. OUT gets a line a run in mesh.jsonl, and log.txt.
+trained one is the head too, and its gradient is summed in two parts), else within LOSS and NORM relative. A sum that is
+left out changes the norm by far more. OUT gets a line a run in mesh.jsonl, and log.txt.
 Exit 1 when a run differs, fails or is refused.
 """
 
@@ -44,6 +45,10 @@ MESHES = {
     "pipeline 2 x shard 2": (4, {**sizes(pipeline=2), **SHARD}),
     "context 2 x replicate 2": (4, sizes(context=2)),
     "context 2 x shard 2": (4, {**sizes(context=2), **SHARD}),
+    "tensor 2": (2, sizes(tensor=2)),
+    "tensor 4": (4, sizes(tensor=4)),
+    "tensor 2 x replicate 2": (4, sizes(tensor=2)),
+    "tensor 2 x shard 2": (4, {**sizes(tensor=2), **SHARD}),
 }
 METHODS = {"lora": ("lora", {}), "qlora": ("qlora", {}), "int8": ("qlora", {"quantization.bits": 8}), "full": ("full", {})}
 
