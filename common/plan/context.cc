@@ -1,14 +1,13 @@
 #include "common/plan/context.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "common/base/round.h"
+#include "common/plan/size_advice.h"
 
 namespace sft::plan {
 namespace {
@@ -64,21 +63,10 @@ std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::J
                     ranks, shape.family));
   }
   if (Divides(shape, ranks)) return std::nullopt;
-  std::vector<int64_t> possible, of_node;
-  for (int64_t count = 2; count <= std::min<int64_t>(shape.heads, 64); ++count) {
-    if (!Divides(shape, count)) continue;
-    possible.push_back(count);
-    if (job.compute.gpus_per_node % count == 0) of_node.push_back(count);
-  }
-  std::string what = "leave it out";
-  if (!of_node.empty()) {
-    what = fmt::format("{} would", fmt::join(of_node, ", "));
-  } else if (!possible.empty()) {
-    what = fmt::format("{} would, on nodes with a multiple of so many GPUs",
-                       fmt::join(possible, ", "));
-  }
+  const std::string advice = SizeAdvice(
+      shape, job, [&](int64_t count) { return Divides(shape, count); }, "leave it out");
   return problem(fmt::format("{} does not divide the model's {} heads with {} of keys; {}", ranks,
-                             shape.heads, shape.kv_heads, what));
+                             shape.heads, shape.kv_heads, advice));
 }
 
 }  // namespace sft::plan

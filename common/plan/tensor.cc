@@ -1,7 +1,6 @@
 #include "common/plan/tensor.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "common/plan/parameters.h"
+#include "common/plan/size_advice.h"
 #include "common/plan/tensors.h"
 
 namespace sft::plan {
@@ -124,14 +124,10 @@ std::optional<spec::Problem> CheckTensor(const ModelShape& shape, const spec::Jo
   }
   const std::string obstacle = ObstacleOf(shape, job, ranks);
   if (obstacle.empty()) return std::nullopt;
-  std::vector<int64_t> possible;
-  for (int64_t count = 2; count <= std::min<int64_t>(shape.heads, 64); ++count) {
-    if (ObstacleOf(shape, job, count).empty()) possible.push_back(count);
-  }
-  return problem(fmt::format("{} {}; {}", ranks, obstacle,
-                             possible.empty()
-                                 ? "leave it out, and use fsdp = true for models over one GPU"
-                                 : fmt::format("{} would do", fmt::join(possible, ", "))));
+  const std::string advice = SizeAdvice(
+      shape, job, [&](int64_t count) { return ObstacleOf(shape, job, count).empty(); },
+      "leave it out, and use fsdp = true for models over one GPU");
+  return problem(fmt::format("{} {}; {}", ranks, obstacle, advice));
 }
 
 }  // namespace sft::plan

@@ -39,7 +39,7 @@ TEST(ContextTest, HeadsAreDividedAndHeadsOfKeysRepeated) {
   }
   const auto problem = CheckContext(shape, SharedBy(3, Qlora(1, 1, 2048)));
   ASSERT_TRUE(problem);
-  EXPECT_THAT(problem->message, HasSubstr("2, 4, 8, 16, 32 would, on nodes with a multiple"));
+  EXPECT_THAT(problem->message, HasSubstr("2, 4, 8, 16, 32 would do, on nodes with a multiple"));
   spec::JobSpec of_six = SharedBy(3, Qlora(1, 1, 2048));
   of_six.compute.gpu_count = of_six.compute.gpus_per_node = 6;
   EXPECT_THAT(CheckContext(shape, of_six)->message, HasSubstr("of keys; 2 would"));

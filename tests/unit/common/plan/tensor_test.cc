@@ -59,6 +59,7 @@ class TensorRefusal : public ::testing::TestWithParam<Bad> {};
 TEST_P(TensorRefusal, SaysWhatWouldDo) {
   ModelShape shape = Qwen3Of8B();
   spec::JobSpec job = CutOver(GetParam().ranks, Qlora(1, 1, 2048));
+  job.compute.gpus_per_node = 8;
   GetParam().change(shape, job);
   const auto problem = CheckTensor(shape, job);
   ASSERT_TRUE(problem);
@@ -70,7 +71,10 @@ INSTANTIATE_TEST_SUITE_P(
     Jobs, TensorRefusal,
     ::testing::Values(
         Bad{"Heads", 3, [](ModelShape&, spec::JobSpec&) {},
-            "does not divide the model's 32 heads with 8 of keys; 2, 4, 8, 16, 32 would do"},
+            "does not divide the model's 32 heads with 8 of keys; 2, 4, 8 would do"},
+        Bad{"HeadsOfOddNodes", 3,
+            [](ModelShape&, spec::JobSpec& job) { job.compute.gpus_per_node = 3; },
+            "2, 4, 8, 16, 32 would do, on nodes with a multiple of so many GPUs"},
         Bad{"Intermediate", 2, [](ModelShape& s, spec::JobSpec&) { s.intermediate = 12289; },
             "does not divide the intermediate size, 12289; leave it out"},
         Bad{"Blocks", 4, [](ModelShape& s, spec::JobSpec&) { s.intermediate = 4864 - 128; },
