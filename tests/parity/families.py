@@ -279,7 +279,7 @@ PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "gpt2_tied", "qwen3_moe", "glm4_moe", "mixtral", "gpt_oss", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
-              "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
+              "llama_biases_rope_linear_untied": ("all", ["q_proj", "gate_proj", "up_proj", "down_proj"]),
               "gpt2_tied": ("all", ["c_attn", "c_fc"]),
               "gpt_oss": ("all", ["q_proj", "o_proj"]), **hybrids.BIAS_CASES}
 # Written as two files with an index, as large checkpoints are.

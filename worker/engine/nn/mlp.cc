@@ -122,9 +122,10 @@ void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& save
   if (of_output_gate.defined()) dx->add_(of_output_gate);
 }
 
-// Adapters are trained together, and never beside the weights that they adapt.
+// Adapters are trained together, and never beside the weights that they adapt; biases may be.
 void Mlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
                             UnitGradients& gradients, Tensor* dx) const {
+  down.AddBiasGradients(dy, gradients);
   dy = down.GatheredGradient(std::move(dy), pass);
   const Tensor dxa_down = down.AdapterGradient(dy.rows, pass);
   down.AddSecondGradients(dy.rows, saved.down_xa, pass, gradients);
@@ -143,6 +144,7 @@ void Mlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Sa
                            .scale = pass.lora.scale,
                            .kind = kind});
   dactivated = Tensor();
+  gate_up.AddBiasGradients(dgate_up, gradients);
   gate_up.FinishBackward(dgate_up, x, dxa, pass, gradients, dx);
 }
 

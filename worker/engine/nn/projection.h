@@ -118,6 +118,8 @@ class Projection {
   // Add the gradients of the factors B, and A.
   void AddSecondGradients(const at::Tensor& dy, const at::Tensor& xa, const Pass& pass,
                           UnitGradients& gradients) const;
+  // Adds the gradients of the biases that are trained; dy before GatheredGradient.
+  void AddBiasGradients(const Activation& dy, UnitGradients& gradients) const;
   // dy of all tokens, where the inputs are cut; else dy.
   Activation GatheredGradient(Activation dy, const Pass& pass) const;
   // The gradient of x where that is of all tokens.
@@ -197,7 +199,6 @@ class Projection {
   // Adds (or writes) the product of dy and x to the gradients of the weights.
   void WeightGradients(const Activation& dy, at::Tensor x, const Pass& pass,
                        UnitGradients& gradients) const;
-  void AddBiasGradients(const Activation& dy, UnitGradients& gradients) const;
   void AddBiasGradient(const Member& member, const Activation& dy, UnitGradients& gradients) const;
 
   MatrixInfo info_;
