@@ -1,4 +1,5 @@
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -78,11 +79,14 @@ absl::StatusOr<v1::ProfileJobRequest> RequestOf(const ProfileOptions& options) {
     request.set_all_ranks(true);
     return request;
   }
-  int32_t rank = 0;
-  if (!absl::SimpleAtoi(options.ranks, &rank) || rank < 0) {
-    return InvalidArgument("--rank: \"" + options.ranks + "\" is neither a rank's number nor all");
+  for (const std::string_view word : absl::StrSplit(options.ranks, ',')) {
+    int32_t rank = 0;
+    if (!absl::SimpleAtoi(word, &rank) || rank < 0) {
+      return InvalidArgument(fmt::format(
+          "--rank: \"{}\" is no rank's number: write one, several as 0,8,16, or all", word));
+    }
+    request.add_ranks(rank);
   }
-  request.add_ranks(rank);
   return request;
 }
 
@@ -236,7 +240,8 @@ void AddProfile(Command& app, Session& session) {
   auto options = std::make_shared<ProfileOptions>();
   command->AddOption("JOB", options->job, "Job that trains")->Required();
   command->AddOption("--steps", options->steps, "Record the next so many steps (1 to 20)");
-  command->AddOption("--rank", options->ranks, "Rank to record, or all (at most 16)");
+  command->AddOption("--rank", options->ranks,
+                     "Rank to record, several as 0,8,16, or all (at most 16)");
   command->AddOption("-o,--out", options->out,
                      "Where to write the trace (default: JOB-step-N.trace.json.gz)");
   AddJsonFlag(command, session);

@@ -34,8 +34,9 @@ absl::StatusOr<std::set<int>> RanksOf(const v1::ProfileJobRequest& request, int 
   }
   if (ranks.empty()) ranks.insert(0);
   if (static_cast<int>(ranks.size()) > Profiling::kMostRanks) {
-    return InvalidArgument(fmt::format("ranks: at most {} are recorded at once, name some of {}",
-                                       Profiling::kMostRanks, world));
+    return InvalidArgument(
+        fmt::format("ranks: at most {} are recorded at once, name some of the {}",
+                    Profiling::kMostRanks, world));
   }
   for (const int rank : ranks) {
     if (rank >= 0 && rank < world) continue;

@@ -78,6 +78,10 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     const auto hold = holds.find(node.name);
     view.unusable_reason = WhyUnusable(node, live, hold == holds.end() ? nullptr : &hold->second);
     view.usable = view.unusable_reason.empty();
+    if (hold != holds.end() && hold->second.mode == store::HoldMode::kDrain &&
+        hold->second.move_us != 0) {
+      input.nodes_changed = true;
+    }
     view.returning = hold == holds.end() && live.last_seen == WallTime() &&
                      live.silent_for < kReturnTime && WhyResting(scores, node.name, live).empty();
     view.has_shared = node.has_shared_folder;
@@ -108,9 +112,6 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     }
     if (live.silent) input.waits_for_time = input.nodes_changed = true;
     if (live.silent != (node.state == NodeState::kSuspect)) input.nodes_changed = true;
-  }
-  for (const auto& [name, hold] : holds) {
-    if (hold.mode == store::HoldMode::kDrain && hold.move_us != 0) input.nodes_changed = true;
   }
   return AddModels(db, by_commit, input.snapshot);
 }

@@ -226,6 +226,12 @@ absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_
 }
 
 absl::StatusOr<std::vector<std::string>> DropOldNodes(Database& db, int64_t before_us, int limit) {
+  {
+    SFT_ASSIGN_OR_RETURN(Statement drop,
+                         db.Prepare("DELETE FROM node_holds WHERE node IN (SELECT name FROM nodes "
+                                    "WHERE removed != 0 AND last_seen_us < ?)"));
+    SFT_RETURN_IF_ERROR(drop.Bind(before_us).Run());
+  }
   std::vector<std::string> names;
   {
     SFT_ASSIGN_OR_RETURN(

@@ -32,7 +32,7 @@ absl::Status RemoveNode(Database& db, const std::string& node);
 absl::Status LetNodeGo(Database& db, const std::string& node, int64_t last_seen_us);
 
 // Deletes all rows of removed nodes that were heard last before that time, up to `limit` of them,
-// and returns their names. Nodes that an attempt was on, and LeftNodes, stay.
+// and returns their names. Nodes that an attempt was on, and LeftNodes, stay, without their holds.
 absl::StatusOr<std::vector<std::string>> DropOldNodes(Database& db, int64_t before_us, int limit);
 
 // By name, with slots and their holders; names above `after`. None of these has removed ones.

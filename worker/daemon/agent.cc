@@ -10,6 +10,7 @@
 #include "common/io/paths.h"
 #include "worker/attempt/verdict.h"
 #include "worker/base/disk.h"
+#include "worker/base/serve_sockets.h"
 #include "worker/node/removed_models.h"
 #include "worker/transfer/checkpoint_folder.h"
 
@@ -365,6 +366,7 @@ void Agent::RemoveForgotten() {
     entry.checkpoint_io.reset();
     const absl::Status removed = io::RemoveAll(setup_.AttemptDir(uid));
     if (!removed.ok()) spdlog::error("attempt {}: {}", uid, Message(removed));
+    for (const std::string& socket : ServeSocketsThere(setup_, uid)) (void)io::RemoveAll(socket);
     spdlog::info("attempt {}: forgotten", uid);
   }
   if (!forgotten.empty()) NotifyChange();

@@ -11,6 +11,7 @@
 
 #include "common/base/ids.h"
 #include "common/io/file.h"
+#include "worker/base/serve_sockets.h"
 
 namespace sft::worker {
 namespace {
@@ -99,14 +100,7 @@ std::string Asker::TakeLeast(std::vector<std::string>& sockets) {
 }
 
 absl::Status Asker::Open(const std::string& attempt_uid, Connection& connection) {
-  const std::string prefix = setup_.ServeSockets(attempt_uid);
-  const std::string folder = prefix.substr(0, prefix.rfind('/') + 1);
-  std::vector<std::string> sockets;
-  if (const auto names = io::ListDir(folder); names.ok()) {
-    for (const std::string& name : *names) {
-      if ((folder + name).starts_with(prefix)) sockets.push_back(folder + name);
-    }
-  }
+  std::vector<std::string> sockets = ServeSocketsThere(setup_, attempt_uid);
   absl::Status opened = Unavailable("its model is not loaded yet");
   while (!opened.ok() && !sockets.empty()) {
     const std::string path = TakeLeast(sockets);

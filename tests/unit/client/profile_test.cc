@@ -122,9 +122,20 @@ TEST_F(ProfileTest, AFolderThatIsNotThereIsSaid) {
   EXPECT_THAT(run.err, HasSubstr("no/t.gz"));
 }
 
+TEST_F(ProfileTest, SeveralRanksAreNamedByCommas) {
+  AddRank(0, 0.25);
+  Profile({"--rank", "0,8,16"});
+  ASSERT_EQ(server_.profile_requests.size(), 1u);
+  EXPECT_THAT(server_.profile_requests[0].ranks(), ::testing::ElementsAre(0, 8, 16));
+}
+
 TEST_F(ProfileTest, FlagsThatMakeNoSenseAreRefusedBeforeTheCall) {
-  for (const std::vector<std::string>& flags : std::vector<std::vector<std::string>>{
-           {"--steps", "0"}, {"--steps", "21"}, {"--rank", "first"}, {"--rank", "-1"}}) {
+  for (const std::vector<std::string>& flags :
+       std::vector<std::vector<std::string>>{{"--steps", "0"},
+                                             {"--steps", "21"},
+                                             {"--rank", "first"},
+                                             {"--rank", "-1"},
+                                             {"--rank", "1,"}}) {
     const Outcome run = Profile(flags);
     EXPECT_EQ(run.code, kUsage) << flags[1];
     EXPECT_THAT(run.err, HasSubstr(flags[0]));

@@ -195,6 +195,32 @@ TEST_F(NodeRemovalTest, OnlyANodeThatHistoryDoesNotNameIsForgottenWithAge) {
   EXPECT_THAT(Nodes(), ElementsAre("b", "c"));
 }
 
+// Names of Slurm's nodes have their job in them, and never come again.
+TEST_F(NodeRemovalTest, AHoldOfANodeThatLeftIsForgottenWithAge) {
+  Join("a", "H100", 1);
+  const int64_t left_us = UnixMicros(clock_.Wall());
+  const auto held = [&](int64_t before_us) {
+    size_t count = 0;
+    EXPECT_TRUE(store_
+                    ->Write([&](Database& db) -> absl::Status {
+                      SFT_RETURN_IF_ERROR(store::DropOldNodes(db, before_us, 100).status());
+                      SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+                      count = holds.size();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return count;
+  };
+  const auto hold = [&](Database& db) {
+    return HoldNode(db, {.node = "a", .mode = store::HoldMode::kDrain, .who = "ann"});
+  };
+  ASSERT_TRUE(store_->Write(hold).ok());
+  EXPECT_EQ(held(left_us + 1), 1u) << "it is there";
+  ASSERT_TRUE(store_->Write([&](Database& db) { return store::LetNodeGo(db, "a", left_us); }).ok());
+  EXPECT_EQ(held(left_us), 1u) << "it may come again";
+  EXPECT_EQ(held(left_us + 1), 0u);
+}
+
 // Otherwise each deletion would read all of history.
 TEST_F(NodeRemovalTest, HistoryOfANodeIsFoundByAnIndex) {
   const absl::Status read = store_->Read([](Database& db) -> absl::Status {

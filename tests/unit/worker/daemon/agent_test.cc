@@ -163,6 +163,12 @@ TEST_F(AgentTest, AShimWhoseStatusCannotBeReadIsSilentAndNotGone) {
 TEST_F(AgentTest, AttemptsUnknownToTheServerAreStoppedAndDeleted) {
   Want("wait");
   Launch();
+  // As of a process that serves and was killed.
+  const std::string socket = setup_.ServeSockets("a-1") + "0",
+                    another = setup_.ServeSockets("a-10") + "0";
+  for (const std::string& path : {socket, another}) {
+    ASSERT_TRUE(io::WriteFileAtomic(path, "").ok());
+  }
   desired_.clear_attempts();
   Tell();
   WaitForShimEnd();
@@ -171,6 +177,8 @@ TEST_F(AgentTest, AttemptsUnknownToTheServerAreStoppedAndDeleted) {
   agent_->Step();
   EXPECT_EQ(Observe().attempts_size(), 0);
   EXPECT_FALSE(io::Exists(setup_.AttemptDir("a-1")));
+  EXPECT_FALSE(io::Exists(socket));
+  EXPECT_TRUE(io::Exists(another));
 }
 
 TEST_F(AgentTest, BeforeTheServerHasSpokenNothingIsStopped) {
