@@ -79,7 +79,7 @@ absl::StatusOr<v1::ProfileJobRequest> RequestOf(const ProfileOptions& options) {
     request.set_all_ranks(true);
     return request;
   }
-  for (const std::string_view word : absl::StrSplit(options.ranks, ',')) {
+  for (const std::string& word : std::vector<std::string>(absl::StrSplit(options.ranks, ','))) {
     int32_t rank = 0;
     if (!absl::SimpleAtoi(word, &rank) || rank < 0) {
       return InvalidArgument(fmt::format(

@@ -153,9 +153,8 @@ class PipelineSearch {
       alone += own.total();
       for (double StepTime::*part : kOfMicroBatches) time.*part += own.*part;
     }
-    const auto schedule = MakeSchedule(ShapeOf(run));
-    const double factor =
-        schedule.ok() ? StepSeconds(ShapeOf(run), *schedule, pieces) / alone : 1.0;
+    const absl::StatusOr<double> seconds = PredictStepSeconds(ShapeOf(run), pieces);
+    const double factor = seconds.ok() ? *seconds / alone : 1.0;
     for (double StepTime::*part : kOfMicroBatches) time.*part *= factor;
     for (const Problem& stage : of_stages_) {
       time.optimizer = std::max(time.optimizer, PredictTime(stage, run, input_.gpu).optimizer);

@@ -14,7 +14,31 @@
 namespace sft::plan {
 namespace {
 
+// Groups of stages * pieces micro-batches after which a pipeline does the same again and again.
+constexpr int64_t kUntilSteady = 4;
+
 using Order = std::vector<Action>;
+
+// One value for each forward and backward of a step.
+template <typename T>
+class OfWork {
+ public:
+  OfWork(const ScheduleShape& shape, T value)
+      : micro_batches_(static_cast<size_t>(shape.micro_batches)),
+        values_(2 * static_cast<size_t>(shape.all_pieces()) * micro_batches_, value) {}
+
+  T& At(bool back, int piece, int micro) { return values_[Index(back, piece, micro)]; }
+  const T& At(bool back, int piece, int micro) const { return values_[Index(back, piece, micro)]; }
+
+ private:
+  size_t Index(bool back, int piece, int micro) const {
+    return (2 * static_cast<size_t>(piece) + (back ? 1 : 0)) * micro_batches_ +
+           static_cast<size_t>(micro);
+  }
+
+  size_t micro_batches_;
+  std::vector<T> values_;
+};
 
 // The forwards of a stage, or its backwards: its pieces take turns, `stages` micro-batches each.
 Order InTurns(const ScheduleShape& shape, int stage, ActionKind kind) {
@@ -88,7 +112,7 @@ Action PeerOf(const Action& message) {
 class Layout {
  public:
   explicit Layout(const ScheduleShape& shape)
-      : shape_(shape), stages_(static_cast<size_t>(shape.stages)) {
+      : shape_(shape), stages_(static_cast<size_t>(shape.stages)), done_(shape, 0) {
     for (int stage = 0; stage < shape.stages; ++stage) At(stage).work = Compute(shape, stage);
   }
 
@@ -128,9 +152,9 @@ class Layout {
   // What it reads is there: what another piece wrote, and for a backward its forward.
   bool Ready(const Action& work) const {
     const bool back = work.kind == ActionKind::kBackward;
-    if (back && !done_.contains({false, work.piece, work.micro})) return false;
+    if (back && done_.At(false, work.piece, work.micro) == 0) return false;
     const int from = work.piece + (back ? 1 : -1);
-    return from < 0 || from == shape_.all_pieces() || done_.contains({back, from, work.micro});
+    return from < 0 || from == shape_.all_pieces() || done_.At(back, from, work.micro) != 0;
   }
 
   // Starts its next work where that can be; true if it is at work.
@@ -147,7 +171,7 @@ class Layout {
   void Finish(Stage& stage) {
     stage.under_way = false;
     const Action& work = stage.work[stage.next++];
-    done_.insert({work.kind == ActionKind::kBackward, work.piece, work.micro});
+    done_.At(work.kind == ActionKind::kBackward, work.piece, work.micro) = 1;
     const Messages messages = MessagesOf(shape_, work);
     if (!messages.gives) return;
     stage.order.push_back(messages.given);
@@ -157,7 +181,7 @@ class Layout {
 
   const ScheduleShape& shape_;
   std::vector<Stage> stages_;
-  std::set<std::tuple<bool, int, int>> done_;  // a backward, piece and micro-batch
+  OfWork<char> done_;
 };
 
 // Runs the lists of a schedule as ranks would that wait at each message for its other end.
@@ -318,12 +342,13 @@ int MostInFlight(const ScheduleShape& shape, int stage) {
   const int behind = shape.stages - 1 - stage;
   const int most =
       shape.pieces == 1 ? behind + 1 : 2 * behind + (shape.pieces - 1) * shape.stages + 1;
-  return std::min(most, shape.micro_batches * shape.pieces);
+  return static_cast<int>(
+      std::min(int64_t{most}, int64_t{shape.micro_batches} * shape.pieces));
 }
 
 double StepSeconds(const ScheduleShape& shape, const std::vector<std::vector<Action>>& schedule,
                    const std::vector<PieceTime>& times) {
-  std::map<std::tuple<bool, int, int>, double> done;  // backward, piece, micro-batch
+  OfWork<double> done(shape, -1);  // when; not yet: -1
   std::vector<size_t> next(schedule.size(), 0);
   std::vector<double> free(schedule.size(), 0.0);
   for (bool moved = true; moved;) {
@@ -336,26 +361,44 @@ double StepSeconds(const ScheduleShape& shape, const std::vector<std::vector<Act
         const int from = back ? action.piece + 1 : action.piece - 1;
         double start = free[stage];
         if (from >= 0 && from < shape.all_pieces()) {
-          const auto found = done.find({back, from, action.micro});
-          if (found == done.end()) break;
-          start = std::max(start, found->second);
+          const double read = done.At(back, from, action.micro);
+          if (read < 0) break;
+          start = std::max(start, read);
         }
         const PieceTime& time = times[static_cast<size_t>(action.piece)];
         free[stage] = start + (back ? time.backward : time.forward);
-        done[{back, action.piece, action.micro}] = free[stage];
+        done.At(back, action.piece, action.micro) = free[stage];
       }
     }
   }
   return *std::max_element(free.begin(), free.end());
 }
 
+absl::StatusOr<double> PredictStepSeconds(const ScheduleShape& shape,
+                                          const std::vector<PieceTime>& times) {
+  const auto seconds_of = [&](int64_t micro_batches) -> absl::StatusOr<double> {
+    ScheduleShape part = shape;
+    part.micro_batches = static_cast<int>(micro_batches);
+    SFT_ASSIGN_OR_RETURN(const auto schedule, MakeSchedule(part));
+    return StepSeconds(part, schedule, times);
+  };
+  const int64_t period = kUntilSteady * shape.stages * shape.pieces;
+  if (period < 1 || shape.micro_batches < 3 * period) return seconds_of(shape.micro_batches);
+  // What is left out is a whole number of periods.
+  const int64_t some = 2 * period + shape.micro_batches % period;
+  SFT_ASSIGN_OR_RETURN(const double less, seconds_of(some - period));
+  SFT_ASSIGN_OR_RETURN(const double more, seconds_of(some));
+  const int64_t periods = (shape.micro_batches - some) / period;
+  return more + static_cast<double>(periods) * (more - less);
+}
+
 absl::StatusOr<double> BubbleShare(const ScheduleShape& shape) {
-  SFT_ASSIGN_OR_RETURN(const auto schedule, MakeSchedule(shape));
   const std::vector<PieceTime> times(static_cast<size_t>(shape.all_pieces()));
   const bool backs = shape.kind != ScheduleKind::kForwardOnly;
-  const double busy =
-      shape.micro_batches * shape.pieces * (times[0].forward + (backs ? times[0].backward : 0.0));
-  return 1.0 - busy / StepSeconds(shape, schedule, times);
+  SFT_ASSIGN_OR_RETURN(const double seconds, PredictStepSeconds(shape, times));
+  const double busy = static_cast<double>(shape.micro_batches) * shape.pieces *
+                      (times[0].forward + (backs ? times[0].backward : 0.0));
+  return 1.0 - busy / seconds;
 }
 
 }  // namespace sft::plan

@@ -88,6 +88,12 @@ struct PieceTime {
 double StepSeconds(const ScheduleShape& shape, const std::vector<std::vector<Action>>& schedule,
                    const std::vector<PieceTime>& times);
 
+// The same of the shape's own schedule, for any number of micro-batches in as little time: of many,
+// some are worked out, and the others take as long each as those in the middle. InvalidArgument as
+// MakeSchedule.
+absl::StatusOr<double> PredictStepSeconds(const ScheduleShape& shape,
+                                          const std::vector<PieceTime>& times);
+
 // The share of a step in which the stages have nothing to do, where all pieces take as long.
 // InvalidArgument as MakeSchedule.
 absl::StatusOr<double> BubbleShare(const ScheduleShape& shape);
