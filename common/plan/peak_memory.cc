@@ -250,6 +250,21 @@ int64_t LinkBytesOf(const Problem& p) {
   return bytes;
 }
 
+// Problem::shared, by what a rank has of each parameter of the whole model.
+std::map<int64_t, int64_t> SharedOf(const std::vector<Unit>& whole, const std::vector<Unit>& own,
+                                    int64_t ranks) {
+  std::map<int64_t, int64_t> shared;
+  for (size_t unit = 0; unit < own.size(); ++unit) {
+    for (size_t i = 0; i < own[unit].parameters.size(); ++i) {
+      const Parameter& parameter = own[unit].parameters[i];
+      if (!parameter.trainable) continue;
+      const int64_t sharers = ranks * parameter.elements / whole[unit].parameters[i].elements;
+      if (sharers > 1) shared[sharers] += parameter.elements;
+    }
+  }
+  return shared;
+}
+
 }  // namespace
 
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
@@ -275,6 +290,10 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
     problem.trained.push_back(trained);
   }
   problem.exchange = TensorExchangesOf(shape, job);
+  if (problem.matrix_ranks() > 1) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<Unit> whole, MakeUnits(shape, job));
+    problem.shared = SharedOf(whole, problem.units, problem.matrix_ranks());
+  }
   problem.link_bytes = LinkBytesOf(problem);
   return problem;
 }

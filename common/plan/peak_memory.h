@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "common/base/round.h"
@@ -23,8 +24,10 @@ struct Problem {
   Memory held;  // for the whole run
   std::vector<BlockCost> blocks;
   int64_t element_bytes = 2;
-  int64_t row_tokens = 0;          // tokens in a full row
-  std::vector<int64_t> trained;    // elements by unit
+  int64_t row_tokens = 0;        // tokens in a full row
+  std::vector<int64_t> trained;  // elements by unit
+  // Trained elements that several of the ranks that share matrices have, by how many do.
+  std::map<int64_t, int64_t> shared;
   int64_t head_elements = 0;       // vocab * hidden
   int64_t embedding_elements = 0;  // of all in the embedding's unit
   // Bytes of a token that go from layer to layer beside the residual stream, from the forward to

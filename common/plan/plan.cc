@@ -270,17 +270,17 @@ absl::StatusOr<int64_t> LeastBytesOf(const ModelShape& shape, const spec::JobSpe
   return PredictMemory(problem, Smallest(problem, host_bytes)).reserved();
 }
 
-// 0 for a job that cannot be planned.
-int64_t LeastBytesOr0(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
-  return LeastBytesOf(input.shape, job, row_tokens, HostLimit(input)).value_or(0);
+// False too for a job that cannot be planned.
+bool Fits(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
+  const absl::StatusOr<int64_t> least =
+      LeastBytesOf(input.shape, job, row_tokens, HostLimit(input));
+  return least.ok() && *least <= input.memory_bytes;
 }
 
 // The longest rows that fit, in steps of a hundredth of them; 0: none of 8 tokens.
 int64_t LongestRow(const PlanInput& input, const Problem& p) {
   constexpr int64_t kLeast = 8;
-  const auto fits = [&](int64_t tokens) {
-    return LeastBytesOr0(input, p.job, tokens) <= input.memory_bytes;
-  };
+  const auto fits = [&](int64_t tokens) { return Fits(input, p.job, tokens); };
   if (!fits(kLeast)) return 0;
   int64_t low = kLeast, high = p.row_tokens;  // which does not
   while (high - low > std::max<int64_t>(1, low / 100)) {
@@ -303,8 +303,10 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   // Those of ranks that share rows, and of ranks that take others; not measured.
   const int context = job.parallelism.context_parallel_size;
   if (context > 1 && context < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
-  // The same of ranks that share matrices.
+  // The same of ranks that share matrices, and one of those of them that have the same heads of
+  // keys.
   const int tensor = job.parallelism.tensor_parallel_size;
+  if (tensor > 2) bytes += kNcclBytes;
   if (tensor > 1 && tensor < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
   return bytes;
 }
@@ -316,9 +318,7 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     remedies.push_back(fmt::format("sequence_length = {}", tokens));
   }
   const auto try_job = [&](spec::JobSpec job, std::string words) {
-    if (LeastBytesOr0(input, job, p.row_tokens) <= input.memory_bytes) {
-      remedies.push_back(std::move(words));
-    }
+    if (Fits(input, job, p.row_tokens)) remedies.push_back(std::move(words));
   };
   spec::JobSpec job = p.job;
   if (p.job.qlora() && p.job.quantization.bits != 4) {
@@ -337,18 +337,21 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     job.compute.gpu_count *= more;
     const bool full = p.job.parallelism.sharding == spec::Sharding::kFullShard;
     if (job.compute.gpu_count == 1 || (more == 1 && full)) continue;
-    if (LeastBytesOr0(input, job, p.row_tokens) > input.memory_bytes) continue;
+    if (!Fits(input, job, p.row_tokens)) continue;
     remedies.push_back(more == 1
                            ? "fsdp = true"
                            : fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
     break;
   }
-  if (!p.job.parallelism.offload_optimizer) {
+  // Offloading does not go with matrices that are shared (common/spec/splits.cc).
+  const bool may_offload = p.matrix_ranks() == 1;
+  if (may_offload && !p.job.parallelism.offload_optimizer) {
     job = p.job;
     job.parallelism.offload_optimizer = true;
     try_job(job, "offload_optimizer = true, where the node has the memory");
   }
-  if (!p.job.parallelism.offload_param && (!p.job.full_finetune() || !p.shares_whole_weights())) {
+  if (may_offload && !p.job.parallelism.offload_param &&
+      (!p.job.full_finetune() || !p.shares_whole_weights())) {
     job = p.job;
     job.parallelism.offload_param = true;
     job.parallelism.offload_optimizer |= job.full_finetune();

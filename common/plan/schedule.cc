@@ -342,8 +342,7 @@ int MostInFlight(const ScheduleShape& shape, int stage) {
   const int behind = shape.stages - 1 - stage;
   const int most =
       shape.pieces == 1 ? behind + 1 : 2 * behind + (shape.pieces - 1) * shape.stages + 1;
-  return static_cast<int>(
-      std::min(int64_t{most}, int64_t{shape.micro_batches} * shape.pieces));
+  return static_cast<int>(std::min(int64_t{most}, int64_t{shape.micro_batches} * shape.pieces));
 }
 
 double StepSeconds(const ScheduleShape& shape, const std::vector<std::vector<Action>>& schedule,

@@ -222,6 +222,16 @@ double MatrixExchangeSeconds(const Problem& p, const ExecutionPlan& run, double 
   return RingSeconds(elements * static_cast<double>(p.element_bytes), ranks, gpu.bus);
 }
 
+// Seconds in which they sum the gradients of what several of them have, once a step.
+double SharedGradientSeconds(const Problem& p, const GpuRates& gpu) {
+  const double bytes = 4 / static_cast<double>(p.parts().states);
+  double seconds = 0;
+  for (const auto& [sharers, elements] : p.shared) {
+    seconds += 2 * RingSeconds(static_cast<double>(elements) * bytes, sharers, gpu.bus);
+  }
+  return seconds;
+}
+
 // The tiles in which a block's feed-forward layer takes a micro-batch.
 int64_t TilesOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   return run.TilesOf(run.LevelOf(layer), MicroBatchTokens(p, run));
@@ -347,6 +357,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
                        &time.weights, &time.recompute, &time.launches, &time.exchange}) {
     *part *= micro_batches;
   }
+  time.exchange += SharedGradientSeconds(p, gpu);
   if (UsesDora(p.job)) {
     // Norms of rows, once a step: the weights are read, summed up and read again in fp32.
     const int64_t weights =

@@ -15,7 +15,8 @@ struct StepTime {
   double recompute = 0;    // all recomputation in the backward
   double optimizer = 0;    // update, norm, reduction that is not overlapped
   double launches = 0;     // the host lagging behind the device, and waits between them
-  double exchange = 0;     // of tokens between ranks that share matrices; nothing hides it
+  double exchange = 0;     // between ranks that share matrices, of tokens and of gradients of what
+                           // several have; nothing hides it
 
   double total() const;
 };

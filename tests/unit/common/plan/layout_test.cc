@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/spec/layout.h"
 #include "tests/unit/common/plan/jobs.h"
 #include "tests/unit/common/plan/shapes.h"
@@ -104,6 +106,17 @@ TEST(LayoutTest, AModelThatNoGpuHoldsIsDivided) {
 TEST(LayoutTest, FewerRowsThanGpusShareTheirTokens) {
   const Choice choice = Choose(Qwen3Of8B(), OnGpus(8, Auto(1, 131'072)));
   EXPECT_THAT(choice.text, ::testing::HasSubstr("context_parallel_size = 8")) << choice.text;
+}
+
+// As many rows as a job can ask for take no longer to plan than few.
+TEST(LayoutTest, ABillionRowsAreChosenForAtOnce) {
+  const absl::Time begin = absl::Now();
+  const Choice choice = Choose(Qwen3Of8B(), OnGpus(8, Auto(1'000'000'000, 2048)));
+  EXPECT_EQ(choice.text, "fsdp = false");
+  spec::JobSpec job = OnGpus(8, LoraAuto(1'000'000'000, 2048));
+  job.hyperparameters.per_device_batch = 1;
+  EXPECT_FALSE(Choose(LlamaOf70BLayers(), job).planned.empty());
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(60));
 }
 
 // The most precise with which any layout has room, not that of the first layout.

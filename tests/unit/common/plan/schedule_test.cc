@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <random>
 #include <string>
 
 namespace sft::plan {
@@ -80,6 +81,50 @@ TEST(ScheduleTest, AStageThatIsSlowerSetsThePace) {
   ASSERT_TRUE(schedule.ok());
   // Ten times the slow one, and once the way there and back of the other.
   EXPECT_NEAR(StepSeconds(shape, *schedule, {{1, 2}, {3, 6}}), 10 * 9 + 3, 1e-9);
+}
+
+void ForEachManyMicroBatches(const std::function<void(const ScheduleShape&)>& check) {
+  for (const auto kind : {ScheduleKind::kOneForwardOneBackward, ScheduleKind::kForwardOnly}) {
+    for (int stages = 1; stages <= 8; ++stages) {
+      for (int pieces = 1; pieces <= 2; ++pieces) {
+        for (const int micro : {200, 203, 600}) {
+          check({.kind = kind, .stages = stages, .micro_batches = micro, .pieces = pieces});
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, ManyMicroBatchesTakeAsLongAsTheWholeScheduleDoes) {
+  ForEachManyMicroBatches([](const ScheduleShape& shape) {
+    std::vector<PieceTime> times(static_cast<size_t>(shape.all_pieces()));
+    times.back() = {1.3, 2.7};  // the head
+    const double all = StepSeconds(shape, *MakeSchedule(shape), times);
+    EXPECT_NEAR(*PredictStepSeconds(shape, times) / all, 1, 1e-9) << Name(shape);
+  });
+}
+
+// Where two stages are nearly as slow, the slower one may set the pace after hundreds only.
+TEST(ScheduleTest, ManyMicroBatchesOfPiecesThatDifferTakeAboutAsLong) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> seconds(0.95, 1.05);
+  ForEachManyMicroBatches([&](const ScheduleShape& shape) {
+    std::vector<PieceTime> times;
+    for (int piece = 0; piece < shape.all_pieces(); ++piece) {
+      times.push_back({seconds(random), 2 * seconds(random)});
+    }
+    const double all = StepSeconds(shape, *MakeSchedule(shape), times);
+    EXPECT_NEAR(*PredictStepSeconds(shape, times) / all, 1, 0.01) << Name(shape);
+  });
+}
+
+TEST(ScheduleTest, ABillionMicroBatchesAreNotWorkedThrough) {
+  constexpr int kBillion = 1'000'000'000;
+  for (const int pieces : {1, 4}) {
+    const ScheduleShape shape{.stages = 8, .micro_batches = kBillion, .pieces = pieces};
+    EXPECT_NEAR(*BubbleShare(shape), 7.0 / (1e9 * pieces + 7), 1e-12) << Name(shape);
+    EXPECT_EQ(MostInFlight(shape, 7), pieces == 1 ? 1 : 25) << Name(shape);
+  }
 }
 
 // Each breaks a right schedule of four stages, and has to be found out.
@@ -163,6 +208,8 @@ TEST(ScheduleTest, ShapesOfNothingAreRefused) {
   EXPECT_FALSE(MakeSchedule({.stages = 0}).ok());
   EXPECT_FALSE(MakeSchedule({.micro_batches = 0}).ok());
   EXPECT_FALSE(MakeSchedule({.pieces = 0}).ok());
+  EXPECT_FALSE(BubbleShare({.stages = 0, .micro_batches = 100}).ok());
+  EXPECT_FALSE(BubbleShare({.micro_batches = 0}).ok());
 }
 
 }  // namespace

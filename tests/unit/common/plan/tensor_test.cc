@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "common/plan/plan.h"
+#include "common/plan/step_time.h"
 #include "common/plan/tensors.h"
 #include "tests/unit/common/plan/jobs.h"
 #include "tests/unit/common/plan/shapes.h"
@@ -14,6 +16,7 @@ namespace sft::plan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 spec::JobSpec CutOver(int ranks, spec::JobSpec job) {
   job.compute.gpu_count = job.compute.gpus_per_node = ranks;
@@ -126,6 +129,76 @@ TEST(TensorTest, ALayerExchangesFourRowsEachWay) {
   const TensorExchange lora = TensorExchangesOf(shape, CutOver(2, Lora(16, {"all-linear"})))[0];
   EXPECT_EQ(lora.forward, 4 * shape.hidden + 5 * 16);
   EXPECT_EQ(lora.backward, lora.forward);
+}
+
+TEST(TensorTest, WhatSeveralRanksHaveIsCountedByHowManyDo) {
+  const ModelShape shape = Qwen3Of8B();
+  const auto shared = [&](int ranks, const spec::JobSpec& job) {
+    return MakeProblem(shape, CutOver(ranks, job), 2048)->shared;
+  };
+  const int64_t norms = shape.layers * 2 * (shape.hidden + shape.head_dim) + shape.hidden;
+  const int64_t whole = 2 * shape.vocab * shape.hidden + norms;
+  using Shared = std::map<int64_t, int64_t>;
+  EXPECT_EQ(shared(1, Full()), Shared());
+  EXPECT_EQ(shared(2, Full()), (Shared{{2, whole}}));
+  // Each head of keys and values is two ranks'.
+  const int64_t keys = shape.layers * 2 * shape.head_dim * shape.hidden;
+  EXPECT_EQ(shared(16, Full()), (Shared{{2, keys}, {16, whole}}));
+  // A of five linears, and B of two.
+  const int64_t factors = shape.layers * 7 * 16 * shape.hidden;
+  EXPECT_EQ(shared(2, Lora(16, {"all-linear"})), (Shared{{2, factors}}));
+}
+
+// Once a step, in fp32, and nothing hides it; each rank of a sharded optimizer sends its part.
+TEST(TensorTest, GradientsOfWhatSeveralRanksHaveAreSummed) {
+  spec::JobSpec job = CutOver(2, Full());
+  const GpuRates gpu = *FindGpu("H100");
+  const auto seconds = [&](bool shares) {
+    Problem problem = *MakeProblem(Qwen3Of8B(), job, 2048);
+    if (!shares) problem.shared.clear();
+    const ExecutionPlan run{.rows = 1, .micro_batches = 4, .logits_bytes = int64_t{1} << 28};
+    return PredictTime(problem, run, gpu).exchange;
+  };
+  const double bytes = 4.0 * static_cast<double>(MakeProblem(Qwen3Of8B(), job, 2048)->shared[2]);
+  EXPECT_GT(bytes, 4.9e9);
+  EXPECT_NEAR(seconds(true) - seconds(false), bytes / gpu.bus, 1e-6);
+  job.compute.gpu_count = job.compute.gpus_per_node = 8;
+  EXPECT_NEAR(seconds(true) - seconds(false), bytes / gpu.bus, 1e-6);
+  job.parallelism.sharding = spec::Sharding::kZero1;
+  EXPECT_NEAR(seconds(true) - seconds(false), bytes / gpu.bus / 4, 1e-6);
+}
+
+// Ranks that have the same heads of keys are a group of their own.
+TEST(TensorTest, MoreThanTwoRanksHaveAGroupMore) {
+  const auto bytes = [](int ranks) {
+    return AllocatorBytes(CutOver(ranks, Full()), 80'000'000'000, /*opened=*/true);
+  };
+  EXPECT_LT(bytes(4), bytes(2));
+}
+
+TEST(TensorTest, ARefusalProposesOnlyWhatGoesWithIt) {
+  const auto refusal = [](int ranks, const ModelShape& shape, double gigabytes) {
+    spec::JobSpec job = Qlora(1, 1, 2048);
+    job.training.use_qlora = false;
+    job.quantization.bits = 0;
+    return MakePlan(Input(CutOver(ranks, job), gigabytes, shape)).status().ToString();
+  };
+  const std::string fits = refusal(2, Qwen3Of8B(), 7);
+  EXPECT_THAT(fits, HasSubstr("the job does not fit"));
+  EXPECT_THAT(fits, HasSubstr("use_qlora = true"));
+  EXPECT_THAT(fits, Not(HasSubstr("offload_")));
+  // An eighth of the intermediate size is no multiple of 64.
+  const ModelShape llama{.family = "llama",
+                         .hidden = 4096,
+                         .layers = 32,
+                         .heads = 32,
+                         .kv_heads = 32,
+                         .head_dim = 128,
+                         .intermediate = 11008,
+                         .vocab = 32000};
+  const std::string uneven = refusal(8, llama, 2);
+  EXPECT_THAT(uneven, HasSubstr("the job does not fit"));
+  EXPECT_THAT(uneven, Not(HasSubstr("use_qlora")));
 }
 
 // Weights, gradients and states of the blocks are halved, and so is the time but for messages.
