@@ -35,9 +35,18 @@ void Put(c10d::Store& store, const std::string& key, const std::string& value) {
   }
 }
 
-std::optional<std::string> Look(c10d::Store& store, const std::string& key) {
+bool Has(c10d::Store& store, const std::string& key) {
   try {
-    if (!store.check({key})) return std::nullopt;
+    return store.check({key});
+  } catch (const std::exception& error) {
+    Unreachable(error);
+  }
+}
+
+// Of a key that nobody else takes: what is gone between the two questions would be waited for.
+std::optional<std::string> Look(c10d::Store& store, const std::string& key) {
+  if (!Has(store, key)) return std::nullopt;
+  try {
     const std::vector<uint8_t> value = store.get(key);
     return std::string(value.begin(), value.end());
   } catch (const std::exception& error) {
@@ -141,7 +150,7 @@ bool AnswerReceiver::Receive() {
     if (!other.part || other.part->joined()) continue;
     const int64_t rows = RowShare{rank, own_.ranks, own_.rows}.size();
     // Looked at before the last of its lines are taken: they came before it.
-    const bool left = other.part->answered() < rows && Look(store_, KeyOf("bye", rank));
+    const bool left = other.part->answered() < rows && Has(store_, KeyOf("bye", rank));
     while (const auto lines = Take(store_, KeyOf("send", rank, other.next))) {
       ++other.next;
       AppendLines(*lines, *other.part);
@@ -161,7 +170,7 @@ bool AnswerReceiver::Receive() {
 
 bool AnswerReceiver::AllLeft() {
   for (int rank = 1; rank < own_.ranks; ++rank) {
-    if (!Look(store_, KeyOf("bye", rank))) return false;
+    if (!Has(store_, KeyOf("bye", rank))) return false;
   }
   return true;
 }
@@ -228,7 +237,7 @@ void AnswerSender::Send() {
 }
 
 bool AnswerSender::AllTaken() {
-  return sent_ == 0 || !Look(store_, KeyOf("send", share_.rank, sent_ - 1));
+  return sent_ == 0 || !Has(store_, KeyOf("send", share_.rank, sent_ - 1));
 }
 
 }  // namespace sft::rank

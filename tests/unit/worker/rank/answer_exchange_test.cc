@@ -44,6 +44,20 @@ class MortalStore : public c10d::HashStore {
   bool ended_ = false;
 };
 
+// A store in which somebody takes a key away right after it was seen to be there.
+class EmptiedStore : public c10d::HashStore {
+ public:
+  void Empty() { empties_ = true; }
+  bool check(const std::vector<std::string>& keys) override {
+    const bool there = c10d::HashStore::check(keys);
+    if (there && empties_) deleteKey(keys.front());
+    return there;
+  }
+
+ private:
+  bool empties_ = false;
+};
+
 // Both nodes of an attempt, stepped by hand.
 class AnswerExchangeTest : public testing::Test {
  protected:
@@ -210,6 +224,23 @@ TEST_F(AnswerExchangeTest, RankZeroIsThereUntilTheOthersReadItsStoreNoMore) {
     EXPECT_THAT(error.what(), testing::EndsWith("Connection reset by peer"));
     EXPECT_EQ(error.code(), "collective_failed") << "another node is to blame, if any";
   }
+}
+
+TEST_F(AnswerExchangeTest, WhatIsTakenWhileItIsLookedForIsNotWaitedFor) {
+  auto store = c10::make_intrusive<EmptiedStore>();
+  store->setTimeout(std::chrono::milliseconds(100));
+  AnswerReceiver receiver(*store, Out(0), {0, 2, kAllRows}, 1, kRun, "attempt");
+  auto part = AnswerPart::Open(Out(1), {1, 2, kAllRows}, kRun);
+  ASSERT_TRUE(part.ok());
+  AnswerSender sender(*store, Out(1), {1, 2, kAllRows}, kRun);
+  EXPECT_FALSE(sender.Meet(*part));
+  EXPECT_TRUE(receiver.Meet());
+  EXPECT_TRUE(sender.Meet(*part));
+  sender.Add(Line(5));
+  sender.Send();
+  store->Empty();
+  EXPECT_FALSE(sender.AllTaken());
+  EXPECT_TRUE(sender.AllTaken());
 }
 
 TEST_F(AnswerExchangeTest, ANodeWithAnotherModelIsRefused) {

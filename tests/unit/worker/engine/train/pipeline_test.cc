@@ -301,7 +301,8 @@ TEST_F(PipelineTest, MoreStagesThanLayersAreRefused) {
     Run(Options(Method::kLora, {.stages = 3, .pieces = 4}, 2));
     FAIL() << "12 pieces of 8 layers";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("12 pieces, and it has 8 layers: at most 2 stages"));
+    EXPECT_THAT(error.what(), HasSubstr("12 pieces, and it has 8 layers: at most 2 pieces "
+                                        "in each of 3 stages"));
   }
 }
 
