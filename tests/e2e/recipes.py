@@ -16,6 +16,7 @@ def llama(family, hidden, inner, layers, heads, keys, vocab, **more):
 CONFIGS = {
     "Qwen/Qwen2.5-7B-Instruct": llama("qwen2", 3584, 18944, 28, 28, 4, 152064),
     "Qwen/Qwen2.5-14B-Instruct": llama("qwen2", 5120, 13824, 48, 40, 8, 152064),
+    "Qwen/Qwen2.5-72B-Instruct": llama("qwen2", 8192, 29568, 80, 64, 8, 152064),
     "Qwen/Qwen3-8B": llama("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128),
     "Qwen/Qwen3-8B-Base": llama("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128),
     "Qwen/Qwen3-32B": llama("qwen3", 5120, 25600, 64, 64, 8, 151936, head_dim=128),
