@@ -24,7 +24,7 @@ constexpr std::string_view kFsdpKey = "hyperparameters.parallelism.fsdp",
 constexpr std::string_view kLayoutKeys[] = {kFsdpKey,   kStrategyKey, kDeepspeedKey, kStageKey,
                                             kStagesKey, kPiecesKey,   kRowsKey,      kMatricesKey};
 constexpr std::string_view kBatchKeys[] = {kGlobalRows, kDeviceRows, kAccumulation};
-constexpr std::string_view kBatchOrigin = "derived: global_batch over the ranks of the layout",
+constexpr std::string_view kFewRowsOrigin = "derived: a step has fewer rows than there are GPUs",
                            kPlanOrigin = "the plan";
 // A pipeline's pieces are not cut finer by the plan: each holds more activations.
 constexpr int kMostPieces = 2;
@@ -101,6 +101,12 @@ bool NamesLayout(const Resolution& resolution) {
   return std::ranges::any_of(resolution.values, [](const ResolvedValue& value) {
     if (!IsGiven(value)) return false;
     return IsLayoutKey(value.key) || (value.key == kDeviceMap && value.text != "auto");
+  });
+}
+
+bool KeepsLayout(const Resolution& resolution) {
+  return std::ranges::any_of(resolution.values, [](const ResolvedValue& value) {
+    return IsLayoutKey(value.key) && value.overridden && value.origin.starts_with(kKeptLayout);
   });
 }
 
@@ -194,13 +200,17 @@ Resolution ResolveInSomeLayout(const JobText& job) {
         value = *given;
         continue;
       }
-      value.origin = IsLayoutKey(value.key) ? "derived: a step has fewer rows than there are GPUs"
-                                            : kBatchOrigin;
+      value.origin = IsLayoutKey(value.key) ? kFewRowsOrigin : kBatchOrigin;
       value.overridden = false;
     }
     return other;
   }
   return resolution;
+}
+
+bool SharesFewRows(const Resolution& resolution) {
+  return std::ranges::find(resolution.values, kFewRowsOrigin, &ResolvedValue::origin) !=
+         resolution.values.end();
 }
 
 JobSpec WithLayout(JobSpec spec, const JobSpec& other) {

@@ -48,11 +48,25 @@ Resolution InLayout(const JobText& job, const Resolution& resolution, const Layo
 // have their own, in the first layout in which some share theirs.
 Resolution ResolveInSomeLayout(const JobText& job);
 
+// Whether the layout is such a first one: nothing says yet that it goes with the model.
+bool SharesFewRows(const Resolution& resolution);
+
 // The job with the layout and the batch of `other`, which is the same job in another one.
 JobSpec WithLayout(JobSpec spec, const JobSpec& other);
 
 // How the origin of a value begins that the plan has chosen.
 inline constexpr std::string_view kChosenByPlan = "derived: chosen by the plan";
+
+// The origin of a batch that was divided anew for the layout.
+inline constexpr std::string_view kBatchOrigin =
+    "derived: global_batch over the ranks of the layout";
+
+// How the origin of a key begins that a job has of the job that it goes on with, where nobody named
+// the layout; behind it stands that job.
+inline constexpr std::string_view kKeptLayout = "derived: the layout of ";
+
+// Whether the layout is such a one.
+bool KeepsLayout(const Resolution& resolution);
 
 // The same of a whole resolution: the layout is chosen by the plan, which has this to say of it.
 void TakeLayout(const Resolution& other, std::string_view remark, Resolution& resolution);

@@ -135,6 +135,15 @@ void WarnLate(WallTime now, spec::Resolution& resolution) {
                                  fmt::format("{} has passed: the job can only be late", text)});
 }
 
+void LeaveUnplanned(const Planner::LayoutChoice& choice, const spec::JobText& text,
+                    spec::Resolution& resolution) {
+  if (!choice.layouts.empty() || !spec::SharesFewRows(resolution)) return;
+  if (choice.chosen.has_value()) return spec::TakeLayout(*choice.chosen, "", resolution);
+  spec::Resolution whole = spec::Resolve(text.text, text.file_name, text.overrides, text.options);
+  resolution.spec = spec::WithLayout(std::move(resolution.spec), whole.spec);
+  resolution.problems = std::move(whole.problems);
+}
+
 void SetLayout(const Planner::LayoutChoice& choice, spec::Resolution& resolution) {
   if (choice.layouts.empty()) return;
   const auto with_speed = [](const v1::Layout& layout) {

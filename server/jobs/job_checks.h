@@ -36,6 +36,10 @@ absl::Status CheckModel(Store& store, FleetCatalog& fleet, const FolderReader& r
                         spec::Resolution& resolution);
 // A file that was written for another day: the job would be late whatever happens.
 void WarnLate(WallTime now, spec::Resolution& resolution);
+// A layout that was taken since a step has fewer rows than there are GPUs, and that no plan vouches
+// for, gives way to one that goes with the model; without one few rows are the job's problem.
+void LeaveUnplanned(const Planner::LayoutChoice& choice, const spec::JobText& text,
+                    spec::Resolution& resolution);
 // The layout that the plan chose, or a warning where another would be clearly faster.
 void SetLayout(const Planner::LayoutChoice& choice, spec::Resolution& resolution);
 // What "auto" became of the types of weights and states, with a warning where they are not fp32.

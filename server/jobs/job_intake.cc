@@ -196,8 +196,9 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(
   }
   bool fits_none = false;
   if (resolution.ok()) {
-    Planner::LayoutChoice choice =
-        planner_.ChooseLayout({text, file_name, list, options}, resolution);
+    const spec::JobText job{text, file_name, list, options};
+    Planner::LayoutChoice choice = planner_.ChooseLayout(job, resolution);
+    LeaveUnplanned(choice, job, resolution);
     SetLayout(choice, resolution);
     fits_none = choice.fits_none;
     if (layout != nullptr) *layout = std::move(choice);

@@ -26,6 +26,11 @@ constexpr size_t kMaxShown = 4000;  // bytes of an origin or a path
 constexpr std::string_view kStages = "hyperparameters.parallelism.pipeline_parallel_size",
                            kContext = "hyperparameters.parallelism.context_parallel_size",
                            kTensor = "hyperparameters.parallelism.tensor_parallel_size";
+constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
+                           kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
+                           kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
+                           kZeroStage = "hyperparameters.parallelism.deepspeed_stage",
+                           kDeviceMap = "hyperparameters.parallelism.device_map";
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
@@ -44,12 +49,14 @@ constexpr std::string_view kRows[] = {"job.data", "data.mixture", "data.val"};
 
 using KeySet = std::set<std::string, std::less<>>;
 
+// Whether nobody gave the value.
+bool Followed(const ResolvedRecord& value) {
+  return value.origin == "default" || value.origin.starts_with("derived: ");
+}
+
 // Whether the value was given outside of the job file.
 bool WasOverride(const ResolvedRecord& value, const std::string& file_name) {
-  if (value.origin == "default" || value.origin.starts_with("derived: ") ||
-      value.origin.starts_with("DeepSpeed JSON, ")) {
-    return false;
-  }
+  if (Followed(value) || value.origin.starts_with("DeepSpeed JSON, ")) return false;
   const std::string file = file_name + ":";
   return !value.origin.starts_with(file) ||
          !std::all_of(value.origin.begin() + static_cast<std::ptrdiff_t>(file.size()),
@@ -120,7 +127,8 @@ int64_t NumberOf(const JobRecord& job, std::string_view key) {
   return read.ec == std::errc() ? number : 0;  // 0 for "auto", too
 }
 
-// On another number of GPUs the same global batch, in micro-batches of at most the former size.
+// On another number of GPUs the same global batch, in micro-batches of at most the former size; and
+// where these came from the layout, since the job file's may not go with it.
 void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   std::vector<spec::Override> overrides;
   for (const v1::Override& each : submit.overrides()) {
@@ -140,7 +148,9 @@ void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
       NumberOf(ended, kCount) / (sharing(kStages) * sharing(kContext) * sharing(kTensor));
   const int64_t global = NumberOf(ended, kGlobal);
   int64_t rows = NumberOf(ended, kDevice);
-  if (count == former || global % count != 0) return;
+  const bool of_layout = std::ranges::any_of(
+      ended.resolved_values, [](const auto& value) { return value.origin == spec::kBatchOrigin; });
+  if ((count == former && !of_layout) || global % count != 0) return;
   auto& list = *submit.mutable_overrides();
   list.erase(std::remove_if(list.begin(), list.end(),
                             [](const v1::Override& each) { return each.key() == kSteps; }),
@@ -189,16 +199,37 @@ std::vector<v1::Override> FormerChanges(const JobRecord& job, const KeySet& said
   return former;
 }
 
-// On the same GPUs a job stays divided over them as it was, whatever a plan would choose today.
+// Whether somebody said how the job was divided (spec::NamesLayout).
+bool NamedLayout(const JobRecord& job) {
+  return std::ranges::any_of(job.resolved_values, [](const ResolvedRecord& value) {
+    if (Followed(value)) return false;
+    return spec::IsLayoutKey(value.key) || (value.key == kDeviceMap && value.value != "auto");
+  });
+}
+
+// On the same GPUs a job stays divided over them as it was, whatever a plan would choose today, and
+// whether or not one chose it.
 void KeepLayout(const JobRecord& ended, const KeySet& said, std::vector<v1::Override>& former) {
   const bool divided_anew = std::ranges::any_of(said, [](const std::string& key) {
     return key.starts_with(kCopies) || key == kType || key == kVariant || key == kCount ||
-           key == kNodes || key == kPerNode || spec::IsLayoutKey(key);
+           key == kNodes || key == kPerNode || key == kDeviceMap || spec::IsLayoutKey(key);
   });
-  if (divided_anew) return;
+  if (divided_anew || ended.kind != v1::Job::SFT || NumberOf(ended, kCount) < 2 ||
+      NamedLayout(ended)) {
+    return;
+  }
+  const auto is_on = [&](std::string_view key) {
+    const ResolvedRecord* value = FormerValue(ended, key);
+    return value != nullptr && value->value == "true";
+  };
+  const bool fsdp = is_on(kFsdp), deepspeed = is_on(kDeepspeed);
   for (const ResolvedRecord& value : ended.resolved_values) {
-    if (!spec::IsLayoutKey(value.key) || !value.origin.starts_with(spec::kChosenByPlan)) continue;
-    former.push_back(SetTo(value.key, value.value, ended.id));
+    if (!spec::IsLayoutKey(value.key)) continue;
+    // These would ask for what is off.
+    if (value.key == kStrategy && !fsdp) continue;
+    if ((value.key == kDeepspeed || value.key == kZeroStage) && !deepspeed) continue;
+    former.push_back(
+        SetTo(value.key, value.value, fmt::format("{}{}", spec::kKeptLayout, ended.id)));
   }
 }
 

@@ -63,7 +63,8 @@ class Planner {
     std::string reason;      // of JobPlan
     bool faster = false;     // another would be clearly faster than the one that the job names
     bool fits_none = false;  // the job fits in no layout, and names none
-    // The job in the layout that the plan has chosen; none for one that names its own.
+    // The job in the layout that the plan has chosen; none for one that names its own. Where it
+    // fits in none, in the first that goes with its model and that workers know, if there is one.
     std::optional<spec::Resolution> chosen;
   };
   // plan::ChooseLayout for the largest GPUs of the job's type. `resolution` is that of the text,
@@ -91,10 +92,13 @@ class Planner {
     double tokens_per_second = 0;
     int64_t memory_bytes = 0;
   };
-  // Those of LayoutChoice::layouts.
+  // Those of LayoutChoice::layouts; `protocol` as KnownProtocol.
   std::vector<KnownLayout> PlanLayouts(const plan::ModelShape& shape, int64_t memory,
                                        const spec::JobText& text,
-                                       const spec::Resolution& resolution);
+                                       const spec::Resolution& resolution, int protocol);
+  // The newest wire protocol of connected nodes with GPUs of the type, whose keys a plan may take;
+  // without such nodes that of this release.
+  int KnownProtocol(const std::string& gpu_type);
 
   // Memory of the largest GPU of the job's type; 0: not known.
   int64_t GpuMemory(const spec::JobSpec& spec);

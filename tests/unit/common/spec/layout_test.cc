@@ -120,6 +120,8 @@ TEST(LayoutTest, RanksShareRowsWhereAStepHasFewerThanThereAreRanks) {
   EXPECT_EQ(OriginOf(two, std::string(kPrefix) + "context_parallel_size"),
             "derived: a step has fewer rows than there are GPUs");
   EXPECT_FALSE(NamesLayout(two)) << "a plan may choose another";
+  EXPECT_TRUE(SharesFewRows(two));
+  EXPECT_FALSE(SharesFewRows(resolve("[hyperparameters]\nglobal_batch = 8\n")));
   // More rows that do not divide are a mistake, and so are few in a layout that was named.
   EXPECT_FALSE(resolve("[hyperparameters]\nglobal_batch = 12\n").ok());
   EXPECT_FALSE(
@@ -127,6 +129,15 @@ TEST(LayoutTest, RanksShareRowsWhereAStepHasFewerThanThereAreRanks) {
           .ok());
   EXPECT_THAT(Describe(resolve("[hyperparameters]\nglobal_batch = 2\nn_epochs = 0\n").problems),
               HasSubstr("global_batch"));
+}
+
+TEST(LayoutTest, ALayoutThatAJobKeepsIsNotOneThatSomebodyNames) {
+  const auto keeps = [](const std::string& origin) {
+    const std::vector<Override> overrides = {{std::string(kPrefix) + "fsdp", "true", origin}};
+    return KeepsLayout(Resolve(Minimal("gpu_count = 8\n"), "job.toml", overrides));
+  };
+  EXPECT_TRUE(keeps(std::string(kKeptLayout) + "job-1"));
+  EXPECT_FALSE(keeps("--set"));
 }
 
 TEST(LayoutTest, ATakenLayoutIsSaidToBeThePlansAndLeavesTheRest) {

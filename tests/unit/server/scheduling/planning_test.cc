@@ -140,17 +140,25 @@ class LayoutTest : public IntakeTest {
  protected:
   void SetUp() override {
     IntakeTest::SetUp();
-    v1::Register seen = RegisterOf("b", "H100", 8);
-    for (v1::Slot& slot : *seen.mutable_slots()) slot.set_memory_bytes(84'500'000'000);
+    JoinEight("b", kLarge, 84'500'000'000);
+  }
+  // A node with eight H100 of so many bytes, and the model "org/large".
+  void JoinEight(const std::string& node, const std::string& config, int64_t memory_bytes,
+                 int protocol = kProtocol) {
+    v1::Register seen = RegisterOf(node, "H100", 8);
+    for (v1::Slot& slot : *seen.mutable_slots()) slot.set_memory_bytes(memory_bytes);
+    seen.set_protocol(protocol);
     v1::Model* model = seen.add_models();
     model->set_id("org/large");
     model->set_path("/models/large");
-    model->set_config_json(
-        R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
-        R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,)"
-        R"("vocab_size":128256})");
-    ASSERT_TRUE(registry_->Connect(seen, std::make_shared<FakeWorker>()).ok());
+    model->set_config_json(config);
+    const absl::Status joined = registry_->Connect(seen, std::make_shared<FakeWorker>());
+    EXPECT_TRUE(joined.ok()) << joined;
   }
+  static constexpr char kLarge[] =
+      R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
+      R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,)"
+      R"("vocab_size":128256})";
 
   static std::string Text(const std::string& keys, int gpus = 8) {
     return fmt::format(
@@ -171,6 +179,59 @@ class LayoutTest : public IntakeTest {
       if (value.key() == "hyperparameters." + key) return value.value() + " " + value.origin();
     }
     return "absent";
+  }
+  // The job of a submit as it is stored; not of one that has problems.
+  JobRecord Stored(const std::string& id, const v1::SubmitJobRequest& submit) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(submit.source_text());
+    request.set_file_name("job.toml");
+    *request.mutable_overrides() = submit.overrides();
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    for (const v1::Problem& each : response->problems()) ADD_FAILURE() << id << each.message();
+    for (const v1::Problem& each : response->warnings()) {
+      EXPECT_EQ(each.message().find("would be faster"), std::string::npos) << each.message();
+    }
+    JobRecord job;
+    job.id = id;
+    job.gpu_type = "H100", job.gpus_per_node = 8;
+    job.source_text = submit.source_text();
+    job.file_name = "job.toml";
+    for (const v1::ResolvedValue& value : response->resolved()) {
+      job.resolved_values.push_back({value.key(), value.value(), value.origin()});
+    }
+    return job;
+  }
+  JobRecord Submitted(const std::string& id, const std::string& text) {
+    v1::SubmitJobRequest submit;
+    submit.set_source_text(text);
+    return Stored(id, submit);
+  }
+  static v1::SubmitJobRequest Resume(const JobRecord& ended, const std::string& key,
+                                     const std::string& value) {
+    v1::ResumeJobRequest resume;
+    resume.set_name(ended.id);
+    Set(resume, key, value);
+    return SubmitOfResume(ended, {}, resume);
+  }
+  static std::string ValueIn(const JobRecord& job, const std::string& key) {
+    for (const ResolvedRecord& value : job.resolved_values) {
+      if (value.key == "hyperparameters." + key) return value.value;
+    }
+    return "absent";
+  }
+  static std::string OriginIn(const JobRecord& job, const std::string& key) {
+    for (const ResolvedRecord& value : job.resolved_values) {
+      if (value.key == "hyperparameters." + key) return value.origin;
+    }
+    return "absent";
+  }
+  static std::string LayoutIn(const JobRecord& job) {
+    std::string text;
+    for (const ResolvedRecord& value : job.resolved_values) {
+      if (spec::IsLayoutKey(value.key)) text += value.key + "=" + value.value + " ";
+    }
+    return text;
   }
 };
 
@@ -257,11 +318,8 @@ TEST_F(LayoutTest, AResumeOnTheSameGpusKeepsTheLayout) {
       {"hyperparameters.parallelism.context_parallel_size", "2", "derived: chosen by the plan"},
       {"hyperparameters.parallelism.pipeline_parallel_size", "1", "derived: chosen by the plan"}};
   const auto changed = [&](const std::string& key, const std::string& value) {
-    v1::ResumeJobRequest resume;
-    resume.set_name(ended.id);
-    Set(resume, key, value);
-    const v1::SubmitJobRequest submit = SubmitOfResume(ended, {}, resume);
     std::string text;
+    const v1::SubmitJobRequest submit = Resume(ended, key, value);
     for (const v1::Override& each : submit.overrides()) {
       if (spec::IsLayoutKey(each.key())) text += each.key() + "=" + each.value() + " ";
     }
@@ -274,6 +332,122 @@ TEST_F(LayoutTest, AResumeOnTheSameGpusKeepsTheLayout) {
   EXPECT_EQ(changed("compute.gpu_count", "4"), "") << "chosen anew";
   EXPECT_EQ(changed("hyperparameters.parallelism.fsdp", "false"),
             "hyperparameters.parallelism.fsdp=false ");
+  EXPECT_EQ(changed("hyperparameters.parallelism.device_map", "balanced"), "");
+  // No plan chose for a job of an earlier release.
+  for (ResolvedRecord& value : ended.resolved_values) {
+    if (spec::IsLayoutKey(value.key)) value.value = "1", value.origin = "default";
+    if (value.key.ends_with(".fsdp")) value.value = "false";
+  }
+  ended.resolved_values.push_back({"hyperparameters.parallelism.deepspeed_stage", "2", "default"});
+  EXPECT_EQ(changed("checkpoint.save_minutes", "5"),
+            "hyperparameters.parallelism.fsdp=false "
+            "hyperparameters.parallelism.context_parallel_size=1 "
+            "hyperparameters.parallelism.pipeline_parallel_size=1 ");
+  ended.resolved_values.push_back(
+      {"hyperparameters.parallelism.device_map", "balanced", "job.toml:9"});
+  EXPECT_EQ(changed("checkpoint.save_minutes", "5"), "") << "its file names one";
+}
+
+TEST_F(LayoutTest, EveryLayoutStaysWhenItsJobGoesOn) {
+  const std::string text = Text("[hyperparameters]\nper_device_batch = 2\nglobal_batch = 16\n");
+  const std::vector<spec::Override> none;
+  const spec::ResolveOptions options;
+  const spec::Resolution plain = spec::Resolve(text, "job.toml", none, options);
+  ASSERT_TRUE(plain.ok());
+  for (const spec::Layout& layout : spec::LayoutsFor(plain.spec.compute)) {
+    spec::Resolution in = plain;
+    spec::TakeLayout(spec::InLayout({text, "job.toml", none, options}, plain, layout), "", in);
+    JobRecord ended;
+    ended.id = "job-1";
+    ended.gpu_type = "H100", ended.gpus_per_node = 8;
+    ended.source_text = text;
+    ended.file_name = "job.toml";
+    for (const spec::ResolvedValue& value : in.values) {
+      ended.resolved_values.push_back({value.key, value.text, value.origin});
+    }
+    std::vector<spec::Override> overrides;
+    const v1::SubmitJobRequest submit = Resume(ended, "checkpoint.save_minutes", "5");
+    for (const v1::Override& each : submit.overrides()) {
+      overrides.push_back({each.key(), each.value(), each.origin(), spec::OverrideKind::kSet});
+    }
+    const spec::Resolution next = spec::Resolve(text, "job.toml", overrides, options);
+    ASSERT_TRUE(next.ok()) << spec::ToText(layout) << next.problems[0].message;
+    EXPECT_EQ(spec::LayoutOf(next.spec), layout) << spec::ToText(layout);
+    EXPECT_EQ(next.spec.hyperparameters.global_batch, 16) << spec::ToText(layout);
+    EXPECT_EQ(next.spec.hyperparameters.per_device_batch, 2) << spec::ToText(layout);
+  }
+}
+
+TEST_F(LayoutTest, AResumeOfAResumeKeepsTheLayoutOnTheSameGpusAlone) {
+  for (const char* rows : {"1", "64"}) {
+    const JobRecord first =
+        Submitted("job-1", Text(fmt::format("[hyperparameters]\nglobal_batch = {}\n", rows)));
+    const JobRecord second = Stored("job-2", Resume(first, "checkpoint.save_minutes", "5"));
+    EXPECT_EQ(LayoutIn(second), LayoutIn(first));
+    EXPECT_EQ(OriginIn(second, "parallelism.fsdp"), "derived: the layout of job-1");
+    const JobRecord same = Stored("job-3", Resume(second, "checkpoint.save_minutes", "6"));
+    EXPECT_EQ(LayoutIn(same), LayoutIn(first));
+    EXPECT_EQ(OriginIn(same, "parallelism.fsdp"), "derived: the layout of job-2");
+    const JobRecord fewer = Stored("job-3", Resume(second, "compute.gpu_count", "4"));
+    EXPECT_EQ(OriginIn(fewer, "parallelism.fsdp").rfind(spec::kChosenByPlan, 0), 0u)
+        << OriginIn(fewer, "parallelism.fsdp");
+    EXPECT_EQ(ValueIn(fewer, "global_batch"), rows);
+  }
+}
+
+TEST_F(LayoutTest, AResumeHasTheRowsOfAGpuThatTheLayoutNeeds) {
+  const JobRecord first =
+      Submitted("job-1", Text("[hyperparameters]\nper_device_batch = 2\nglobal_batch = 4\n"));
+  ASSERT_EQ(OriginIn(first, "per_device_batch"), spec::kBatchOrigin);
+  ASSERT_EQ(ValueIn(first, "per_device_batch"), "1");
+  const JobRecord second = Stored("job-2", Resume(first, "hyperparameters.n_epochs", "5"));
+  EXPECT_EQ(LayoutIn(second), LayoutIn(first));
+  EXPECT_EQ(ValueIn(second, "per_device_batch"), "1");
+  for (const JobRecord* ended : {&first, &second}) {
+    for (const char* gpus : {"4", "2"}) {
+      const JobRecord fewer = Stored("job-3", Resume(*ended, "compute.gpu_count", gpus));
+      EXPECT_EQ(ValueIn(fewer, "global_batch"), "4") << ended->id << gpus;
+    }
+  }
+}
+
+TEST_F(LayoutTest, FewRowsAreAProblemWhereNoPlanVouchesForALayout) {
+  const auto problem = [&](const std::string& text) {
+    const v1::ResolveJobResponse response = Resolved(text);
+    EXPECT_EQ(response.problems_size(), 1);
+    if (response.problems_size() == 0) return std::string();
+    return response.problems(0).key() + ": " + response.problems(0).message();
+  };
+  const std::string large =
+      Text(std::string("memory_budget_gb = 6\n") + kFull + "[hyperparameters]\nglobal_batch = 1\n");
+  EXPECT_EQ(problem(large).rfind("compute.memory_budget_gb: ", 0), 0u) << problem(large);
+  EXPECT_NE(problem(large).find("; no other layout of its 8 GPUs fits"), std::string::npos);
+  const std::string one = Text("[hyperparameters]\nglobal_batch = 1\n");
+  const std::string few =
+      "hyperparameters.global_batch: hyperparameters.global_batch = 1 (job.toml";
+  // Nothing says how much the GPUs hold.
+  JoinEight("b", kLarge, 0);
+  EXPECT_EQ(problem(one).rfind(few, 0), 0u) << problem(one);
+  // No layout of eight GPUs goes with four layers of which most are DeltaNets.
+  JoinEight("b", R"({"model_type":"qwen3_5_text","num_hidden_layers":4})", 84'500'000'000);
+  EXPECT_EQ(problem(one).rfind(few, 0), 0u) << problem(one);
+}
+
+TEST_F(LayoutTest, KeysThatNoWorkerKnowsYetAreNotChosen) {
+  const std::string text = Text("[hyperparameters]\nglobal_batch = 1\n");
+  EXPECT_EQ(Resolved(text).problems_size(), 0);
+  JoinEight("b", kLarge, 84'500'000'000, 1);
+  const auto few = Resolved(text);
+  ASSERT_EQ(few.problems_size(), 1);
+  EXPECT_EQ(few.problems(0).key(), "hyperparameters.global_batch");
+  const auto full = Resolved(Text(std::string(kFull) + "[hyperparameters]\nglobal_batch = 8\n"));
+  ASSERT_EQ(full.problems_size(), 0) << full.problems(0).message();
+  for (const v1::Layout& each : full.plan().layouts()) {
+    EXPECT_EQ(each.keys().find("parallel_size"), std::string::npos) << each.keys();
+  }
+  // One that was upgraded can run it.
+  JoinEight("c", kLarge, 84'500'000'000);
+  EXPECT_EQ(Resolved(text).problems_size(), 0);
 }
 
 }  // namespace
