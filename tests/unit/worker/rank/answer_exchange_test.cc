@@ -229,6 +229,7 @@ TEST_F(AnswerExchangeTest, RankZeroIsThereUntilTheOthersReadItsStoreNoMore) {
 TEST_F(AnswerExchangeTest, WhatIsTakenWhileItIsLookedForIsNotWaitedFor) {
   auto store = c10::make_intrusive<EmptiedStore>();
   store->setTimeout(std::chrono::milliseconds(100));
+  AnswerPart own = Open(Out(0), 0);
   AnswerReceiver receiver(*store, Out(0), {0, 2, kAllRows}, 1, kRun, "attempt");
   auto part = AnswerPart::Open(Out(1), {1, 2, kAllRows}, kRun);
   ASSERT_TRUE(part.ok());
