@@ -102,6 +102,10 @@ TEST_P(StoredParityTest, RanksThatHoldAPartEachGiveTheSame) {
 
 TEST_P(StoredParityTest, RanksThatShareMatricesGiveTheSame) {
   if (GetParam() == "mxfp4") GTEST_SKIP() << "experts are not cut";
+  if (GetParam() == "nf4_transposed") {
+    EXPECT_THROW(ExpectLogitsOf(2, 2), UserError) << "halves of 192 elements end within a block";
+    return;
+  }
   for (const int world : {2, 4}) ExpectLogitsOf(world, 2);
 }
 
