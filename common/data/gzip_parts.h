@@ -17,7 +17,7 @@ struct TextSum {
   int64_t bytes = 0;
 
   static TextSum Of(std::string_view text);
-  // Of this text with `next` behind it.
+  // The sum of this text with that of `next` behind it.
   TextSum Then(const TextSum& next) const;
 };
 
@@ -35,7 +35,7 @@ class PartPacker {
   void Add(std::string_view text);
   // Once, behind the last Add.
   void Finish();
-  // Of what has been added.
+  // The sum of all text that has been added.
   const TextSum& sum() const { return sum_; }
   // That the sink has been given.
   int64_t packed_bytes() const { return packed_bytes_; }

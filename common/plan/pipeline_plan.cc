@@ -29,7 +29,7 @@ constexpr double kBesideMessages = 0.08;
 // How much less of a GPU's memory a stage is filled with each time.
 constexpr double kLessOfAStage = 1.0 / 32;
 
-// Of a StepTime, what each micro-batch takes again.
+// The times of a StepTime that every micro-batch takes again.
 constexpr double StepTime::*kOfMicroBatches[] = {
     &StepTime::products, &StepTime::attention, &StepTime::elementwise, &StepTime::adapters,
     &StepTime::weights,  &StepTime::recompute, &StepTime::launches};

@@ -49,7 +49,7 @@ class ChangeHub {
   void Bump(const std::string& key);
   static constexpr char kJobs[] = "jobs", kNodes[] = "nodes";
   static constexpr char kSomeNode[] = "nodes/";  // one that is not named
-  // Of what a user may do.
+  // The key of a user's rights.
   static std::string UserKey(const std::string& name) { return "users/" + name; }
   // The server stops: wakes everybody, who then end.
   void Shutdown();

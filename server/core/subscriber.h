@@ -4,8 +4,8 @@
 
 namespace sft::server {
 
-// Who is to be counted as one by an address: what one subscriber of a network has, which is an
-// address of IPv4, the whole of "2001:db8:0:1::/64" for one of IPv6. Empty: loopback, where a proxy
+// The key under which limits count an address: an IPv4 address itself, and for IPv6 its /64
+// ("2001:db8:0:1::/64"), which one subscriber of a network has. Empty for loopback, where a proxy
 // may be.
 std::string SubscriberOf(const std::string& address);
 

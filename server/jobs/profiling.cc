@@ -18,7 +18,7 @@ namespace {
 
 // How long one node is listened to while others may have said something.
 constexpr std::chrono::milliseconds kListen{200};
-// Of what a node says.
+// The most that is passed on of what a node says; the rest is cut off.
 constexpr int kMostShares = 32, kMostNotes = 16;
 constexpr size_t kMostText = 500;
 

@@ -23,17 +23,6 @@ ModelShape Qwen2Of14B() {
           .vocab = 152064};
 }
 
-ModelShape LlamaOf70B() {
-  return {.family = "llama",
-          .hidden = 8192,
-          .layers = 80,
-          .heads = 64,
-          .kv_heads = 8,
-          .head_dim = 128,
-          .intermediate = 28672,
-          .vocab = 128256};
-}
-
 ModelShape Qwen2Of72B() {
   return {.family = "qwen2",
           .hidden = 8192,

@@ -14,17 +14,6 @@ namespace {
 
 constexpr int64_t kH100 = 84'500'000'000;
 
-ModelShape LlamaOf70BLayers() {
-  return {.family = "llama",
-          .hidden = 8192,
-          .layers = 80,
-          .heads = 64,
-          .kv_heads = 8,
-          .head_dim = 128,
-          .intermediate = 28672,
-          .vocab = 128256};
-}
-
 spec::JobSpec OnGpus(int gpus, spec::JobSpec job, int nodes = 1) {
   job.compute.gpu_count = gpus;
   job.compute.nodes = nodes;
@@ -93,13 +82,13 @@ TEST(LayoutTest, AModelThatEachGpuHoldsIsWholeOnEach) {
 
 TEST(LayoutTest, AModelThatNoGpuHoldsIsDivided) {
   EXPECT_EQ(Choose(Qwen3Of32B(), OnGpus(8, FullAuto(64, 4096))).text, "fsdp = true");
-  EXPECT_EQ(Choose(LlamaOf70BLayers(), OnGpus(2, FullAuto(64, 4096))).text, "") << "no layout fits";
+  EXPECT_EQ(Choose(LlamaOf70B(), OnGpus(2, FullAuto(64, 4096))).text, "") << "no layout fits";
   // Rows of one sequence are too few to gather each layer over a network: between nodes the layers
   // are divided, within them each layer.
   spec::JobSpec job = FullAuto(64, 2048);
   job.hyperparameters.per_device_batch = 1;
   job.hyperparameters.gradient_accumulation_steps = 4;
-  EXPECT_THAT(Choose(LlamaOf70BLayers(), OnGpus(16, job, 2)).text,
+  EXPECT_THAT(Choose(LlamaOf70B(), OnGpus(16, job, 2)).text,
               ::testing::HasSubstr("fsdp = true, pipeline_parallel_size = 2"));
 }
 
@@ -115,7 +104,7 @@ TEST(LayoutTest, ABillionRowsAreChosenForAtOnce) {
   EXPECT_EQ(choice.text, "fsdp = false");
   spec::JobSpec job = OnGpus(8, LoraAuto(1'000'000'000, 2048));
   job.hyperparameters.per_device_batch = 1;
-  EXPECT_FALSE(Choose(LlamaOf70BLayers(), job).planned.empty());
+  EXPECT_FALSE(Choose(LlamaOf70B(), job).planned.empty());
   EXPECT_LT(absl::Now() - begin, absl::Seconds(60));
 }
 
@@ -179,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"Qlora8BOnEight", Qwen3Of8B, OnGpus(8, Auto(64, 2048))},
                       Case{"Full8BOnEight", Qwen3Of8B, OnGpus(8, FullAuto(64, 4096))},
                       Case{"LongRowsOnFour", Qwen3Of8B, OnGpus(4, Auto(4, 65'536))},
-                      Case{"Lora70BOnFour", LlamaOf70BLayers, OnGpus(4, LoraAuto(64, 2048))},
+                      Case{"Lora70BOnFour", LlamaOf70B, OnGpus(4, LoraAuto(64, 2048))},
                       Case{"Lora32BOnTwoNodes", Qwen3Of32B, OnGpus(8, LoraAuto(32, 2048), 2)},
                       Case{"SmallModelOnSix", SmolLm2, OnGpus(6, FullAuto(24, 512))},
                       Case{"LittleMemory", Qwen3Of8B, OnGpus(8, Auto(32, 2048)), 14'000'000'000}),

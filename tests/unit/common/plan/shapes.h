@@ -55,4 +55,15 @@ inline ModelShape Qwen3Of32B() {
           .qk_norm = QkNorm::kHeads};
 }
 
+inline ModelShape LlamaOf70B() {
+  return {.family = "llama",
+          .hidden = 8192,
+          .layers = 80,
+          .heads = 64,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 28672,
+          .vocab = 128256};
+}
+
 }  // namespace sft::plan
