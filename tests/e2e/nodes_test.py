@@ -9,8 +9,8 @@ import subprocess
 import time
 import unittest
 
-from harness import BUILD, run_tests, wait_until
-from network import CutNetwork, Switch
+from harness import BUILD, wait_until
+from network import CutNetwork, Switch, run_tests
 from remote import RemoteCase
 from tiny_model import write_tiny_model
 

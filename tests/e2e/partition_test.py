@@ -5,8 +5,8 @@ import json
 import os
 import time
 
-from harness import DEADLINE_S, ServiceCase, free_port, processes_with, run_tests, wait_until
-from network import CutNetwork
+from harness import DEADLINE_S, ServiceCase, free_port, processes_with, wait_until
+from network import CutNetwork, run_tests
 
 SUCCEEDED = 0
 # Longer cuts: SFT_CUT_SECONDS=300 python3 partition_test.py

@@ -8,8 +8,8 @@ import shutil
 import stat
 import subprocess
 
-from harness import BUILD, DEADLINE_S, run_tests, wait_until
-from network import CutNetwork, Site
+from harness import BUILD, DEADLINE_S, wait_until
+from network import CutNetwork, Site, run_tests
 from remote import RemoteCase
 
 SUCCEEDED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, CANCELLED = 0, 2, 3, 4, 5, 12

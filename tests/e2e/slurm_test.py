@@ -8,7 +8,8 @@ import subprocess
 import time
 
 import slurm
-from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, ServiceCase, wait_until
+from network import run_tests
 
 SLURM_DIR = pathlib.Path(__file__).parents[2] / "deploy/slurm"
 SUCCEEDED, USAGE = 0, 2
