@@ -1,9 +1,11 @@
 #include "tests/gpu/gpu_test.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <exception>
 #include <limits>
 
 #include "worker/engine/kernels/ops.h"
@@ -48,3 +50,26 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 }  // namespace sft::engine
+
+namespace {
+
+bool HasGpu() {
+  try {
+    return sft::engine::LoadCudaPlugin(sft::engine::DefaultCudaPluginPath()).devices->Count() > 0;
+  } catch (const std::exception&) {
+    return true;  // the tests say what is wrong
+  }
+}
+
+}  // namespace
+
+// Without a GPU only what needs none begins: many others make what they compare with before they
+// are skipped.
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (!GTEST_FLAG_GET(list_tests) && !HasGpu()) {
+    fmt::print("tests on a GPU are left out: this machine shows 0\n");
+    GTEST_FLAG_SET(filter, "CudaLoader.*");
+  }
+  return RUN_ALL_TESTS();
+}
