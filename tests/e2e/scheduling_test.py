@@ -100,7 +100,8 @@ class SchedulingTest(ServiceCase):
         self.start_server()
         self.start_worker(gpus="H100:1")
         gate = self.dir / "gate"
-        first = self.submit(f"train steps=5 pace=1 until={gate}", ranks=1, name="first")
+        # Of a job that seems to end within a minute nobody need be told a way round.
+        first = self.submit(f"train steps=5 pace=1 until={gate}", ranks=1, name="first", tables="max_steps = 1000000")
         self.wait_for_state(first, "RUNNING")
         job = self.write_job("train steps=3 pace=1", ranks=1, name="waiting")
         waiting = self.submit_with(job)
