@@ -94,9 +94,10 @@ void ReadShape(const ConfigReader& config, const Family& family, ModelShape& sha
 
 ActivationKind ReadActivation(const ConfigReader& config, const Family& family) {
   const auto activation = config.Get(family.keys.activation, std::string(family.activation));
-  if (activation == "silu") return ActivationKind::kSilu;
-  if (activation == "gelu_pytorch_tanh" || activation == "gelu_new")
-    return ActivationKind::kGeluTanh;
+  if (activation == "silu" || activation == "swish") return ActivationKind::kSilu;
+  for (const char* name : {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"}) {
+    if (activation == name) return ActivationKind::kGeluTanh;
+  }
   config.Fail(family.keys.activation,
               fmt::format("\"{}\" is not supported; silu and gelu_pytorch_tanh are", activation));
   return ActivationKind::kSilu;
@@ -123,6 +124,7 @@ ModelConfig ReadModel(const ConfigReader& config, const Family& family) {
   model.pad_token = ReadPadToken(config, family, model.vocab);
   model.attention_scale = 1.0 / std::sqrt(static_cast<double>(model.head_dim));
   model.layer_options.resize(model.layers);
+  model.dropout_left_out = config.Get("attention_dropout", 0.0);
   if (family.read != nullptr) family.read(config, model);
   return model;
 }
@@ -152,6 +154,11 @@ std::string ReadDtype(const Json& config) {
     if (found != config.end() && found->is_string()) return found->get<std::string>();
   }
   return {};
+}
+
+// Files of Ministral 8B say "mistral", and what its layers are.
+std::string FamilyOf(const ConfigReader& config, const std::string& type) {
+  return type == "mistral" && config.HasKey("layer_types") ? "ministral" : type;
 }
 
 void FailUnknownFamily(const ConfigReader& config, const std::string& type) {
@@ -192,7 +199,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   ModelConfig model;
   if (const Wrapper* wrapper = FindWrapper(type)) {
     model = ReadWrapped(config, *wrapper);
-  } else if (const Family* family = FindFamily(type)) {
+  } else if (const Family* family = FindFamily(FamilyOf(config, type))) {
     model = ReadModel(config, *family);
   } else {
     FailUnknownFamily(config, type);

@@ -162,6 +162,8 @@ struct ModelConfig : ModelShape {
   double embedding_dropout = 0.0;
   double residual_dropout = 0.0;
   double attention_dropout = 0.0;
+  // What config.json asks for of the latter, where models of the family are trained without it.
+  double dropout_left_out = 0.0;
   // The longest row the model was made for, position scaling included; 0: not given.
   int64_t max_positions = 0;
   // The token whose embedding is not trained, like nn.Embedding's padding_idx; -1: none.

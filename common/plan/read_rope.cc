@@ -18,12 +18,52 @@ void CheckWholeHeadsTurn(const ConfigReader& config) {
                                 factor));
 }
 
+constexpr char kOriginal[] = "original_max_position_embeddings";
+
+std::string TypeOf(const ConfigReader& scaling) {
+  return scaling.Get<std::string>("rope_type", scaling.Get<std::string>("type", "default"));
+}
+
+void ReadYarn(const ConfigReader& scaling, const ConfigReader& config, RopeOptions& rope) {
+  rope.type = RopeType::kYarn;
+  rope.factor = scaling.Has("factor")
+                    ? scaling.Get("factor", 1.0)
+                    : static_cast<double>(config.Size("max_position_embeddings")) /
+                          static_cast<double>(rope.original_max_positions);
+  rope.beta_fast = scaling.Get("beta_fast", rope.beta_fast);
+  rope.beta_slow = scaling.Get("beta_slow", rope.beta_slow);
+  rope.truncate = !scaling.HasKey("truncate") || scaling.Flag("truncate", false);  // null: false
+  rope.mscale = scaling.Get("mscale", 0.0);
+  rope.mscale_all_dim = scaling.Get("mscale_all_dim", 0.0);
+  if (scaling.Has("attention_factor")) {
+    rope.attention_factor = scaling.Get("attention_factor", 0.0);
+  }
+}
+
 }  // namespace
 
-void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
-                        RopeOptions& rope) {
-  const auto type =
-      scaling.Get<std::string>("rope_type", scaling.Get<std::string>("type", "default"));
+std::optional<ConfigReader> RopeObject(const ConfigReader& config) {
+  const auto scaling = config.Object("rope_scaling"), parameters = config.Object("rope_parameters");
+  if (!scaling) return parameters;
+  if (parameters && parameters->Has("rope_theta") && !scaling->Has("rope_theta") &&
+      !config.Has("rope_theta")) {
+    config.Fail("rope_scaling",
+                "stands beside rope_parameters, which then counts for nothing, and has no "
+                "rope_theta: write all into rope_parameters and leave rope_scaling out");
+  }
+  return scaling;
+}
+
+int64_t ReadOriginalPositions(const ConfigReader& scaling, const ConfigReader& config,
+                              bool of_layers) {
+  if (!of_layers && config.Has(kOriginal)) return config.Size(kOriginal);
+  if (scaling.Has(kOriginal)) return scaling.Size(kOriginal);
+  return config.Size("max_position_embeddings");
+}
+
+void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config, RopeOptions& rope,
+                        bool of_layers) {
+  const std::string type = TypeOf(scaling);
   rope.theta = scaling.Get("rope_theta", rope.theta);
   if (type == "proportional") {
     rope.type = RopeType::kProportional;
@@ -34,7 +74,6 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
     }
     return;
   }
-  CheckWholeHeadsTurn(scaling);
   if (type == "default") return;
   if (type == "linear") {
     rope.type = RopeType::kLinear;
@@ -47,57 +86,48 @@ void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
                                           type));
     return;
   }
-  const int64_t max_positions = config.Size("max_position_embeddings");
-  rope.original_max_positions = scaling.Size("original_max_position_embeddings", max_positions);
-  if (type == "llama3") {
-    rope.type = RopeType::kLlama3;
-    rope.factor = scaling.Required<double>("factor");
-    rope.low_freq_factor = scaling.Required<double>("low_freq_factor");
-    rope.high_freq_factor = scaling.Required<double>("high_freq_factor");
-  } else {
-    rope.type = RopeType::kYarn;
-    rope.factor = scaling.Get("factor", static_cast<double>(max_positions) /
-                                            static_cast<double>(rope.original_max_positions));
-    rope.beta_fast = scaling.Get("beta_fast", rope.beta_fast);
-    rope.beta_slow = scaling.Get("beta_slow", rope.beta_slow);
-    rope.truncate = scaling.Flag("truncate", true);
-    rope.mscale = scaling.Get("mscale", 0.0);
-    rope.mscale_all_dim = scaling.Get("mscale_all_dim", 0.0);
-    if (scaling.Has("attention_factor")) {
-      rope.attention_factor = scaling.Get("attention_factor", 0.0);
-    }
-  }
+  rope.original_max_positions = ReadOriginalPositions(scaling, config, of_layers);
+  if (type == "yarn") return ReadYarn(scaling, config, rope);
+  rope.type = RopeType::kLlama3;
+  rope.factor = scaling.Required<double>("factor");
+  rope.low_freq_factor = scaling.Required<double>("low_freq_factor");
+  rope.high_freq_factor = scaling.Required<double>("high_freq_factor");
 }
 
 RopeOptions ReadRope(const ConfigReader& config, double default_theta) {
   RopeOptions rope;
   rope.theta = config.Get("rope_theta", default_theta);
-  // transformers 5 writes rope_parameters, with the base in it; earlier versions wrote
-  // rope_scaling.
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (const auto scaling = config.Object(key)) ReadRopeParameters(*scaling, config, rope);
+  if (const auto scaling = RopeObject(config)) {
+    ReadRopeParameters(*scaling, config, rope);
+    if (rope.type != RopeType::kProportional) CheckWholeHeadsTurn(*scaling);
   }
   CheckWholeHeadsTurn(config);
   return rope;
 }
 
-RopeOptions ReadPartialRope(const ConfigReader& config, double default_theta, double rotated) {
-  RopeOptions rope{.theta = config.Get("rope_theta", default_theta),
-                   .rotated = config.Factor("partial_rotary_factor", rotated)};
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const auto parameters = config.Object(key);
-    if (!parameters) continue;
-    rope.theta = parameters->Get("rope_theta", rope.theta);
-    rope.rotated = parameters->Factor("partial_rotary_factor", rope.rotated);
-    const auto type = parameters->Get("rope_type", parameters->Get("type", std::string("default")));
-    if (type == "default") continue;
-    parameters->Fail("rope_type",
-                     fmt::format("\"{}\" is not supported where a part of each head is rotated; "
-                                 "default is",
-                                 type));
+void ReadPartialRope(const ConfigReader& config, double default_theta, double rotated,
+                     ModelConfig& model) {
+  constexpr char kPart[] = "partial_rotary_factor";
+  if (config.HasKey(kPart) && !config.Has(kPart)) {
+    config.Fail(kPart, "is null: write the share of a head that is rotated, or leave it out");
   }
-  if (rope.rotated > 1.0) config.Fail("partial_rotary_factor", "must be at most 1");
-  return rope;
+  RopeOptions rope{.theta = config.Get("rope_theta", default_theta),
+                   .rotated = config.Factor(kPart, rotated)};
+  if (const auto scaling = RopeObject(config)) {
+    rope.rotated = scaling->Factor(kPart, rope.rotated);
+    const std::string type = TypeOf(*scaling);
+    if (type != "default" && type != "linear" && type != "yarn") {
+      scaling->Fail("rope_type", fmt::format("\"{}\" is not supported where a part of each head is "
+                                             "rotated; default, linear and yarn are",
+                                             type));
+    } else {
+      ReadRopeParameters(*scaling, config, rope);
+    }
+  }
+  if (rope.rotated > 1.0) config.Fail(kPart, "must be at most 1");
+  model.ropes[0] = rope;
+  model.max_positions =
+      ReadMaxPositions(config, "max_position_embeddings", rope, model.max_positions);
 }
 
 int64_t ReadMaxPositions(const ConfigReader& config, const char* key, const RopeOptions& rope,

@@ -135,6 +135,12 @@ MINISTRAL3 = {"head_dim": 16, "pad_token_id": None,
                                   "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}}
 
 
+# As Ministral 8B, whose file says "mistral" beside its layer_types (model_config_test.cc).
+def ministral(**changes):
+    return {"architectures": ["MinistralForCausalLM"], "model_type": "ministral", **SHAPE,
+            "num_hidden_layers": 4, "sliding_window": 8, **changes}
+
+
 def ministral3(**changes):
     return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", **SHAPE,
             **MINISTRAL3, **changes}
@@ -261,6 +267,12 @@ CASES = {
         original_max_position_embeddings=16, tie_word_embeddings=True),
     "gpt2_tied": gpt2(n_inner=48, tie_word_embeddings=True),
     "gpt2_untied": gpt2(n_inner=None, tie_word_embeddings=False, scale_attn_weights=False),
+    "ministral_untied": ministral(
+        head_dim=16, rope_theta=10000.0, tie_word_embeddings=False,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+    # Of an odd part of each head an element more turns.
+    "phi3_odd_part_untied": phi3(
+        hidden_size=40, rope_theta=10000.0, partial_rotary_factor=0.5, tie_word_embeddings=False),
     "ministral3_untied": ministral3(tie_word_embeddings=False),
     "mistral3_multimodal_untied": {
         "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",

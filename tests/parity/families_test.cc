@@ -300,11 +300,12 @@ INSTANTIATE_TEST_SUITE_P(
                     "gemma4_e_tied", "gemma4_shared_untied", "gemma4_multimodal_tied",
                     "gemma4_moe_tied", "gemma4_moe_multimodal_tied", "olmo2_untied",
                     "olmo2_biases_tied", "olmo3_untied", "olmo3_tied", "phi3_untied",
-                    "phi3_longrope_partial_tied", "gpt2_tied", "gpt2_untied", "ministral3_untied",
-                    "mistral3_multimodal_untied", "qwen3_moe", "qwen3_moe_mixed", "glm4_moe",
-                    "glm4_moe_groups", "mixtral", "gpt_oss", "gpt_oss_tied", "qwen3_5_tied",
-                    "qwen3_5_biases_untied", "qwen3_5_multimodal_tied", "qwen3_5_moe",
-                    "qwen3_5_moe_multimodal_tied", "qwen3_next", "qwen3_next_biases_tied"),
+                    "phi3_longrope_partial_tied", "gpt2_tied", "gpt2_untied", "ministral_untied",
+                    "phi3_odd_part_untied", "ministral3_untied", "mistral3_multimodal_untied",
+                    "qwen3_moe", "qwen3_moe_mixed", "glm4_moe", "glm4_moe_groups", "mixtral",
+                    "gpt_oss", "gpt_oss_tied", "qwen3_5_tied", "qwen3_5_biases_untied",
+                    "qwen3_5_multimodal_tied", "qwen3_5_moe", "qwen3_5_moe_multimodal_tied",
+                    "qwen3_next", "qwen3_next_biases_tied"),
     [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(DenseGranite4, FamilyParityTest,

@@ -63,7 +63,7 @@ void ReadMixers(const ConfigReader& config, ModelConfig& model) {
 
 void ReadHybrid(const ConfigReader& config, ModelConfig& model) {
   // mrope_section splits a token's three positions, which are equal in text: it changes nothing.
-  model.ropes[0] = ReadPartialRope(config, 10'000.0, /*rotated=*/0.25);
+  ReadPartialRope(config, 10'000.0, /*rotated=*/0.25, model);
   model.output_gate = true;
   if (!config.Flag("attn_output_gate", true)) {
     config.Fail("attn_output_gate",

@@ -44,12 +44,19 @@ void ReadSlidingLayers(const ConfigReader& config, int64_t window, int64_t inter
 void ReadRopesByLayerType(const ConfigReader& config, double theta, double sliding_theta,
                           ModelConfig& model) {
   RopeOptions sliding{.theta = sliding_theta};
+  theta = config.Get("rope_theta", theta);
+  model.ropes[0].truncate = true;  // transformers reads the key where all layers have one rope
   if (const auto by_type = config.Object("rope_parameters")) {
+    if (config.Has("rope_scaling")) {
+      config.Fail("rope_scaling",
+                  "stands beside rope_parameters, which has a rope for each type of layer: write "
+                  "its keys into rope_parameters.full_attention and leave it out");
+    }
     const auto read = [&](const char* type, double base) {
       RopeOptions rope{.theta = base};
       if (const auto parameters = by_type->Object(type)) {
-        ReadRopeParameters(*parameters, config, rope);
-        rope.truncate = true;  // transformers reads the key at the top level alone
+        ReadRopeParameters(*parameters, config, rope, /*of_layers=*/true);
+        rope.truncate = true;
       }
       return rope;
     };

@@ -85,8 +85,8 @@ struct Family {
 
 // The descriptions.
 extern const Family kLlama, kMistral, kQwen2, kQwen3, kGranite, kSmolLm3, kGemma3, kGemma4, kOlmo2,
-    kOlmo3, kMinistral3, kPhi3, kGpt2, kQwen3Moe, kMixtral, kGptOss, kGlm4Moe, kQwen35, kQwen35Moe,
-    kQwen3Next, kGranite4;
+    kOlmo3, kMinistral, kMinistral3, kPhi3, kGpt2, kQwen3Moe, kMixtral, kGptOss, kGlm4Moe, kQwen35,
+    kQwen35Moe, kQwen3Next, kGranite4;
 
 // A multimodal model whose decoder is of a family above: config.json has it under "text_config".
 struct Wrapper {
@@ -115,7 +115,7 @@ void ReadSlidingLayers(const ConfigReader& config, int64_t window, int64_t inter
                        ModelConfig& model);
 // One rope for full layers and one for sliding ones, from rope_parameters by layer type; without it
 // full layers keep the rope of the top level, sliding ones rotate unscaled with `sliding_theta`.
-// `theta` is the base of full layers that give none.
+// `theta` is the base of full layers where neither they nor the top level give one.
 void ReadRopesByLayerType(const ConfigReader& config, double theta, double sliding_theta,
                           ModelConfig& model);
 

@@ -13,9 +13,8 @@ void ReadGemma3(const ConfigReader& config, ModelConfig& model) {
   model.embedding_scale = std::sqrt(static_cast<double>(model.hidden));
   model.rounds_embedding_scale = true;
   model.attention_scale = 1.0 / std::sqrt(config.Factor("query_pre_attn_scalar", 256.0));
-  // The name without an underscore is that of the first published files.
-  const int64_t interval =
-      config.Size("sliding_window_pattern", config.Size("_sliding_window_pattern", 6));
+  // The name of the first published files; layer_types came with _sliding_window_pattern.
+  const int64_t interval = config.Size("sliding_window_pattern", 6);
   ReadSlidingLayers(config, ReadWindow(config, 4096), interval, model);
   ReadRopesByLayerType(config, kGemma3Theta, config.Factor("rope_local_base_freq", kSlidingTheta),
                        model);

@@ -8,7 +8,7 @@ namespace {
 
 // The first layers are dense. Every token goes to the shared experts too, which are one wide one.
 void ReadGlm4Moe(const ConfigReader& config, ModelConfig& model) {
-  model.ropes[0] = ReadPartialRope(config, 10'000.0, /*rotated=*/0.5);
+  ReadPartialRope(config, 10'000.0, /*rotated=*/0.5, model);
   model.qkv_bias = config.Flag("attention_bias");
   model.output_bias = false;
   model.qk_norm = config.Flag("use_qk_norm") ? QkNorm::kHeads : QkNorm::kNone;

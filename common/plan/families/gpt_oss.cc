@@ -7,9 +7,11 @@ namespace {
 
 constexpr double kClamp = 7.0;  // transformers computes with this, whatever swiglu_limit says
 
-RopeOptions DefaultRope() {
+constexpr double kTheta = 150'000.0;
+
+RopeOptions DefaultRope(double theta) {
   return {.type = RopeType::kYarn,
-          .theta = 150'000.0,
+          .theta = theta,
           .factor = 32.0,
           .original_max_positions = 4096,
           .truncate = false};
@@ -19,7 +21,7 @@ void ReadGptOss(const ConfigReader& config, ModelConfig& model) {
   const bool bias = config.Flag("attention_bias", true);
   model.qkv_bias = model.output_bias = bias;
   if (!config.Has("rope_scaling") && !config.Has("rope_parameters")) {
-    model.ropes = {DefaultRope()};
+    model.ropes = {DefaultRope(config.Get("rope_theta", kTheta))};
   }
   ReadSlidingLayers(config, ReadWindow(config, 128), /*interval=*/2, model);
   const char* chosen =
@@ -56,7 +58,7 @@ const Family kGptOss = {.name = "gpt_oss",
                                      .kv_heads = 8,
                                      .head_dim = 64,
                                      .max_positions = 131072,
-                                     .theta = 150'000.0,
+                                     .theta = kTheta,
                                      .epsilon = 1e-5},
                         .names = GptOssNames(),
                         .read = ReadGptOss};

@@ -12,6 +12,15 @@ void ReadMistral(const ConfigReader& config, ModelConfig& model) {
   for (LayerOptions& layer : model.layer_options) layer.window = window;
 }
 
+// As Mistral, with windows by layer.
+void ReadMinistral(const ConfigReader& config, ModelConfig& model) {
+  ReadMistral(config, model);
+  if (!config.Has("layer_types")) return;
+  const int64_t window = ReadWindow(config, kDefaultWindow);
+  for (LayerOptions& layer : model.layer_options) layer.window = 0;
+  ReadLayerTypes(config, window, model);
+}
+
 // Windows only where use_sliding_window says so: in the layers of layer_types, or from
 // max_window_layers on.
 void ReadQwen(const ConfigReader& config, ModelConfig& model) {
@@ -30,6 +39,8 @@ void ReadQwen(const ConfigReader& config, ModelConfig& model) {
 const Family kLlama = {.name = "llama", .has_attention_bias = true, .has_mlp_bias = true};
 
 const Family kMistral = {.name = "mistral", .read = ReadMistral};
+
+const Family kMinistral = {.name = "ministral", .read = ReadMinistral};
 
 const Family kQwen2 = {.name = "qwen2", .qkv_bias = true, .read = ReadQwen};
 

@@ -1,4 +1,5 @@
 #include "common/plan/families/family.h"
+#include "common/plan/read_rope.h"
 
 namespace sft::plan {
 namespace {
@@ -9,7 +10,7 @@ void ReadMinistral3(const ConfigReader& config, ModelConfig& model) {
   const int64_t window = ReadWindow(config, 0);
   for (LayerOptions& layer : model.layer_options) layer.window = window;
   RopeOptions& rope = model.ropes[0];
-  const auto parameters = config.Object("rope_parameters");
+  const auto parameters = RopeObject(config);
   if (!parameters) {
     rope = {.type = RopeType::kYarn,
             .theta = 1'000'000.0,
@@ -20,7 +21,7 @@ void ReadMinistral3(const ConfigReader& config, ModelConfig& model) {
     rope.query_scaling = 0.1;
   } else {
     rope.query_scaling = parameters->Get("llama_4_scaling_beta", 0.0);
-    rope.original_max_positions = parameters->Size("original_max_position_embeddings");
+    rope.original_max_positions = ReadOriginalPositions(*parameters, config);
   }
   model.max_positions = config.Size("max_position_embeddings", 262'144);  // scaling included
 }

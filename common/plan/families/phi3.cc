@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "common/base/round.h"
 #include "common/plan/families/family.h"
 #include "common/plan/read_rope.h"
 
@@ -26,7 +27,7 @@ void ReadLongRope(const ConfigReader& scaling, const ConfigReader& config, Model
   rope.factor = scaling.Get(
       "factor", static_cast<double>(longest) / static_cast<double>(rope.original_max_positions));
   const int64_t pairs =
-      static_cast<int64_t>(static_cast<double>(model.head_dim) * rope.rotated) / 2;
+      CeilDiv(static_cast<int64_t>(static_cast<double>(model.head_dim) * rope.rotated), 2);
   rope.short_factors = ReadFactors(scaling, "short_factor", pairs);
   rope.long_factors = ReadFactors(scaling, "long_factor", pairs);
   if (scaling.Has("attention_factor")) {

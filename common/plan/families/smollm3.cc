@@ -22,12 +22,13 @@ void ReadSmolLm3(const ConfigReader& config, ModelConfig& model) {
   }
   model.ropes.push_back({.type = RopeType::kNone});
   for (size_t i = 0; i < layers.size(); ++i) layers[i].rope = rotates[i] != 0 ? 0 : 1;
-  if (!config.Flag("use_sliding_window") || !config.Has("sliding_window")) return;
+  if (!config.Has("sliding_window")) return;
   const int64_t window = config.Size("sliding_window");
-  if (config.Has("layer_types")) {
+  if (config.Has("layer_types")) {  // counts whatever use_sliding_window says
     ReadLayerTypes(config, window, model);
     return;
   }
+  if (!config.Flag("use_sliding_window")) return;
   for (LayerOptions& layer : layers) layer.window = layer.rope == 0 ? 0 : window;
 }
 

@@ -11,9 +11,9 @@ namespace sft::plan {
 namespace {
 
 constexpr std::array kFamilies = {
-    &kLlama,   &kMistral, &kQwen2,   &kQwen3,      &kGranite,   &kSmolLm3,   &kGemma3,
-    &kGemma4,  &kOlmo2,   &kOlmo3,   &kMinistral3, &kPhi3,      &kGpt2,      &kQwen3Moe,
-    &kMixtral, &kGptOss,  &kGlm4Moe, &kQwen35,     &kQwen35Moe, &kQwen3Next, &kGranite4};
+    &kLlama,  &kMistral, &kMinistral, &kQwen2,      &kQwen3,     &kGranite, &kSmolLm3,  &kGemma3,
+    &kGemma4, &kOlmo2,   &kOlmo3,     &kMinistral3, &kPhi3,      &kGpt2,    &kQwen3Moe, &kMixtral,
+    &kGptOss, &kGlm4Moe, &kQwen35,    &kQwen35Moe,  &kQwen3Next, &kGranite4};
 
 constexpr std::array kWrappers = {
     Wrapper{.name = "gemma3", .text_family = "gemma3_text", .prefix = "language_model."},

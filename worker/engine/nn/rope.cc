@@ -14,6 +14,8 @@
 #include <numbers>
 #include <vector>
 
+#include "common/base/round.h"
+
 namespace sft::engine {
 
 namespace {
@@ -68,8 +70,8 @@ void ScaleLlama3(const RopeOptions& options, float* frequency, int64_t half) {
 }
 
 // Dimensions that turn often keep their frequency, those that turn rarely are stretched.
-void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
-  const double size = static_cast<double>(2 * half);
+void ScaleYarn(const RopeOptions& options, float* frequency, int64_t part) {
+  const double size = static_cast<double>(part);
   const auto correction = [&](double rotations) {
     return size *
            std::log(static_cast<double>(options.original_max_positions) / (rotations * kTwoPi)) /
@@ -84,7 +86,7 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
   low = std::max(low, 0.0);
   high = std::min(high, size - 1.0);
   if (low == high) high += 0.001;
-  for (int64_t i = 0; i < half; ++i) {
+  for (int64_t i = 0; i < CeilDiv(part, 2); ++i) {
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     const float keep = static_cast<float>(1.0 - ramp);
     const float stretched =
@@ -98,11 +100,12 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
 Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
     : query_scaling_(options.query_scaling),
       original_max_positions_(options.original_max_positions) {
-  const auto part = static_cast<int64_t>(static_cast<double>(head_size) * options.rotated) / 2 * 2;
+  const auto part = static_cast<int64_t>(static_cast<double>(head_size) * options.rotated);
   const bool proportional = options.type == RopeType::kProportional;
-  const int64_t rotated = proportional ? head_size : part;
+  // Of an odd part the last element turns with the one behind it, as in transformers.
+  const int64_t rotated = proportional ? head_size : RoundUp(part, 2);
   const Tensor exponent = at::arange(0, rotated, 2, at::TensorOptions().dtype(at::kFloat))
-                              .div_(static_cast<double>(rotated));
+                              .div_(static_cast<double>(proportional ? head_size : part));
   Tensor frequency = at::pow(at::Scalar(options.theta), exponent).reciprocal_();
   float* values = frequency.mutable_data_ptr<float>();
   switch (options.type) {
@@ -115,7 +118,7 @@ Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
       ScaleLlama3(options, values, rotated / 2);
       break;
     case RopeType::kYarn:
-      ScaleYarn(options, values, rotated / 2);
+      ScaleYarn(options, values, part);
       scaling_ = YarnAttentionFactor(options);
       break;
     case RopeType::kLongRope:
@@ -124,7 +127,7 @@ Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
       scaling_ = LongRopeAttentionFactor(options);
       break;
     case RopeType::kProportional:
-      frequency.div_(options.factor).narrow(0, part / 2, (rotated - part) / 2).zero_();
+      frequency.div_(options.factor).narrow(0, part / 2, rotated / 2 - part / 2).zero_();
       break;
     case RopeType::kNone:
       rotates_ = false;

@@ -1,7 +1,9 @@
 #include "worker/engine/train/base_weights.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
@@ -221,6 +223,33 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
                       "config.json and weights must be of one model");
     }
   }
+  if (layout.tied_head()) CheckTiedHead(layout);
+}
+
+void BaseWeights::CheckTiedHead(const ModelLayout& layout) const {
+  const std::string head = plan::PrefixedName(layout.prefix(), "lm_head.weight");
+  const std::string table = layout.in_files.InFiles(
+      layout.units[0].params[0].name, [&](const std::string& n) { return files_.Contains(n); });
+  if (!files_.Contains(head)) return;
+  bool same = files_.Info(head).shape == files_.Info(table).shape;
+  if (same) {
+    // Some rows tell: of two tables that were trained apart nearly all differ.
+    constexpr int64_t kRows = 64;
+    const std::vector<int64_t>& shape = files_.Info(head).shape;
+    const int64_t step = std::max<int64_t>(1, shape[0] / kRows);
+    for (int64_t row = 0; same && row < shape[0]; row += step) {
+      const auto row_of = [&](const std::string& name) {
+        return files_.ViewRange(name, row * shape[1], shape[1]).to(at::kFloat);
+      };
+      same = at::equal(row_of(head), row_of(table));
+    }
+  }
+  if (same) return;
+  throw UserError(
+      fmt::format("{}: config.json makes the head the embedding (tie_word_embeddings), but the "
+                  "weights hold a {} that differs from {}",
+                  files_.dir().string(), head, table),
+      "bad_model", "write \"tie_word_embeddings\": false into config.json");
 }
 
 void BaseWeights::QuantizeAsStored(ModelLayout& layout) const {

@@ -56,6 +56,8 @@ class BaseWeights {
   void Done(const ParamInfo& param) const;
 
  private:
+  // Throws UserError where config.json makes the head the embedding and the files hold another one.
+  void CheckTiedHead(const ModelLayout& layout) const;
   at::Tensor ReadElements(const std::string& name, int64_t first, int64_t count) const;
   const StoredTensor& Stored(const ParamInfo& param) const { return stored_.at(param.name); }
 

@@ -149,8 +149,9 @@ TEST(DeltaConfigTest, ErrorsNameTheKey) {
            {R"(, "layer_types": ["full_attention", "full_attention", "full_attention", "mamba"])",
             "\"layer_types\" has \"mamba\", which is not supported"},
            {R"(, "partial_rotary_factor": 1.5)", "\"partial_rotary_factor\" must be at most 1"},
-           {R"(, "rope_parameters": {"rope_type": "yarn", "factor": 4.0})",
-            "rope_parameters: \"rope_type\" \"yarn\" is not supported where a part of"}}) {
+           {R"(, "partial_rotary_factor": null)", "\"partial_rotary_factor\" is null"},
+           {R"(, "rope_parameters": {"rope_type": "llama3", "factor": 4.0})",
+            "rope_parameters: \"rope_type\" \"llama3\" is not supported where a part of"}}) {
     const auto model = ParseModelConfig(TextOf(more));
     ASSERT_FALSE(model.ok()) << more;
     EXPECT_THAT(std::string(Message(model.status())), HasSubstr(says));

@@ -115,6 +115,66 @@ TEST(ModelConfigTest, RotaryScalingIsReadFromBothSpellings) {
   }
 }
 
+TEST(ModelConfigTest, OfTwoObjectsOfRopeParametersTheOlderSpellingCounts) {
+  const RopeOptions rope = Parse("llama", R"(, "rope_theta": 5e5, "rope_scaling": {"type": "linear",
+      "factor": 2}, "rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 7e5})")
+                               .ropes[0];
+  EXPECT_EQ(rope.factor, 2.0);
+  EXPECT_EQ(rope.theta, 5e5);
+  const auto lost = ParseModelConfig(Config("llama", R"(, "rope_scaling": {"type": "linear",
+      "factor": 2}, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5})"));
+  EXPECT_THAT(std::string(Message(lost.status())),
+              HasSubstr("\"rope_scaling\" stands beside rope_parameters"));
+  const auto of_layers = ParseModelConfig(Config("gemma3_text", R"(, "rope_scaling": {"type":
+      "linear", "factor": 2}, "rope_parameters": {"full_attention": {"rope_type": "default"}})"));
+  EXPECT_THAT(std::string(Message(of_layers.status())),
+              HasSubstr("write its keys into rope_parameters.full_attention"));
+}
+
+TEST(ModelConfigTest, TheOriginalLengthOfTheTopLevelComesFirst) {
+  const std::string yarn = R"({"rope_type": "yarn", "factor": 4, "truncate": null,
+      "original_max_position_embeddings": 64})";
+  const std::string top = R"(, "original_max_position_embeddings": 32)";
+  const std::string scaling = R"(, "rope_scaling": )" + yarn;
+  const RopeOptions inside = Parse("llama", scaling).ropes[0];
+  EXPECT_EQ(inside.original_max_positions, 64);
+  EXPECT_FALSE(inside.truncate) << "null is false, no key is true";
+  EXPECT_EQ(Parse("llama", scaling + top).ropes[0].original_max_positions, 32);
+  const std::string of_layers = R"(, "rope_parameters": {"full_attention": )" + yarn + "}";
+  EXPECT_EQ(Parse("olmo3", of_layers + top).ropes[0].original_max_positions, 64)
+      << "with a rope for each type of layer, it counts for none";
+}
+
+TEST(ModelConfigTest, MistralWithTypesOfLayersIsMinistral) {
+  constexpr const char* kTypes = R"(, "sliding_window": 8, "layer_types": ["full_attention",
+      "sliding_attention", "full_attention", "sliding_attention"])";
+  const ModelConfig model = Parse("mistral", kTypes);
+  EXPECT_EQ(model.family, "ministral");
+  EXPECT_EQ(WindowsOf(model), (std::vector<int64_t>{0, 8, 0, 8}));
+  EXPECT_EQ(WindowsOf(Parse("ministral", R"(, "sliding_window": 8)")),
+            (std::vector<int64_t>{8, 8, 8, 8}));
+}
+
+TEST(ModelConfigTest, OlderSpellingsOfScaledFamiliesKeepTheirBase) {
+  const ModelConfig ministral = Parse("ministral3", R"(, "num_key_value_heads": 2,
+      "rope_theta": 5e4, "rope_scaling": {"type": "yarn", "factor": 4,
+      "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.5})");
+  EXPECT_EQ(ministral.ropes[0].theta, 5e4);
+  EXPECT_EQ(ministral.ropes[0].factor, 4.0);
+  EXPECT_EQ(ministral.ropes[0].original_max_positions, 64);
+  EXPECT_EQ(ministral.ropes[0].query_scaling, 0.5);
+  const RopeOptions gpt_oss =
+      Parse("gpt_oss", R"(, "num_key_value_heads": 2, "rope_theta": 5e4, "rope_scaling": null)")
+          .ropes[0];
+  EXPECT_EQ(gpt_oss.type, RopeType::kYarn);
+  EXPECT_EQ(gpt_oss.theta, 5e4);
+  EXPECT_EQ(Parse("gemma3_text", R"(, "rope_theta": 5e4,
+                 "rope_parameters": {"full_attention": {"rope_type": "default"}})")
+                .ropes[0]
+                .theta,
+            5e4);
+}
+
 TEST(ModelConfigTest, GranitesScalarsAreOneWhereTheyAreAbsent) {
   const ModelConfig plain = Parse("granite");
   EXPECT_EQ(plain.embedding_scale, 1.0);

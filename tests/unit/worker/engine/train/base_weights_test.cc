@@ -78,5 +78,28 @@ TEST(BaseWeightsTest, MasksOfTheModelsOwnBlocksAreSkipped) {
   }
 }
 
+// Beside a table that it is tied to: the same is nothing new, another would be lost.
+TEST(BaseWeightsTest, AHeadThatIsNotTheEmbeddingIsRefusedWhereTheyAreTied) {
+  const TempDir dir;
+  WriteTinyModel(dir.path(), R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1,
+      "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 96,
+      "tie_word_embeddings": true})");
+  const ModelLayout layout = MakeLayout(ReadConfig(dir.path()));
+  ASSERT_TRUE(layout.tied_head());
+  const auto open_with = [&](const Tensor& head) {
+    std::vector<NamedTensor> tensors = {{"lm_head.weight", head}};
+    for (const UnitInfo& unit : layout.units) {
+      for (const ParamInfo& param : unit.params) {
+        tensors.push_back({param.name, at::full(param.shape, 0.5)});
+      }
+    }
+    WriteSafetensors(dir.path() / "model.safetensors", tensors);
+    const BaseWeights base(dir.path(), layout, at::kCPU);
+  };
+  open_with(at::full({96, 32}, 0.5));
+  EXPECT_THROW(open_with(at::full({96, 32}, 0.25)), UserError);
+  EXPECT_THROW(open_with(at::full({95, 32}, 0.5)), UserError);
+}
+
 }  // namespace
 }  // namespace sft::engine
