@@ -6,6 +6,8 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <string>
+#include <string_view>
 
 #include "server/blob/metric_log.h"
 
@@ -58,8 +60,11 @@ struct ValueRecord {
 static_assert(sizeof(ValueRecord) == MetricLog::kRecordBytes - kHeaderBytes);
 
 // The axes that a record names by their place here; a step's others are left out.
-constexpr std::string_view kAxes[] = {"",       "world",    "shard",   "replicate",
-                                      "tensor", "pipeline", "context", "expert"};
+constexpr std::string_view kAxes[] = {"",         "world",   "shard",  "replicate",    "tensor",
+                                      "pipeline", "context", "expert", "context_nodes"};
+// Groups over several of these, "shard+context", are a bit for each, and this one.
+constexpr std::string_view kJoined[] = {"pipeline", "replicate", "shard", "context", "tensor"};
+constexpr uint8_t kIsJoined = 0x80;
 constexpr double kWholeShare = 65535;
 
 struct TrafficRecord {
@@ -73,9 +78,38 @@ struct TrafficRecord {
     uint16_t share = 0;  // of kWholeShare
     uint16_t rate = 0;   // GB/s: the upper half of a float
   } axes[4];
-  uint8_t names[4] = {};  // of kAxes; 0: none
+  uint8_t names[4] = {};  // NumberOfAxis
 };
 static_assert(sizeof(TrafficRecord) == MetricLog::kRecordBytes - kHeaderBytes);
+
+// What a record has for an axis; 0: none.
+uint8_t NumberOfAxis(std::string_view axis) {
+  if (const auto* const known = std::ranges::find(kAxes, axis); known != std::end(kAxes)) {
+    return static_cast<uint8_t>(known - kAxes);
+  }
+  uint8_t number = kIsJoined;
+  for (size_t begin = 0; begin <= axis.size();) {
+    const size_t end = std::min(axis.find('+', begin), axis.size());
+    const auto* const part = std::ranges::find(kJoined, axis.substr(begin, end - begin));
+    if (part == std::end(kJoined)) return 0;
+    number |= 1u << (part - kJoined);
+    begin = end + 1;
+  }
+  return number;
+}
+
+std::string AxisOfNumber(uint8_t number) {
+  if ((number & kIsJoined) == 0) {
+    return std::string(number < std::size(kAxes) ? kAxes[number] : kAxes[0]);
+  }
+  std::string axis;
+  for (size_t i = 0; i < std::size(kJoined); ++i) {
+    if ((number >> i & 1u) == 0) continue;
+    if (!axis.empty()) axis += "+";
+    axis += kJoined[i];
+  }
+  return axis;
+}
 
 template <typename Record>
 std::string BytesOf(RecordVersion version, const Record& record) {
@@ -172,9 +206,9 @@ std::string EncodeTraffic(const MetricPoint& point) {
   if (point.preference) record.figures = *point.preference;
   size_t count = 0;
   for (const AxisTraffic& each : point.traffic) {
-    const auto* const known = std::ranges::find(kAxes, each.axis);
-    if (each.axis.empty() || known == std::end(kAxes) || count == std::size(record.axes)) continue;
-    record.names[count] = static_cast<uint8_t>(known - kAxes);
+    const uint8_t number = NumberOfAxis(each.axis);
+    if (number == 0 || count == std::size(record.axes)) continue;
+    record.names[count] = number;
     record.axes[count].share =
         static_cast<uint16_t>(std::lround(std::clamp(each.exposed_share, 0.0, 1.0) * kWholeShare));
     record.axes[count].rate = UpperHalf(each.gigabytes_per_second);
@@ -201,8 +235,9 @@ MetricPoint PointOf(const TrafficRecord& record, bool prefers) {
   point.step_seconds = record.step_seconds;
   if (prefers) point.preference = record.figures;
   for (size_t i = 0; i < std::size(record.axes); ++i) {
-    if (record.names[i] == 0 || record.names[i] >= std::size(kAxes)) continue;
-    point.traffic.push_back({.axis = std::string(kAxes[record.names[i]]),
+    const std::string axis = AxisOfNumber(record.names[i]);
+    if (axis.empty()) continue;
+    point.traffic.push_back({.axis = axis,
                              .exposed_share = record.axes[i].share / kWholeShare,
                              .gigabytes_per_second = FromUpperHalf(record.axes[i].rate)});
   }

@@ -408,6 +408,17 @@ TEST_F(LogsTest, OfAxesThatARecordCannotNameTheOthersStay) {
   EXPECT_EQ(point->traffic[3].exposed_share, 0);
 }
 
+TEST_F(LogsTest, GroupsOverSeveralAxesKeepTheirNames) {
+  MetricPoint step = Point(1, 1);
+  const char* const axes[] = {"context_nodes", "shard+context", "replicate+shard+tensor",
+                              "shard+far"};
+  for (const char* axis : axes) step.traffic.push_back({axis, 0.5, 1});
+  const auto point = DecodeMetric(EncodeMetric(step), "job-a");
+  ASSERT_TRUE(point.ok());
+  ASSERT_EQ(point->traffic.size(), 3u) << "one is not known";
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(point->traffic[i].axis, axes[i]);
+}
+
 TEST_F(LogsTest, PointsSentTwiceAreStoredOnce) {
   MetricLog metrics(dir_);
   ASSERT_TRUE(metrics.Append("job", {Point(1, 1), Point(1, 2)}).ok());
