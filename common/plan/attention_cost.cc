@@ -31,6 +31,10 @@ constexpr double kSmallHeadsBackward = 0.7;
 constexpr int64_t kLargestHead = 128;
 constexpr double kLargeHeadsForward = 0.9;
 constexpr double kLargeHeadsBackward = 0.75;
+// FlashAttention-2 on Hopper, relative to a GPU's rates, which are cuDNN's: the backward in a fixed
+// order as measured on an H200 (docs/benchmarks/qlora.md, "Long documents"), the forward as in
+// worker/engine/cuda/cudnn_attention.h.
+constexpr double kFlashForward = 1 / 1.8, kFlashBackward = 0.45;
 // Heads beyond kLargestFusedHead are products in fp32; not measured.
 constexpr double kPlainHeads = 0.05;
 
@@ -163,6 +167,28 @@ int64_t AttentionWorkspace(const ModelShape& s, int64_t layer, int64_t documents
   const int64_t turns =
       heads.InTurns(length, window) ? heads.TurnsWorkspace(documents * length) : 0;
   return std::max(turns, CallsWorkspace(heads, documents, length, window));
+}
+
+// In a fixed order dq is summed once for each part of the keys, as many as keep the GPU busy; each
+// query head has dk and dv of its own; and the results are copied.
+int64_t FlashWorkspace(const ModelShape& s, int64_t layer, int64_t queries, int64_t keys,
+                       bool deterministic) {
+  constexpr int64_t kProcessors = 132;
+  const BackwardHeads heads = HeadsOf(s, layer, deterministic);
+  if (heads.head_dim > kLargestFusedHead) return PlainWorkspace(heads, keys);
+  const int64_t all = heads.kv_heads * heads.group;
+  const int64_t sums = deterministic ? CeilDiv(kProcessors, all) : 1;
+  const int64_t own = heads.group > 1 ? 2 * keys * all * 2 : 0;
+  const int64_t results = (queries * all + 2 * keys * heads.kv_heads) * 2;
+  return (sums * queries * all * 4 + own + results) * heads.head_dim;
+}
+
+GpuRates WithFlashAttention(const ModelShape& s, int64_t layer, GpuRates gpu) {
+  if (!gpu.cudnn_attention || s.Layer(layer).head_dim > kLargestFusedHead) return gpu;
+  gpu.attention_forward *= kFlashForward;
+  gpu.attention_backward *= kFlashBackward;
+  gpu.cudnn_attention = gpu.attention_in_turns = false;
+  return gpu;
 }
 
 AttentionSeconds PredictAttention(const ModelShape& s, int64_t layer, double tokens, int64_t length,

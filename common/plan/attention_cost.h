@@ -21,6 +21,13 @@ int64_t AttentionWorkspace(const ModelShape& shape, int64_t layer, int64_t docum
 double DeltaFlops(const DeltaShape& delta);
 inline constexpr double kDeltaBackward = 3.0;
 
+// The same of FlashAttention-2, of `queries` queries that attend to `keys` keys.
+int64_t FlashWorkspace(const ModelShape& shape, int64_t layer, int64_t queries, int64_t keys,
+                       bool deterministic);
+
+// The rates of a GPU whose attention in a layer is FlashAttention-2's, as where keys are gathered.
+GpuRates WithFlashAttention(const ModelShape& shape, int64_t layer, GpuRates gpu);
+
 // Predicted time of one layer in one pass over a micro-batch.
 struct AttentionSeconds {
   double forward = 0, backward = 0;

@@ -115,6 +115,17 @@ SubLayerPeaks PeaksOf(const Problem& p, const ExecutionPlan& run, int64_t layer)
   return peaks;
 }
 
+// Of a layer's attention in its backward.
+int64_t WorkspaceOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
+  const bool in_order = p.job.training.deterministic;
+  if (p.job.context_nodes() == 1) {
+    return AttentionWorkspace(p.attention, layer, run.rows, p.row_tokens, in_order);
+  }
+  // Half of a node's tokens at a time, up to the last (worker/engine/nn/key_gather.h).
+  const int64_t all = MicroBatchTokens(p, run) * p.job.parallelism.context_parallel_size;
+  return FlashWorkspace(p.attention, layer, all / (2 * p.job.context_nodes()), all, in_order);
+}
+
 Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   Moments moments;
   const int64_t tokens = MicroBatchTokens(p, run);
@@ -123,8 +134,7 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const BlockCost& block = p.blocks[layer];
     if (layer == 0 || !p.shape.SameAttention(layer, layer - 1)) {
-      workspace = AttentionWorkspace(p.attention, layer, run.rows, p.row_tokens,
-                                     p.job.training.deterministic);
+      workspace = WorkspaceOf(p, run, layer);
     }
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
@@ -137,7 +147,11 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
         TiedGradient(p) + GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
     // Before and after the exchange of tokens and heads.
     const ExchangedElements exchanged = ExchangedOf(p.shape, layer, p.job);
-    const int64_t exchange = 2 * tokens * exchanged.inputs * p.element_bytes;
+    // Keys and values of all nodes as they arrive and in their order; in the backward these, what
+    // a run of queries leaves at them, and its sums in fp32.
+    const int64_t gathered = tokens * GatheredOf(p.shape, layer, p.job);
+    const int64_t exchange = 2 * (tokens * exchanged.inputs + gathered) * p.element_bytes;
+    const int64_t keys = gathered * (2 * p.element_bytes + kGradientBytes);
     Moment worst{.activations = saved, .transients = moving + std::max(peaks.forward, exchange)};
     worst = Fuller(worst,
                    {.activations = before,
@@ -148,7 +162,7 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
                            .communication = on_their_way});
     worst = Fuller(worst, {.activations = saved,
                            .transients = moving + tokens * block.backward_attention[level] +
-                                         tokens * exchanged.backward() * p.element_bytes,
+                                         tokens * exchanged.backward() * p.element_bytes + keys,
                            .workspace = workspace,
                            .communication = on_their_way});
     moments.blocks.push_back(worst);

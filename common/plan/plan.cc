@@ -303,6 +303,7 @@ int64_t BesideAllocator(const spec::JobSpec& job, bool opened) {
   // Those of ranks that share rows, and of ranks that take others; not measured.
   const int context = job.parallelism.context_parallel_size;
   if (context > 1 && context < job.compute.gpu_count) bytes += (hybrid ? 4 : 2) * kNcclBytes;
+  if (job.context_nodes() > 1) bytes += 2 * kNcclBytes;  // in a node, and over nodes
   // The same of ranks that share matrices, and one of those of them that have the same heads of
   // keys.
   const int tensor = job.parallelism.tensor_parallel_size;

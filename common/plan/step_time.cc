@@ -190,13 +190,21 @@ std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const
       seconds.push_back(seconds.back());
       continue;
     }
-    AttentionSeconds block =
-        PredictAttention(p.attention, layer, tokens * static_cast<double>(ranks), p.row_tokens,
-                         p.job.training.deterministic, gpu);
-    if (ranks > 1) {
+    // Of all tokens with the rank's heads, or of a node's.
+    const int64_t nodes = p.job.context_nodes();
+    AttentionSeconds block = PredictAttention(
+        p.attention, layer, tokens * static_cast<double>(ranks / nodes), p.row_tokens,
+        p.job.training.deterministic, nodes == 1 ? gpu : WithFlashAttention(p.shape, layer, gpu));
+    if (const int64_t gathered = GatheredOf(p.shape, layer, p.job); gathered > 0) {
+      const double once = RingSeconds(Bytes(gathered * p.element_bytes, tokens), nodes,
+                                      std::min(gpu.bus, kNetwork));
+      block.forward += once;
+      block.backward += 2 * once;  // once more, and the gradients
+    }
+    if (ranks > nodes) {
       const ExchangedElements exchanged = ExchangedOf(p.shape, layer, p.job);
       const auto of = [&](int64_t elements) {
-        return RingSeconds(Bytes(elements * p.element_bytes, tokens), ranks, gpu.bus);
+        return RingSeconds(Bytes(elements * p.element_bytes, tokens), ranks / nodes, gpu.bus);
       };
       block.forward += of(exchanged.forward());
       block.backward += of(exchanged.backward());

@@ -518,9 +518,11 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.context_parallel_size",
      .type = Type::kInt,
      .def = "1",
-     .doc = "GPUs of a node that share each row, for rows too long for one: each has a part of its "
-            "tokens, and for attention all of them but some of the heads. It divides the model's "
-            "heads. per_device_batch rows go to so many GPUs together.",
+     .doc = "GPUs that share each row, for rows too long for one: a divisor of gpus_per_node, or "
+            "all GPUs of several nodes. Each has a part of the row's tokens. In attention the "
+            "GPUs of a node divide the heads, so their number must divide the model's; nodes "
+            "gather each other's keys and values. per_device_batch rows go to so many GPUs "
+            "together.",
      .min = 1,
      .max = 64,
      .since = 2},

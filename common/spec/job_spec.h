@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -327,6 +328,11 @@ struct JobSpec {
            (parallelism.pipeline_parallel_size * parallelism.tensor_parallel_size);
   }
   int data_ranks() const { return token_ranks() / parallelism.context_parallel_size; }
+  // Of the ranks that share rows, those in one node, and the nodes that they are in.
+  int context_in_node() const {
+    return std::min(parallelism.context_parallel_size, compute.gpus_per_node);
+  }
+  int context_nodes() const { return parallelism.context_parallel_size / context_in_node(); }
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
   // Trains on preferred and rejected answers; of these, in pairs, and against a reference.
   bool prefers() const { return training.loss != Loss::kSft; }

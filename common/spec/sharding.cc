@@ -120,6 +120,11 @@ void CheckHybrid(Draft* draft) {
                       fmt::format("{} shards over the GPUs of a node, but {}; use \"full_shard\", "
                                   "which shards over all",
                                   draft->Quote(kStrategy), draft->Quote(kGpusPerNodeKey)));
+  } else if (draft->Has(kContextKey) && draft->Int(kContextKey) > draft->Int(kGpusPerNodeKey)) {
+    draft->AddProblem(kStrategy,
+                      fmt::format("{} keeps layers whole in a node, but {} has a row over several; "
+                                  "use \"full_shard\"",
+                                  draft->Quote(kStrategy), draft->Quote(kContextKey)));
   }
 }
 

@@ -29,12 +29,16 @@ void CheckContext(Draft* draft) {
     return refuse(fmt::format("cuts rows over GPUs, but {}; leave it out, or take more GPUs",
                               draft->Quote(kGpuCountKey)));
   }
-  // Every layer exchanges tokens twice: over a network that would take longer than the layer.
-  if (const int64_t node = draft->Int(kGpusPerNodeKey); node % ranks != 0) {
-    return refuse(
-        fmt::format("does not divide {}: the GPUs that share a row are in one node; {} "
-                    "would do",
-                    draft->Quote(kGpusPerNodeKey), Nearest(node, ranks)));
+  const int64_t node = draft->Int(kGpusPerNodeKey);
+  if (ranks > node && (ranks % node != 0 || gpus % ranks != 0)) {
+    const int64_t less = node * Nearest(gpus / node, ranks / node);
+    return refuse(fmt::format(
+        "is more than {}, so it must be a multiple of it that divides {}; {} would do",
+        draft->Quote(kGpusPerNodeKey), draft->Quote(kGpuCountKey), less > 1 ? less : gpus));
+  }
+  if (ranks < node && node % ranks != 0) {
+    return refuse(fmt::format("does not divide {}; {} would do", draft->Quote(kGpusPerNodeKey),
+                              Nearest(node, ranks)));
   }
   if (draft->Has(kPipelineKey) && draft->Int(kPipelineKey) > 1) {
     return refuse(

@@ -171,6 +171,33 @@ exec {harness.BUILD}/bin/sft-rank "$@"
         self.check_consistent(job, 2)
         self.assertEqual(len(self.status(job)["nodes"]), 2)
 
+    def test_two_nodes_that_share_each_row_train_as_one_gpu(self):
+        """Keys and values go between the nodes; one rank is killed."""
+        write_tiny_model(self.dir / "models/small")
+        self.start_server()
+        self.start_worker("node-a", gpus="H100:1", engine=True)
+        self.start_worker("node-b", gpus="H100:1", engine=True)
+        steps = ("--set", "hyperparameters.max_steps=12", "--set", "hyperparameters.logging_steps=1", "--set",
+                 "hyperparameters.global_batch=2", "--set", "hyperparameters.per_device_batch=2", "--set",
+                 "hyperparameters.gradient_accumulation_steps=1", "--set",
+                 "checkpoint.save_steps=4")
+        parts = {1: ("compute.gpu_count=1", "compute.nodes=1"),
+                 2: ("compute.gpu_count=2", "compute.nodes=2",
+                     "hyperparameters.parallelism.context_parallel_size=2")}
+        jobs = {}
+        for nodes, settings in parts.items():
+            jobs[nodes] = self.submit_config(
+                "multi_gpu_qlora_4xh100.toml", "--model", "small", *steps, *(word for each in (
+                    *settings, "compute.gpus_per_node=1", "compute.variant=H100-1x") for word in ("--set", each)))
+        self.wait_success(jobs[1])
+        os.kill(self.wait_for_ranks(2)[1], signal.SIGKILL)
+        self.wait_success(jobs[2])
+        self.check_consistent(jobs[2], 2)
+        self.assertEqual(len(self.status(jobs[2])["nodes"]), 2)
+        for (step, one), (same, two) in zip(self.losses(jobs[1]), self.losses(jobs[2]), strict=True):
+            self.assertEqual(step, same)
+            self.assertAlmostEqual(one, two, delta=2e-3 * one)
+
     def start_long_job(self):
         """Two ranks that train the demo's model long enough to lose a server or a worker meanwhile."""
         shutil.copytree(DEMO / "model", self.dir / "models/smollm2")

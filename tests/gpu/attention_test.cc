@@ -260,6 +260,54 @@ TEST_P(AttentionGpuTest, RepeatsBitForBit) {
   }
 }
 
+// Of the later half of each document's queries alone, with all keys; the others leave nothing.
+TEST_P(AttentionGpuTest, OfTheLastQueriesIsTheEndOfTheFormulas) {
+  const AttentionCase& c = GetParam();
+  std::vector<int64_t> lengths, numbers;
+  int64_t first = 0;
+  for (const int64_t length : c.lengths) {
+    lengths.push_back((length + 1) / 2);
+    for (int64_t i = length - lengths.back(); i < length; ++i) numbers.push_back(first + i);
+    first += length;
+  }
+  const auto [qkv, every_dout] = Inputs(37);
+  const at::Tensor chosen = ToGpu(at::tensor(numbers, at::kLong));
+  const auto last = [&](const at::Tensor& x) { return x.index_select(0, chosen); };
+  const at::Tensor dout = at::zeros_like(every_dout).index_copy(0, chosen, last(every_dout));
+  const AttentionResult expected = Reference(c, qkv, dout);
+  const auto heads = [&](int64_t from, int64_t count) {
+    return qkv.narrow(1, from * c.size, count * c.size).view({qkv.size(0), count, c.size});
+  };
+  const at::Tensor q = last(heads(0, c.heads)), k = heads(c.heads, c.kv_heads),
+                   v = heads(c.heads + c.kv_heads, c.kv_heads);
+  const at::Tensor keys_end = ToGpu(Offsets(c.lengths));
+  const ops::Documents documents{ToGpu(Offsets(lengths)), lengths, keys_end, c.lengths};
+  const double scale = 0.8 / std::sqrt(static_cast<double>(c.size));
+  const auto attend = [&] {
+    AttentionResult r{at::empty(q.sizes(), q.options()),
+                      {},
+                      at::empty(q.sizes(), q.options()),
+                      at::empty(k.sizes(), k.options()),
+                      at::empty(k.sizes(), k.options())};
+    r.lse = ops::Attention(r.out, q, k, v, documents, scale, c.window);
+    ops::AttentionBackward(r.dq, r.dk, r.dv, last(dout), q, k, v, r.out, r.lse, documents, scale,
+                           c.window);
+    return r;
+  };
+  const AttentionResult actual = attend(), again = attend();
+  EXPECT_LT(RelativeError(actual.out, last(expected.out)), 1e-2);
+  EXPECT_LT(RelativeError(actual.lse, expected.lse.index_select(1, chosen)), 1e-5);
+  EXPECT_LT(RelativeError(actual.dv, expected.dv), 1e-2);
+  const bool one_key = c.window == 1 || Tokens(c) == static_cast<int64_t>(c.lengths.size());
+  EXPECT_LT(ErrorBeside(actual.dq, last(expected.dq), one_key ? expected.dv : last(expected.dq)),
+            1e-2);
+  EXPECT_LT(ErrorBeside(actual.dk, expected.dk, one_key ? expected.dv : expected.dk), 1e-2);
+  EXPECT_TRUE(SameBits(actual.out, again.out));
+  EXPECT_TRUE(SameBits(actual.dq, again.dq));
+  EXPECT_TRUE(SameBits(actual.dk, again.dk));
+  EXPECT_TRUE(SameBits(actual.dv, again.dv));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Cases, AttentionGpuTest,
     ::testing::Values(

@@ -92,18 +92,29 @@ TEST_P(FamilyStepsTest, Qlora) { CompareAdapters(true, *comm_); }
 // so is refused with the reason.
 TEST_P(FamilyStepsTest, OnRanksThatShareTheRows) {
   for (const int ranks : {2, 4}) {
-    spec::JobSpec job = PlainJob(spec::Mode::kFullFinetune);
-    job.parallelism.context_parallel_size = ranks;
+    const spec::JobSpec job = SharedBy(ranks, Shared::kRows, PlainJob(spec::Mode::kFullFinetune));
     SCOPED_TRACE(ranks);
     if (const auto problem = plan::CheckContext(ReadConfig(dir()), job)) {
-      EXPECT_THAT(problem->message,
-                  testing::AnyOf(testing::HasSubstr("does not divide the model's"),
-                                 testing::HasSubstr("gated DeltaNets carry a state")));
+      EXPECT_THAT(problem->message, testing::HasSubstr("does not divide the model's"));
       EXPECT_THROW(RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm); }), UserError);
       continue;
     }
     RunRanks(ranks, [&](Communicator& comm) { CompareFull(comm); });
     RunRanks(ranks, [&](Communicator& comm) { CompareAdapters(true, comm); });
+  }
+}
+
+// Four ranks as two nodes of two, which gather keys and values from each other, and as four of one.
+TEST_P(FamilyStepsTest, OnNodesThatShareTheRows) {
+  for (const int node : {1, 2}) {
+    SCOPED_TRACE(node);
+    spec::JobSpec job = SharedBy(4, Shared::kRows, PlainJob(spec::Mode::kFullFinetune));
+    job.compute.gpus_per_node = node;
+    if (plan::CheckContext(ReadConfig(dir()), job)) continue;  // OnRanksThatShareTheRows
+    RunRanks(4, [&](Communicator& comm) {
+      TrainingModel model(job, dir(), comm);
+      Compare(model, "fft", comm);
+    });
   }
 }
 

@@ -189,6 +189,9 @@ constexpr Split kSplits[] = {
     {"context_full_shard", spec::Sharding::kFullShard, 2, 4, 3, 1, 2},
     {"context_full_shard_four", spec::Sharding::kFullShard, 4, 2, 3, 1, 2},
     {"context_hybrid_shard", spec::Sharding::kHybridShard, 8, 1, 3, 2, 2},
+    {"context_nodes", spec::Sharding::kDdp, 4, 4, 3, 2, 4},  // two ranks to a node
+    {"context_nodes_of_one", spec::Sharding::kZero1, 3, 2, 6, 3, 3},
+    {"context_nodes_full_shard", spec::Sharding::kFullShard, 8, 3, 2, 4, 4},
 };
 
 class StrategiesTest : public testing::TestWithParam<Method> {};
@@ -227,7 +230,8 @@ TEST_P(StrategiesTest, LayersMayDifferAndShareUnderEveryStrategy) {
                           {"zero2", spec::Sharding::kZero2, 3, 2, 2},
                           {"full_shard", spec::Sharding::kFullShard, 3, 4, 1},
                           {"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
-                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2}};
+                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2},
+                          {"context_nodes", spec::Sharding::kFullShard, 4, 3, 4, 2, 4}};
   // Its attention nearly takes one key; from step 10 on it magnifies the rounding of other sums.
   ExpectTheSameUnder(splits, GetParam(), "gemma4_e_tied", 8);
 }
@@ -251,6 +255,8 @@ TEST_P(StrategiesTest, MatricesThatRanksShareGiveTheCurveOfOneBatch) {
     const bool phi = std::string_view(model).starts_with("phi3");  // its heads are in one matrix
     std::vector<Split> splits(std::begin(kMatrixSplits), std::end(kMatrixSplits));
     if (phi) std::erase_if(splits, [](const Split& split) { return split.tensor > 2; });
+    // Of the others one layout of matrices alone, and two that shard too.
+    if (model != std::string_view(kModel)) splits.erase(splits.begin() + 1, splits.end() - 2);
     ExpectTheSameUnder(splits, GetParam(), model, 8);
   }
 }
@@ -259,7 +265,8 @@ TEST_P(StrategiesTest, MatricesThatRanksShareGiveTheCurveOfOneBatch) {
 TEST_P(StrategiesTest, ExpertsAreTrainedAlikeUnderEveryStrategy) {
   const Split splits[] = {{"ddp", spec::Sharding::kDdp, 2, 3, 2},
                           {"full_shard", spec::Sharding::kFullShard, 4, 3, 1},
-                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2}};
+                          {"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2},
+                          {"context_nodes", spec::Sharding::kZero2, 4, 3, 4, 2, 4}};
   for (const char* model : {"qwen3_moe_mixed", "gpt_oss", "gemma4_moe_tied"}) {
     SCOPED_TRACE(model);
     ExpectTheSameUnder(splits, GetParam(), model, 5);
@@ -273,6 +280,12 @@ TEST_P(StrategiesTest, HybridsAreTrainedAlikeUnderEveryStrategy) {
   for (const char* model : {"qwen3_5_biases_untied", "qwen3_next_biases_tied"}) {
     SCOPED_TRACE(model);
     ExpectTheSameUnder(splits, GetParam(), model, 5);
+  }
+  // Two ranks divide the heads of these.
+  const Split context[] = {{"context", spec::Sharding::kFullShard, 4, 3, 2, 1, 2}};
+  for (const char* model : {"qwen3_5_tied", "qwen3_next"}) {
+    SCOPED_TRACE(model);
+    ExpectTheSameUnder(context, GetParam(), model, 5);
   }
 }
 
@@ -308,7 +321,8 @@ TEST_P(StrategiesTest, CheckpointingGivesTheSameBitsUnderEveryStrategy) {
                              Split{"zero2", spec::Sharding::kZero2, 2, 3, 2},
                              Split{"full_shard", spec::Sharding::kFullShard, 2, 3, 2},
                              Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
-                             Split{"context", spec::Sharding::kZero2, 4, 3, 2, 1, 2}}) {
+                             Split{"context", spec::Sharding::kZero2, 4, 3, 2, 1, 2},
+                             Split{"context_nodes", spec::Sharding::kZero2, 4, 3, 4, 2, 4}}) {
     SCOPED_TRACE(split.name);
     spec::JobSpec job = Job(GetParam(), split);
     job.lora.dropout = 0.1;

@@ -400,11 +400,15 @@ void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Devic
   for (int64_t layer = 0; layer < plan.shape.layers; ++layer) {
     sizes.insert(plan.shape.Layer(layer).head_dim);
   }
+  // With fewer queries than keys none is cuDNN's, as of a short document.
+  const bool over_nodes = spec.context_nodes() > 1;
+  const std::vector<int64_t> kinds = over_nodes ? std::vector<int64_t>{1} : lengths;
   for (const int64_t size : sizes) {
     const at::Tensor heads = at::empty({1, plan.shape.heads, size},
                                        options.dtype(engine::ComputeTypeOf(spec, device.torch)));
-    fmt::print("attention over {} x {} tokens, heads of {}: {}\n", lengths.size(), plan.row_tokens,
-               size, engine::ops::AttentionKind(heads, lengths));
+    fmt::print("attention over {} x {} tokens, heads of {}: {}{}\n", lengths.size(),
+               plan.row_tokens, size, engine::ops::AttentionKind(heads, kinds),
+               over_nodes ? ", with keys of all nodes" : "");
   }
 }
 

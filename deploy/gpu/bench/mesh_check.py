@@ -32,6 +32,10 @@ def sizes(**axes):
     return {f"{PARALLEL}{axis}_parallel_size": size for axis, size in axes.items()}
 
 
+def nodes(count, ranks):
+    return {"compute.nodes": count, "compute.gpus_per_node": ranks // count}
+
+
 SHARD = {table.KEY_SHARDING: "full_shard"}
 MESHES = {
     "replicate 2": (2, {}),
@@ -43,6 +47,8 @@ MESHES = {
     "context 4": (4, sizes(context=4)),
     "pipeline 2 x replicate 2": (4, sizes(pipeline=2)),
     "pipeline 2 x shard 2": (4, {**sizes(pipeline=2), **SHARD}),
+    "context 2 over nodes": (2, {**sizes(context=2), **nodes(2, 2)}),
+    "context 4 over two nodes": (4, {**sizes(context=4), **nodes(2, 4)}),
     "context 2 x replicate 2": (4, sizes(context=2)),
     "context 2 x shard 2": (4, {**sizes(context=2), **SHARD}),
     "tensor 2": (2, sizes(tensor=2)),

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "common/plan/attention_calls.h"
 #include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/attention_checks.h"
 #include "worker/engine/kernels/batch_shape.h"
 
 namespace sft::engine::cuda {
@@ -31,19 +31,17 @@ namespace {
 
 using at::Tensor;
 
-void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                at::IntArrayRef lengths) {
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
-                  q.size(2) == k.size(2),
-              "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
-  TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "attention: ", q.size(1),
-              " query heads for ", k.size(1), " key heads");
-  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
-              "attention: document lengths do not sum to ", q.size(0), " tokens");
-  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt && cu_seqlens.is_contiguous() &&
-                  cu_seqlens.numel() == static_cast<int64_t>(lengths.size()) + 1,
-              "attention: cu_seqlens must be int32 [", lengths.size() + 1, "], is ",
-              cu_seqlens.scalar_type(), " ", cu_seqlens.sizes());
+void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v,
+                const ops::Documents& documents) {
+  CheckAttention(q, k, v, documents);
+  const auto check = [](const Tensor& ends, size_t count) {
+    TORCH_CHECK(ends.scalar_type() == at::kInt && ends.is_contiguous() &&
+                    ends.numel() == static_cast<int64_t>(count) + 1,
+                "attention: cu_seqlens must be int32 [", count + 1, "], is ", ends.scalar_type(),
+                " ", ends.sizes());
+  };
+  check(documents.cu_seqlens, documents.lengths.size());
+  if (!documents.key_lengths.empty()) check(documents.key_cu_seqlens, documents.lengths.size());
 }
 
 // `x` has the sizes and type of `like`, and heads that are dense within a token.
@@ -66,6 +64,11 @@ Kind KindOf(at::TensorList tensors, const std::optional<CudnnBatch>& batch) {
   return flash && q.size(0) > 0 ? Kind::kFlash : Kind::kPlain;
 }
 
+// cuDNN's kernels here have as many queries as keys.
+std::optional<CudnnBatch> BatchOf(const ops::Documents& documents) {
+  return documents.key_lengths.empty() ? CudnnBatchOf(documents.lengths) : std::nullopt;
+}
+
 // Flash counts the tokens before the query; ours counts the query itself too.
 std::optional<int64_t> WindowLeft(int64_t window) {
   return window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
@@ -76,10 +79,12 @@ std::optional<int64_t> WindowLeft(int64_t window) {
 // heads of one key head, L tokens of the document, B queries of a block, K keys that they see, D
 // head size.
 
-// What a step works on.
+// What a step works on, counted in tokens of the document.
 struct PlainBlock {
-  int64_t first, count;  // queries of the document
+  int64_t first, count;  // queries
   int64_t key_first, keys;
+  int64_t before;  // the document's first query
+  int64_t row() const { return first - before; }
 };
 
 // Tokens [first, first + count) of some key heads with their query heads, of [T, heads, D] as fp32
@@ -107,7 +112,7 @@ void StoreHeads(const Tensor& rows_GgLD, int64_t first, int64_t kv_heads, int64_
 
 // The block's queries of all heads that share a key head, as rows [G, g * B, D].
 Tensor QueryRows(const Tensor& x_GgLD, const PlainBlock& block) {
-  return x_GgLD.narrow(2, block.first, block.count)
+  return x_GgLD.narrow(2, block.row(), block.count)
       .reshape({x_GgLD.size(0), x_GgLD.size(1) * block.count, x_GgLD.size(3)});
 }
 
@@ -133,51 +138,50 @@ Tensor Scores_GgBK(const Tensor& q_GgLD, const Tensor& k_G1LD, const PlainBlock&
 
 Tensor AsRows(const Tensor& x_GgBK) { return x_GgBK.flatten(1, 2); }
 
-// Calls visit(first token, length, first key head, key heads, queries of a block) for each step
-// over key heads.
+// Calls visit(document, first key head, step) for each step over key heads.
 template <typename Visit>
-void ForEachPlainStep(const Tensor& q, const Tensor& k, at::IntArrayRef lengths,
+void ForEachPlainStep(const Tensor& q, const Tensor& k, const ops::Documents& documents,
                       const Visit& visit) {
   const plan::BackwardHeads heads{k.size(1), q.size(1) / k.size(1), k.size(2)};
-  int64_t first = 0;
-  for (const int64_t length : lengths) {
-    const plan::PlainStep step = plan::PlainStepOf(heads, length);
+  for (const AttentionDocument& document : AttentionDocumentsOf(documents)) {
+    const plan::PlainStep step = plan::PlainStepOf(heads, document.keys);
     for (int64_t head = 0; head < heads.kv_heads; head += step.kv_heads) {
-      visit(first, length, head, step);
+      visit(document, head, step);
     }
-    first += length;
   }
 }
 
 // Blocks of a document's queries, each with the keys that some of them see.
-std::vector<PlainBlock> PlainBlocks(int64_t length, int64_t queries, int64_t window) {
+std::vector<PlainBlock> PlainBlocks(const AttentionDocument& document, int64_t queries,
+                                    int64_t window) {
   std::vector<PlainBlock> blocks;
-  for (int64_t first = 0; first < length; first += queries) {
-    const int64_t count = std::min(queries, length - first);
+  for (int64_t first = document.before(); first < document.keys; first += queries) {
+    const int64_t count = std::min(queries, document.keys - first);
     const int64_t key = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
-    blocks.push_back({first, count, key, first + count - key});
+    blocks.push_back({first, count, key, first + count - key, document.before()});
   }
   return blocks;
 }
 
 Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      at::IntArrayRef lengths, double scale, int64_t window) {
+                      const ops::Documents& documents, double scale, int64_t window) {
   const int64_t kv_heads = k.size(1), group = q.size(1) / kv_heads;
   Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
-  ForEachPlainStep(q, k, lengths, [&](int64_t first, int64_t length, int64_t head, auto step) {
-    const auto heads = [&](const Tensor& x) {
-      return Heads_GgLD(x, first, length, kv_heads, head, step.kv_heads);
+  ForEachPlainStep(q, k, documents, [&](const AttentionDocument& doc, int64_t head, auto step) {
+    const auto heads = [&](const Tensor& x, int64_t first, int64_t count) {
+      return Heads_GgLD(x, first, count, kv_heads, head, step.kv_heads);
     };
-    const Tensor q_GgLD = heads(q), k_G1LD = heads(k), v_G1LD = heads(v);
-    for (const PlainBlock& block : PlainBlocks(length, step.queries, window)) {
+    const Tensor q_GgLD = heads(q, doc.query, doc.queries);
+    const Tensor k_G1LD = heads(k, doc.key, doc.keys), v_G1LD = heads(v, doc.key, doc.keys);
+    for (const PlainBlock& block : PlainBlocks(doc, step.queries, window)) {
       Tensor p_GgBK = Scores_GgBK(q_GgLD, k_G1LD, block, scale, window);
       const Tensor lse_GgB = p_GgBK.logsumexp({-1});
       p_GgBK.sub_(lse_GgB.unsqueeze(-1)).exp_();
       const Tensor rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
-      StoreHeads(rows.view({step.kv_heads, group, block.count, q.size(2)}), first + block.first,
+      StoreHeads(rows.view({step.kv_heads, group, block.count, q.size(2)}), doc.query + block.row(),
                  kv_heads, head, out);
       lse.narrow(0, head * group, step.kv_heads * group)
-          .narrow(1, first + block.first, block.count)
+          .narrow(1, doc.query + block.row(), block.count)
           .copy_(lse_GgB.flatten(0, 1));
     }
   });
@@ -186,19 +190,21 @@ Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
 
 void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                            at::IntArrayRef lengths, double scale, int64_t window) {
+                            const ops::Documents& documents, double scale, int64_t window) {
   const int64_t kv_heads = k.size(1), group = q.size(1) / kv_heads;
-  ForEachPlainStep(q, k, lengths, [&](int64_t first, int64_t length, int64_t head, auto step) {
-    const auto heads = [&](const Tensor& x) {
-      return Heads_GgLD(x, first, length, kv_heads, head, step.kv_heads);
+  ForEachPlainStep(q, k, documents, [&](const AttentionDocument& doc, int64_t head, auto step) {
+    const auto heads = [&](const Tensor& x, int64_t first, int64_t count) {
+      return Heads_GgLD(x, first, count, kv_heads, head, step.kv_heads);
     };
-    const Tensor q_GgLD = heads(q), k_G1LD = heads(k), v_G1LD = heads(v), do_GgLD = heads(dout);
-    const Tensor delta_GgL1 = at::mul(do_GgLD, heads(out)).sum({-1}, /*keepdim=*/true);
-    Tensor dk_GLD = at::zeros({step.kv_heads, length, k.size(2)}, lse.options());
+    const auto queries = [&](const Tensor& x) { return heads(x, doc.query, doc.queries); };
+    const Tensor k_G1LD = heads(k, doc.key, doc.keys), v_G1LD = heads(v, doc.key, doc.keys);
+    const Tensor q_GgLD = queries(q), do_GgLD = queries(dout);
+    const Tensor delta_GgL1 = at::mul(do_GgLD, queries(out)).sum({-1}, /*keepdim=*/true);
+    Tensor dk_GLD = at::zeros({step.kv_heads, doc.keys, k.size(2)}, lse.options());
     Tensor dv_GLD = at::zeros_like(dk_GLD);
-    for (const PlainBlock& block : PlainBlocks(length, step.queries, window)) {
+    for (const PlainBlock& block : PlainBlocks(doc, step.queries, window)) {
       const Tensor lse_GgB1 = lse.narrow(0, head * group, step.kv_heads * group)
-                                  .narrow(1, first + block.first, block.count)
+                                  .narrow(1, doc.query + block.row(), block.count)
                                   .reshape({step.kv_heads, group, block.count, 1});
       const Tensor p_GgBK = Scores_GgBK(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
       const Tensor do_rows = QueryRows(do_GgLD, block);
@@ -206,33 +212,44 @@ void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
           .baddbmm_(AsRows(p_GgBK).transpose(1, 2), do_rows);
       Tensor ds_GgBK =
           at::bmm(do_rows, KeyRows(v_G1LD, block).transpose(1, 2)).view(p_GgBK.sizes());
-      ds_GgBK.sub_(delta_GgL1.narrow(2, block.first, block.count)).mul_(p_GgBK).mul_(scale);
+      ds_GgBK.sub_(delta_GgL1.narrow(2, block.row(), block.count)).mul_(p_GgBK).mul_(scale);
       const Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
-      StoreHeads(dq_rows.view({step.kv_heads, group, block.count, q.size(2)}), first + block.first,
-                 kv_heads, head, dq);
+      StoreHeads(dq_rows.view({step.kv_heads, group, block.count, q.size(2)}),
+                 doc.query + block.row(), kv_heads, head, dq);
       dk_GLD.narrow(1, block.key_first, block.keys)
           .baddbmm_(AsRows(ds_GgBK).transpose(1, 2), QueryRows(q_GgLD, block));
     }
-    StoreHeads(dk_GLD.unsqueeze(1), first, kv_heads, head, dk);
-    StoreHeads(dv_GLD.unsqueeze(1), first, kv_heads, head, dv);
+    StoreHeads(dk_GLD.unsqueeze(1), doc.key, kv_heads, head, dk);
+    StoreHeads(dv_GLD.unsqueeze(1), doc.key, kv_heads, head, dv);
   });
 }
 
-// Rounded, so that what is launched depends on the batch's shape alone: blocks of queries behind a
-// document's end leave at once.
-int64_t LongestOf(at::IntArrayRef lengths) { return RoundLongest(ShapeOf(lengths).longest); }
+// Documents as FlashAttention-2 has them: the last query sees all keys. The longest are rounded, so
+// that what is launched depends on the batch's shape alone: blocks of queries behind a document's
+// end leave at once.
+struct FlashDocuments {
+  explicit FlashDocuments(const ops::Documents& documents)
+      : queries(documents.cu_seqlens),
+        keys(documents.key_lengths.empty() ? queries : documents.key_cu_seqlens),
+        most_queries(RoundLongest(ShapeOf(documents.lengths).longest)),
+        most_keys(RoundLongest(ShapeOf(documents.keys()).longest)) {}
+
+  const Tensor &queries, &keys;
+  const int64_t most_queries, most_keys;
+};
 
 Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                      int64_t window, const ops::AttentionDropout& dropout = {}) {
-  const int64_t longest = LongestOf(lengths);
+                      const ops::Documents& all, double scale, int64_t window,
+                      const ops::AttentionDropout& dropout = {}) {
+  const FlashDocuments documents(all);
   if (dropout.p > 0.0) {
     at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator();
     generator.set_current_seed(dropout.seed);
   }
   auto [result, lse, rng_state, unused, mask] = at::_flash_attention_forward(
-      q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout.p, /*is_causal=*/true,
-      /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);
+      q, k, v, documents.queries, documents.keys, documents.most_queries, documents.most_keys,
+      dropout.p, /*is_causal=*/true, /*return_debug_mask=*/false, scale, WindowLeft(window),
+      WindowLeft(window) ? 0 : -1);
   TORCH_CHECK(lse.dim() == 2 && lse.size(0) == q.size(1) && lse.size(1) == q.size(0),
               "attention: flash attention returned a logsumexp of shape ", lse.sizes());
   out.copy_(result);
@@ -241,9 +258,9 @@ Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
 
 void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                            const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                            int64_t window, const ops::AttentionDropout& dropout = {}) {
-  const int64_t longest = LongestOf(lengths);
+                            const ops::Documents& all, double scale, int64_t window,
+                            const ops::AttentionDropout& dropout = {}) {
+  const FlashDocuments documents(all);
   // The generator's state in the forward, seed and offset; not read without dropout.
   Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
   if (dropout.p > 0.0) {
@@ -252,9 +269,10 @@ void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                     .view(at::kUInt64);
   }
   const auto [dq_result, dk_result, dv_result] = at::_flash_attention_backward(
-      dout, q, k, v, out, lse, cu_seqlens, cu_seqlens, longest, longest, dropout.p,
-      /*is_causal=*/true, rng_state, at::empty({0}, q.options().dtype(at::kUInt64)), scale,
-      WindowLeft(window), WindowLeft(window) ? 0 : -1);
+      dout, q, k, v, out, lse, documents.queries, documents.keys, documents.most_queries,
+      documents.most_keys, dropout.p, /*is_causal=*/true, rng_state,
+      at::empty({0}, q.options().dtype(at::kUInt64)), scale, WindowLeft(window),
+      WindowLeft(window) ? 0 : -1);
   dq.copy_(dq_result);
   dk.copy_(dk_result);
   dv.copy_(dv_result);
@@ -284,31 +302,30 @@ std::string AttentionKind(const Tensor& q, at::IntArrayRef lengths) {
 // plan::kPlainScores bytes of scores at a time.
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                  const ops::Documents& documents, double scale, int64_t window) {
-  const auto& [cu_seqlens, lengths] = documents;
-  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckInput(q, k, v, documents);
   CheckHeads("q", q, q);
   CheckHeads("k", k, k);
   CheckHeads("v", v, k);
   CheckHeads("out", out, q);
   const c10::cuda::CUDAGuard guard(q.device());
-  const std::optional<CudnnBatch> batch = CudnnBatchOf(lengths);
+  const std::optional<CudnnBatch> batch = BatchOf(documents);
   Kind kind = KindOf({q, k, v, out}, batch);
   if (kind == Kind::kCudnn) {
-    const auto lse = CudnnAttention(out, q, k, v, cu_seqlens, lengths, *batch, scale, window);
+    const auto lse = CudnnAttention(out, q, k, v, documents.cu_seqlens, documents.lengths, *batch,
+                                    scale, window);
     if (lse) return *lse;
     kind = KindOf({q, k, v, out}, std::nullopt);
   }
   if (kind == Kind::kFlash) {
-    return FlashAttention(out, q, k, v, cu_seqlens, lengths, scale, window);
+    return FlashAttention(out, q, k, v, documents, scale, window);
   }
-  return PlainAttention(out, q, k, v, lengths, scale, window);
+  return PlainAttention(out, q, k, v, documents, scale, window);
 }
 
 void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                        const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                        const ops::Documents& documents, double scale, int64_t window) {
-  const auto& [cu_seqlens, lengths] = documents;
-  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckInput(q, k, v, documents);
   CheckHeads("q", q, q);
   CheckHeads("k", k, k);
   CheckHeads("v", v, k);
@@ -319,7 +336,7 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
   CheckHeads("out", out, q);
   const c10::cuda::CUDAGuard guard(q.device());
   // Any implementation may follow any forward: the shape of the logsumexp tells cuDNN's.
-  const std::optional<CudnnBatch> batch = CudnnBatchOf(lengths);
+  const std::optional<CudnnBatch> batch = BatchOf(documents);
   Tensor by_head = lse;
   if (lse.dim() == 3) {
     TORCH_CHECK(batch && lse.size(0) == batch->documents && lse.size(1) == q.size(1) &&
@@ -327,19 +344,18 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
                 "attention backward: a logsumexp ", lse.sizes(), " of another batch than q ",
                 q.sizes());
     if (KindOf({q, k, v, out, dout, dq, dk, dv}, batch) == Kind::kCudnn &&
-        CudnnAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, cu_seqlens, lengths, *batch,
-                               scale, window)) {
+        CudnnAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents.cu_seqlens,
+                               documents.lengths, *batch, scale, window)) {
       return;
     }
-    by_head = LseByHead(lse, cu_seqlens, q.size(0), *batch);
+    by_head = LseByHead(lse, documents.cu_seqlens, q.size(0), *batch);
   }
   TORCH_CHECK(by_head.dim() == 2 && by_head.size(0) == q.size(1) && by_head.size(1) == q.size(0),
               "attention backward: a logsumexp ", lse.sizes(), " does not fit q ", q.sizes());
   if (KindOf({q}, std::nullopt) == Kind::kFlash) {
-    FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, cu_seqlens, lengths, scale,
-                           window);
+    FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, documents, scale, window);
   } else {
-    PlainAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, lengths, scale, window);
+    PlainAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, documents, scale, window);
   }
 }
 
@@ -347,25 +363,22 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
 Tensor DropoutAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                         const ops::Documents& documents, double scale, int64_t window,
                         const ops::AttentionDropout& dropout) {
-  const auto& [cu_seqlens, lengths] = documents;
-  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckInput(q, k, v, documents);
   TORCH_CHECK(KindOf({q}, std::nullopt) == Kind::kFlash,
               "attention: dropout of probabilities needs bf16 and heads of a multiple of 8 up to "
               "256, not ",
               q.scalar_type(), " ", q.sizes());
   const c10::cuda::CUDAGuard guard(q.device());
-  return FlashAttention(out, q, k, v, cu_seqlens, lengths, scale, window, dropout);
+  return FlashAttention(out, q, k, v, documents, scale, window, dropout);
 }
 
 void DropoutAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
                               const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                               const Tensor& lse, const ops::Documents& documents, double scale,
                               int64_t window, const ops::AttentionDropout& dropout) {
-  const auto& [cu_seqlens, lengths] = documents;
-  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckInput(q, k, v, documents);
   const c10::cuda::CUDAGuard guard(q.device());
-  FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, cu_seqlens, lengths, scale, window,
-                         dropout);
+  FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, window, dropout);
 }
 
 }  // namespace sft::engine::cuda

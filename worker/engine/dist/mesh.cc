@@ -12,6 +12,8 @@ namespace {
 constexpr Axis kAll[kAxes] = {Axis::kPipeline, Axis::kReplicate, Axis::kShard, Axis::kContext,
                               Axis::kTensor};
 
+constexpr char kOverNodes[] = "context_nodes";
+
 // In the order in which they are connected.
 constexpr AxisSet kConnected[] = {AxisSet(),
                                   {Axis::kPipeline},
@@ -104,19 +106,38 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape) : world_(world), shape_(
         fmt::format("{} ranks cannot be laid out as a mesh of {}", world.world(), shape.ToText()));
   }
   if (const std::string name = NameOf(shape, kEverything); name.find('+') == name.npos) {
-    world.NameAxis(name);
+    const bool nodes = shape.context > 1 && shape.context_nodes == shape.context;
+    world.NameAxis(nodes ? kOverNodes : name);
+  }
+  if (shape.context % shape.context_nodes != 0) {
+    throw InternalError(
+        fmt::format("context {} over {} nodes", shape.context, shape.context_nodes));
   }
   for (const AxisSet axes : kConnected) {
-    const std::vector<int> members = Members(shape, world.rank(), axes);
-    if (static_cast<int>(members.size()) == world.world()) {
-      of_axes_[axes] = &world;
-      continue;
-    }
-    std::unique_ptr<Communicator>& group = groups_[members];
-    if (group == nullptr) group = MakeSubgroup(world, members);
-    of_axes_[axes] = group.get();
-    group->NameAxis(NameOf(shape, axes));
+    of_axes_[axes] = &Connect(Members(shape, world.rank(), axes), NameOf(shape, axes));
   }
+  context_in_node_ = &Group(Axis::kContext);
+  context_over_nodes_ = &Group(AxisSet());
+  if (shape.context_nodes == 1) return;
+  std::vector<int> in_node, over_nodes;
+  const int ranks = shape.context / shape.context_nodes, place = Coordinate(Axis::kContext);
+  for (const int other : Members(shape, world.rank(), {Axis::kContext})) {
+    const int others = shape.Coordinate(other, Axis::kContext);
+    if (others / ranks == place / ranks) in_node.push_back(other);
+    if (others % ranks == place % ranks) over_nodes.push_back(other);
+  }
+  context_in_node_ = &Connect(in_node, "context");
+  context_over_nodes_ = &Connect(over_nodes, kOverNodes);
+}
+
+Communicator& Mesh::Connect(const std::vector<int>& members, const std::string& name) {
+  if (static_cast<int>(members.size()) == world_.world()) return world_;
+  std::unique_ptr<Communicator>& group = groups_[members];
+  if (group == nullptr) {
+    group = MakeSubgroup(world_, members);
+    group->NameAxis(name);
+  }
+  return *group;
 }
 
 Communicator& Mesh::Group(AxisSet axes) const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 
@@ -16,7 +17,7 @@ namespace sft::engine {
 //   pipeline   each stage holds some consecutive layers
 //   replicate  other rows, the same weights
 //   shard      other rows, and a part of what is sharded
-//   context    other tokens of the same rows
+//   context    other tokens of the same rows; over several nodes in two groups (MeshShape)
 //   tensor     other parts of each matrix, the same tokens
 enum class Axis { kPipeline, kReplicate, kShard, kContext, kTensor };
 inline constexpr int kAxes = 5;
@@ -54,6 +55,8 @@ struct MeshShape {
   int shard = 1;
   int context = 1;
   int tensor = 1;
+  // How many nodes the context axis goes over; divides `context`. Ranks of a node are consecutive.
+  int context_nodes = 1;
 
   int Size(Axis axis) const;
   int Size(AxisSet axes) const;
@@ -72,8 +75,9 @@ class Mesh {
  public:
   // Connects the groups of all sets of axes that the engine communicates over: none, each axis,
   // kRowAxes and kTokenAxes, shard with context, and these with tensor; always in one order. A
-  // group of all ranks is the world and equal groups are one. A collective; throws InternalError
-  // when the shape does not have the world's ranks, else as MakeSubgroup. Borrows `world`.
+  // group of all ranks is the world and equal groups are one. Then the two of context, where it
+  // goes over several nodes. A collective; throws InternalError when the shape does not have the
+  // world's ranks, else as MakeSubgroup. Borrows `world`.
   Mesh(Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }
@@ -85,16 +89,24 @@ class Mesh {
   // connected.
   Communicator& Group(AxisSet axes) const;
   Communicator& Group(Axis axis) const { return Group(AxisSet{axis}); }
+  // Of the context axis, the ranks in this rank's node, and those in its place in each node.
+  Communicator& ContextInNode() const { return *context_in_node_; }
+  Communicator& ContextOverNodes() const { return *context_over_nodes_; }
 
   // Which rows a rank takes: its number among the ranks that take others, and how many there are.
   int row_rank() const { return shape_.Index(world_.rank(), kRowAxes); }
   int row_ranks() const { return shape_.Size(kRowAxes); }
 
  private:
+  // The group of these ranks, this one among them.
+  Communicator& Connect(const std::vector<int>& members, const std::string& name);
+
   Communicator& world_;
   MeshShape shape_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;  // by their ranks
   std::map<AxisSet, Communicator*> of_axes_;
+  Communicator* context_in_node_ = nullptr;
+  Communicator* context_over_nodes_ = nullptr;
 };
 
 }  // namespace sft::engine

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
+#include "worker/engine/kernels/attention_checks.h"
 #include "worker/engine/kernels/cpu_ops.h"
 
 // Attention by documents and blocks of queries: the scores of one block of queries against the keys
@@ -34,14 +34,7 @@ struct Shape {
   int64_t group() const { return query_heads / kv_heads; }
 };
 
-Shape CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef lengths) {
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
-                  q.size(2) == k.size(2),
-              "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
-  TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "attention: ", q.size(1),
-              " query heads for ", k.size(1), " key heads");
-  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
-              "attention: document lengths do not sum to ", q.size(0), " tokens");
+Shape ShapeOf(const Tensor& q, const Tensor& k) {
   return {q.size(0), q.size(1), k.size(1), q.size(2)};
 }
 
@@ -68,16 +61,23 @@ void StoreHeads(const Tensor& heads_GgLD, int64_t first, Tensor& target) {
       .copy_(heads_GgLD.permute({2, 0, 1, 3}));
 }
 
-// The queries [begin, end) of a document and the keys [key_begin, end) that some of them see.
+// The queries [begin, end) of a document's tokens and the keys [key_begin, end) that some of them
+// see; the first of its queries is token `before`.
 struct Block {
-  int64_t begin, end, key_begin;
+  int64_t begin, end, key_begin, before;
+  int64_t row() const { return begin - before; }
   int64_t queries() const { return end - begin; }
   int64_t keys() const { return end - key_begin; }
 };
 
-Block MakeBlock(int64_t begin, int64_t length, int64_t window) {
-  return {begin, std::min(begin + kQueryBlock, length),
-          window > 0 ? std::max<int64_t>(0, begin - window + 1) : 0};
+std::vector<Block> BlocksOf(const AttentionDocument& document, int64_t window) {
+  std::vector<Block> blocks;
+  for (int64_t begin = document.before(); begin < document.keys; begin += kQueryBlock) {
+    blocks.push_back({begin, std::min(begin + kQueryBlock, document.keys),
+                      window > 0 ? std::max<int64_t>(0, begin - window + 1) : 0,
+                      document.before()});
+  }
+  return blocks;
 }
 
 // 0 where a query sees a key, -infinity elsewhere; [B, K].
@@ -98,7 +98,7 @@ Tensor Mask(const Block& block, int64_t window) {
 
 // [G, g, L, D] -> the block's rows [G, g * B, D].
 Tensor QueryRows(const Tensor& x_GgLD, const Block& block) {
-  return x_GgLD.narrow(2, block.begin, block.queries())
+  return x_GgLD.narrow(2, block.row(), block.queries())
       .reshape({x_GgLD.size(0), x_GgLD.size(1) * block.queries(), x_GgLD.size(3)});
 }
 
@@ -119,8 +119,8 @@ Tensor AsRows(const Tensor& x_GgBK) {
   return x_GgBK.view({x_GgBK.size(0), x_GgBK.size(1) * x_GgBK.size(2), x_GgBK.size(3)});
 }
 
-// What the probabilities of a block of queries of the document at `first` are multiplied by under
-// dropout, [G, g, B, K]: 0, or 1 / (1 - p).
+// What the probabilities of a block of queries of the document whose keys are at `first` are
+// multiplied by under dropout, [G, g, B, K]: 0, or 1 / (1 - p).
 Tensor DropoutMask(const Tensor& like_GgBK, const ops::AttentionDropout& dropout, int64_t first,
                    const Block& block) {
   const auto place = static_cast<uint64_t>(first + block.begin) + 1;
@@ -133,28 +133,27 @@ Tensor DropoutMask(const Tensor& like_GgBK, const ops::AttentionDropout& dropout
 Tensor Forward(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                const ops::Documents& documents, double scale, int64_t window,
                const ops::AttentionDropout& dropout) {
-  const Shape shape = CheckInput(q, k, v, documents.lengths);
+  CheckAttention(q, k, v, documents);
   CheckLike("out", out, q);
+  const Shape shape = ShapeOf(q, k);
   Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
-  int64_t first = 0;
-  for (int64_t length : documents.lengths) {
-    Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
-    Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
-    Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);
-    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
-      const Block block = MakeBlock(begin, length, window);
+  for (const AttentionDocument& document : AttentionDocumentsOf(documents)) {
+    const int64_t first = document.query;
+    Tensor q_GgLD = Heads(q, first, document.queries, shape.kv_heads);
+    Tensor k_G1LD = Heads(k, document.key, document.keys, shape.kv_heads);
+    Tensor v_G1LD = Heads(v, document.key, document.keys, shape.kv_heads);
+    for (const Block& block : BlocksOf(document, window)) {
       Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window);
       Tensor largest = p_GgBK.amax({-1}, /*keepdim=*/true);
       Tensor sum = p_GgBK.sub_(largest).exp_().sum({-1}, /*keepdim=*/true);
       p_GgBK.div_(sum);
-      if (dropout.p > 0.0) p_GgBK.mul_(DropoutMask(p_GgBK, dropout, first, block));
+      if (dropout.p > 0.0) p_GgBK.mul_(DropoutMask(p_GgBK, dropout, document.key, block));
       Tensor out_rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
       StoreHeads(out_rows.view({shape.kv_heads, shape.group(), block.queries(), shape.head_dim}),
-                 first + begin, out);
-      lse.narrow(1, first + begin, block.queries())
+                 first + block.row(), out);
+      lse.narrow(1, first + block.row(), block.queries())
           .copy_(sum.log_().add_(largest).view({shape.query_heads, block.queries()}));
     }
-    first += length;
   }
   return lse;
 }
@@ -163,46 +162,45 @@ void Backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tens
               const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
               const ops::Documents& documents, double scale, int64_t window,
               const ops::AttentionDropout& dropout) {
-  const Shape shape = CheckInput(q, k, v, documents.lengths);
+  CheckAttention(q, k, v, documents);
   CheckLike("dq", dq, q);
   CheckLike("dk", dk, k);
   CheckLike("dv", dv, v);
   CheckLike("dout", dout, q);
   CheckLike("out", out, q);
-  int64_t first = 0;
-  for (int64_t length : documents.lengths) {
-    Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
-    Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
-    Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);
-    Tensor do_GgLD = Heads(dout, first, length, shape.kv_heads);
-    Tensor delta_GgL = at::mul(do_GgLD, Heads(out, first, length, shape.kv_heads)).sum({-1});
-    Tensor dk_GLD = at::zeros({shape.kv_heads, length, shape.head_dim}, lse.options());
-    Tensor dv_GLD = at::zeros({shape.kv_heads, length, shape.head_dim}, lse.options());
-    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
-      const Block block = MakeBlock(begin, length, window);
-      Tensor lse_GgB1 = lse.narrow(1, first + begin, block.queries())
+  const Shape shape = ShapeOf(q, k);
+  for (const AttentionDocument& document : AttentionDocumentsOf(documents)) {
+    const int64_t first = document.query, queries = document.queries;
+    Tensor q_GgLD = Heads(q, first, queries, shape.kv_heads);
+    Tensor k_G1LD = Heads(k, document.key, document.keys, shape.kv_heads);
+    Tensor v_G1LD = Heads(v, document.key, document.keys, shape.kv_heads);
+    Tensor do_GgLD = Heads(dout, first, queries, shape.kv_heads);
+    Tensor delta_GgL = at::mul(do_GgLD, Heads(out, first, queries, shape.kv_heads)).sum({-1});
+    Tensor dk_GLD = at::zeros({shape.kv_heads, document.keys, shape.head_dim}, lse.options());
+    Tensor dv_GLD = at::zeros({shape.kv_heads, document.keys, shape.head_dim}, lse.options());
+    for (const Block& block : BlocksOf(document, window)) {
+      Tensor lse_GgB1 = lse.narrow(1, first + block.row(), block.queries())
                             .reshape({shape.kv_heads, shape.group(), block.queries(), 1});
       Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
       Tensor do_rows = QueryRows(do_GgLD, block);
       Tensor mask_GgBK;
-      if (dropout.p > 0.0) mask_GgBK = DropoutMask(p_GgBK, dropout, first, block);
+      if (dropout.p > 0.0) mask_GgBK = DropoutMask(p_GgBK, dropout, document.key, block);
       const Tensor dropped_GgBK = mask_GgBK.defined() ? p_GgBK.mul(mask_GgBK) : p_GgBK;
       dv_GLD.narrow(1, block.key_begin, block.keys())
           .baddbmm_(AsRows(dropped_GgBK).transpose(1, 2), do_rows);
       Tensor ds_GgBK =
           at::bmm(do_rows, KeyRows(v_G1LD, block).transpose(1, 2)).view(p_GgBK.sizes());
       if (mask_GgBK.defined()) ds_GgBK.mul_(mask_GgBK);
-      ds_GgBK.sub_(delta_GgL.narrow(2, begin, block.queries()).unsqueeze(-1));
+      ds_GgBK.sub_(delta_GgL.narrow(2, block.row(), block.queries()).unsqueeze(-1));
       ds_GgBK.mul_(p_GgBK).mul_(scale);
       Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
       StoreHeads(dq_rows.view({shape.kv_heads, shape.group(), block.queries(), shape.head_dim}),
-                 first + begin, dq);
+                 first + block.row(), dq);
       dk_GLD.narrow(1, block.key_begin, block.keys())
           .baddbmm_(AsRows(ds_GgBK).transpose(1, 2), QueryRows(q_GgLD, block));
     }
-    StoreHeads(dk_GLD.unsqueeze(1), first, dk);
-    StoreHeads(dv_GLD.unsqueeze(1), first, dv);
-    first += length;
+    StoreHeads(dk_GLD.unsqueeze(1), document.key, dk);
+    StoreHeads(dv_GLD.unsqueeze(1), document.key, dv);
   }
 }
 

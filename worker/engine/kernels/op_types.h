@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,14 @@ struct Pieces {
 struct Documents {
   at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
   at::IntArrayRef lengths;  // the same on the host; their sum is T
+  // The same of their keys, for attention alone: a document's queries are the last of its tokens,
+  // and it has no fewer keys than queries. Undefined and empty: as many keys as queries.
+  at::Tensor key_cu_seqlens = {};
+  at::IntArrayRef key_lengths = {};
+
+  at::IntArrayRef keys() const { return key_lengths.empty() ? lengths : key_lengths; }
+  // The tokens that keys have.
+  int64_t key_tokens() const { return std::accumulate(keys().begin(), keys().end(), int64_t{0}); }
 };
 
 // Rows that are sorted into groups, as those of a mixture's experts: group g has rows [begins[g],

@@ -71,8 +71,11 @@ BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
   const bool all = batch.sharers != nullptr;
   return {batch.documents(),
           RopeTablesOf(all ? batch.all_positions : batch.positions, batch.documents().cu_seqlens,
-                       all ? 0 : batch.first_token),
-          MakeLinks(), batch.exchange, batch.sharers};
+                       all ? Tensor() : batch.numbers),
+          MakeLinks(),
+          batch.exchange,
+          batch.keys,
+          batch.sharers};
 }
 
 std::shared_ptr<LayerLinks> Decoder::MakeLinks() const {
@@ -93,13 +96,13 @@ bool Decoder::depends_on_length() const {
 }
 
 std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions, const Tensor& cu_seqlens,
-                                              int64_t first_token) const {
+                                              const Tensor& numbers) const {
   Tensor lengths;  // of each token's document
   for (const Rope& rope : ropes_) {
     if (rope.depends_on_length() && !lengths.defined()) {
       const Tensor ends = cu_seqlens.narrow(0, 1, cu_seqlens.size(0) - 1).to(at::kLong);
       const Tensor tokens =
-          at::arange(first_token, first_token + positions.size(0), positions.options());
+          numbers.defined() ? numbers : at::arange(positions.size(0), positions.options());
       const Tensor document = at::bucketize(tokens, ends, /*out_int32=*/false, /*right=*/true);
       lengths = cu_seqlens.to(at::kLong).diff().index_select(0, document);
     }
@@ -216,6 +219,7 @@ Pass Decoder::PassOf(const UnitWeights& weights, const BlockContext& context,
           .dropout = dropout,
           .balance = context.links->balance.get(),
           .exchange = context.exchange,
+          .keys = context.keys.get(),
           .sharers = context.sharers};
 }
 

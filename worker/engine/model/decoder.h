@@ -107,11 +107,11 @@ class Decoder {
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }
   // True if a rope turns otherwise in long documents.
   bool depends_on_length() const;
-  // The tables of each of the model's ropes. `positions`: int64 [T] on the device, of the tokens
-  // from number `first_token` on; `cu_seqlens` as ops::Documents has it, read only where
+  // The tables of each of the model's ropes. `positions`: int64 [T] on the device; `numbers` of the
+  // tokens as DeviceBatch has them, and `cu_seqlens` as ops::Documents, both read only where
   // depends_on_length().
   std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions, const at::Tensor& cu_seqlens,
-                                       int64_t first_token) const;
+                                       const at::Tensor& numbers) const;
   // The same, where `lengths`, int64 [T], are those of each token's document.
   std::vector<RopeTables> RopeTablesAt(const at::Tensor& positions,
                                        const at::Tensor& lengths) const;

@@ -34,6 +34,7 @@ struct BlockContext {
   std::vector<RopeTables> ropes;  // one for each of the model's
   std::shared_ptr<LayerLinks> links;
   const HeadExchange* exchange = nullptr;  // DeviceBatch's
+  std::shared_ptr<const KeyGather> keys;   // likewise
   const TokenExchange* sharers = nullptr;  // likewise
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "worker/engine/kernels/ops.h"
@@ -11,6 +12,7 @@
 namespace sft::engine {
 
 class HeadExchange;
+class KeyGather;
 class TokenExchange;
 
 // A micro-batch on the device: T tokens of documents laid end to end, N of which predict a target.
@@ -24,8 +26,9 @@ struct DeviceBatch {
   at::Tensor loss_rows;                    // int64 [N], ascending
   at::Tensor targets;                      // int64 [N]
   RowObjective objective;                  // empty: the sum of the cross entropies
-  const HeadExchange* exchange = nullptr;  // of the ranks that have the other tokens; null: none
-  int64_t first_token = 0;                 // the number of the first of the rank's tokens
+  const HeadExchange* exchange = nullptr;  // of the node's ranks with other tokens; null: none
+  std::shared_ptr<const KeyGather> keys;   // of the nodes that have other tokens; null: none
+  at::Tensor numbers;                      // int64 [T] of all tokens; undefined: 0, 1, ...
   // Of the ranks that share matrices, and the positions of all their tokens, int64, which each
   // rank's attention sees; null and undefined: there are no others.
   const TokenExchange* sharers = nullptr;

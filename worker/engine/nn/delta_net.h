@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+#include "common/plan/model_config.h"
 #include "worker/engine/nn/projection.h"
 
 namespace sft::engine {
@@ -26,6 +28,9 @@ namespace sft::engine {
 // Where `by_key_head`, in(x) has q | k | v | z of the first key head and its value heads, then of
 // the second, and behind these b | a likewise: its outputs are put in the order above, and their
 // gradients back.
+//
+// Where tokens are cut over ranks (head_exchange.h), each has for convolution and rule all tokens
+// of its own heads, whose numbers the ranks divide.
 struct DeltaNet {
   Projection in, out;
   int conv = -1;     // [C, 1, 4]
@@ -43,7 +48,7 @@ struct DeltaNet {
   // which Project makes.
   struct Saved {
     at::Tensor projected;  // [T, C + Hv Dv + 2 Hv]
-    at::Tensor convolved;  // [T, C]
+    at::Tensor convolved;  // [T, C], of the rank's own heads
     at::Tensor heads;      // [T, Hv Dv]
     at::Tensor rstd;       // fp32 [T, Hv], of heads
     at::Tensor normed;     // rows [T, Hv Dv]: what `out` reads
@@ -67,8 +72,6 @@ struct DeltaNet {
                 const Pass& pass, States& states, Saved& saved) const;
   // Room for so many states, uninitialised. `like`: activations.
   States EmptyStates(int64_t count, const at::TensorOptions& like) const;
-  // Computes what is missing in `saved` for the backward.
-  void Restore(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
   // Drops what Restore computes again at little cost: all but the products and `heads`.
   static void DropRows(Saved& saved);
 
@@ -92,31 +95,52 @@ struct DeltaNet {
   struct Heads {
     at::Tensor q, k, v;
   };
+  // What convolution and rule read, of all tokens and the rank's heads: C and Hv below are theirs.
+  struct Inputs {
+    plan::DeltaShape shape;
+    int64_t rank = 0;           // whose heads these are
+    at::Tensor rows;            // of the three below, where they came from other ranks
+    at::Tensor qkv;             // rows [T, C]
+    at::Tensor b, a;            // rows [T, Hv]
+    at::Tensor conv;            // [C, 4]
+    at::Tensor a_log, dt_bias;  // fp32 [Hv]
+  };
   struct Gates {
     at::Tensor rate;     // exp(A_log) [Hv]
     at::Tensor shifted;  // a + dt_bias [T, Hv]
     at::Tensor g, beta;  // [T, Hv]
   };
 
+  plan::DeltaShape shape() const { return {key_heads, value_heads, key_size, value_size}; }
   int64_t keys() const { return key_heads * key_size; }
   int64_t values() const { return value_heads * value_size; }
   Parts Split(const at::Tensor& projected) const;
   // Copies rows like `projected` to or from `rows`, which are as in(x) has them.
   void CopyByKeyHead(at::Tensor& projected, at::Tensor& rows, bool to_rows) const;
-  Heads SplitHeads(const at::Tensor& convolved) const;
+  static Heads SplitHeads(const at::Tensor& convolved, const plan::DeltaShape& shape);
   at::Tensor ByHead(const at::Tensor& heads) const {  // [T, Hv Dv] -> [T, Hv, Dv]
     return heads.view({heads.size(0), value_heads, value_size});
   }
-  Gates MakeGates(const Parts& parts, const Pass& pass) const;
+  Inputs MakeInputs(const Parts& parts, const Pass& pass) const;
+  // The parts, without z, of rows that HeadExchange gathered.
+  static Parts SplitRows(const at::Tensor& rows, const plan::DeltaShape& shape);
+  // Parts of rows like `projected` that ranks exchange, by head.
+  std::vector<at::Tensor> Exchanged(const Parts& parts) const;
+  // The channels of a rank's heads: those of queries, keys and values of x [C, ...].
+  std::vector<at::Tensor> Channels(const at::Tensor& x, const Inputs& inputs) const;
+  static Gates MakeGates(const Inputs& inputs, bool alone);
   // Adds the gradients of A_log and dt_bias, and writes those of b and a.
-  void GatesBackward(const Gates& gates, const at::Tensor& dg, const at::Tensor& dbeta,
-                     UnitGradients& gradients, Parts& dparts) const;
-  at::Tensor ConvWeight(const Pass& pass) const {
-    return pass.weights[conv].view({2 * keys() + values(), -1});
-  }
+  void GatesBackward(const Inputs& inputs, const Gates& gates, const at::Tensor& dg,
+                     const at::Tensor& dbeta, UnitGradients& gradients, at::Tensor db,
+                     at::Tensor da) const;
+  // Of dheads, the gradient of all heads [T, Hv Dv]: those of the projections' qkv, b and a.
+  void RuleBackward(const at::Tensor& dheads, const ops::Documents& documents, const Pass& pass,
+                    Saved& saved, UnitGradients& gradients, Parts& dparts) const;
   at::Tensor NormWeight(const Pass& pass) const { return pass.weights[norm].to(at::kFloat); }
-  void Convolve(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
+  static void Convolve(const Inputs& inputs, const ops::Documents& documents, Saved& saved);
   void ComputeHeads(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
+  // Computes what `out` reads where it is missing.
+  void Restore(const ops::Documents& documents, const Pass& pass, Saved& saved) const;
 };
 
 }  // namespace sft::engine

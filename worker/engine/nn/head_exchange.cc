@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "common/base/round.h"
+
 namespace sft::engine {
 
 using at::Tensor;
@@ -37,6 +39,24 @@ void SumKeys(Tensor to, const Tensor& parts, int64_t ranks) {
   Tensor sum = copies.select(1, 0).to(at::kFloat);
   for (int64_t i = 1; i < ranks / heads; ++i) sum.add_(copies.select(1, i));
   ByRank(to, heads).copy_(sum);
+}
+
+int64_t WidthOf(const std::vector<Tensor>& heads, int64_t ranks) {
+  int64_t width = 0;
+  for (const Tensor& x : heads) width += x.size(1) / ranks * x.size(2);
+  return RoundUp(width, 8);  // kernels read rows of such widths in wide pieces
+}
+
+// Calls visit(part [n, T/n, heads/n, D], the same of x) for each x, whose parts are side by side.
+template <typename Visit>
+void ForEachPart(const Tensor& parts, const std::vector<Tensor>& heads, int64_t ranks,
+                 const Visit& visit) {
+  int64_t first = 0;
+  for (const Tensor& x : heads) {
+    const int64_t count = x.size(1) / ranks, size = x.size(2);
+    visit(parts.narrow(2, first, count * size).unflatten(2, {count, size}), ByRank(x, ranks));
+    first += count * size;
+  }
 }
 
 }  // namespace
@@ -72,6 +92,20 @@ void HeadExchange::Return(const OwnHeads& own, Tensor q, Tensor k, Tensor v) con
   ByRank(q, ranks()).copy_(parts.narrow(2, 0, queries));
   SumKeys(k, parts.narrow(2, queries, keys), ranks());
   SumKeys(v, parts.narrow(2, queries + keys, keys), ranks());
+}
+
+Tensor HeadExchange::GatherRows(const std::vector<Tensor>& heads) const {
+  const int64_t tokens = heads.front().size(0), width = WidthOf(heads, ranks());
+  const Tensor parts = at::empty({ranks(), tokens, width}, heads.front().options());
+  ForEachPart(parts, heads, ranks(),
+              [](Tensor part, const Tensor& of_rank) { part.copy_(of_rank); });
+  return Exchange(parts).view({ranks() * tokens, width});
+}
+
+void HeadExchange::ReturnRows(const Tensor& rows, const std::vector<Tensor>& heads) const {
+  const Tensor parts = Exchange(rows).view({ranks(), rows.size(0) / ranks(), rows.size(1)});
+  ForEachPart(parts, heads, ranks(),
+              [](const Tensor& part, Tensor of_rank) { of_rank.copy_(part); });
 }
 
 Tensor HeadExchange::ToHeads(const Tensor& x) const {

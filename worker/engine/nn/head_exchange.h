@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 
@@ -34,6 +35,12 @@ class HeadExchange {
   OwnHeads Gather(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   // The other way round, for gradients, which are written to q, k and v.
   void Return(const OwnHeads& own, at::Tensor q, at::Tensor k, at::Tensor v) const;
+
+  // The same of any heads, whose numbers the ranks divide: of each [T/n, heads, D] the rank's own,
+  // side by side in rows [T, sum of heads/n * D, up to a multiple of 8]; and back to where `heads`
+  // are.
+  at::Tensor GatherRows(const std::vector<at::Tensor>& heads) const;
+  void ReturnRows(const at::Tensor& rows, const std::vector<at::Tensor>& heads) const;
 
   // x [T/n, heads, D] -> [T, heads/n, D], and back into `to`.
   at::Tensor ToHeads(const at::Tensor& x) const;

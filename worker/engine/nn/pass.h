@@ -15,6 +15,7 @@ struct LoraScaling {
 };
 
 class HeadExchange;
+class KeyGather;
 class TokenExchange;
 class RouterBalance;
 
@@ -32,8 +33,10 @@ struct Pass {
   at::Tensor adapter_rows = {};
   // Of the experts' routers, while training; null: they are not balanced.
   RouterBalance* balance = nullptr;
-  // Of the ranks that the micro-batch's tokens are cut over; null: the rank has all of them.
+  // Of the ranks that the micro-batch's tokens are cut over, in the node and over nodes; null:
+  // there are no others.
   const HeadExchange* exchange = nullptr;
+  const KeyGather* keys = nullptr;
   // Of the ranks that share the matrices; null: the rank has them whole.
   const TokenExchange* sharers = nullptr;
 

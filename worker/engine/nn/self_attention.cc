@@ -1,5 +1,6 @@
 #include "worker/engine/nn/self_attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
@@ -8,9 +9,11 @@
 #include <ATen/ops/sigmoid_backward.h>
 
 #include <utility>
+#include <vector>
 
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/head_exchange.h"
+#include "worker/engine/nn/key_gather.h"
 #include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
@@ -22,6 +25,13 @@ namespace {
 // Heads [first, first + count) of rows of heads.
 Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
   return rows.narrow(1, first * size, count * size).unflatten(1, {count, size});
+}
+
+Tensor QueriesOf(const KeyGather::Run& run, const Tensor& of_node) {
+  return of_node.narrow(0, run.first, run.count);
+}
+Tensor KeysOf(const KeyGather::Run& run, const Tensor& of_all) {
+  return of_all.narrow(0, run.first_key, run.keys);
 }
 
 }  // namespace
@@ -249,9 +259,23 @@ void SelfAttention::Compute(const ops::Documents& documents, const Pass& pass, S
 
 Tensor SelfAttention::ComputeHeads(Tensor& out, const Heads& inputs, int64_t first,
                                    const ops::Documents& documents, const Pass& pass) const {
+  if (pass.keys == nullptr) return ComputeRun(out, inputs, first, documents, 0, pass);
+  const KeyGather::Keys all = pass.keys->Gather(inputs.k, inputs.v);
+  std::vector<Tensor> lse;
+  for (const KeyGather::Run& run : pass.keys->runs()) {
+    Tensor run_out = QueriesOf(run, out);
+    const Heads of_run{QueriesOf(run, inputs.q), KeysOf(run, all.k), KeysOf(run, all.v), {}};
+    lse.push_back(ComputeRun(run_out, of_run, first, run.documents(), run.number, pass));
+  }
+  return at::cat(lse, 1);
+}
+
+Tensor SelfAttention::ComputeRun(Tensor& out, const Heads& inputs, int64_t first,
+                                 const ops::Documents& documents, int64_t number,
+                                 const Pass& pass) const {
   Tensor lse = Drops(pass)
                    ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
-                                           window, DropoutOf(pass))
+                                           window, DropoutOf(pass, number))
                    : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
   if (sinks >= 0) ops::AddSinks(out, lse, Sinks(pass).narrow(0, first, out.size(1)), documents);
   return lse;
@@ -261,6 +285,31 @@ void SelfAttention::ComputeHeadsBackward(Heads& d, const Tensor& dout, const Hea
                                          const Tensor& out, int64_t first, const Tensor& lse,
                                          const ops::Documents& documents, const Pass& pass,
                                          UnitGradients& gradients) const {
+  if (pass.keys == nullptr) {
+    ComputeRunBackward(d, dout, inputs, out, first, lse, documents, 0, pass, gradients);
+    return;
+  }
+  const KeyGather::Keys all = pass.keys->Gather(inputs.k, inputs.v);
+  const KeyGather::Keys sum = pass.keys->Zeros(inputs.k);
+  for (const KeyGather::Run& run : pass.keys->runs()) {
+    const Heads of_run{QueriesOf(run, inputs.q), KeysOf(run, all.k), KeysOf(run, all.v), {}};
+    Heads run_d{QueriesOf(run, d.q),
+                at::empty(of_run.k.sizes(), of_run.k.options()),
+                at::empty(of_run.v.sizes(), of_run.v.options()),
+                {}};
+    ComputeRunBackward(run_d, QueriesOf(run, dout), of_run, QueriesOf(run, out), first,
+                       lse.narrow(1, run.first, run.count).contiguous(), run.documents(),
+                       run.number, pass, gradients);
+    KeysOf(run, sum.k).add_(run_d.k);
+    KeysOf(run, sum.v).add_(run_d.v);
+  }
+  pass.keys->Return(sum, d.k, d.v);
+}
+
+void SelfAttention::ComputeRunBackward(Heads& d, const Tensor& dout, const Heads& inputs,
+                                       const Tensor& out, int64_t first, const Tensor& lse,
+                                       const ops::Documents& documents, int64_t number,
+                                       const Pass& pass, UnitGradients& gradients) const {
   if (Tensor sum = gradients.Buffer(sinks); sum.defined()) {
     const int64_t count = out.size(1);
     sum.narrow(0, first, count)
@@ -268,7 +317,7 @@ void SelfAttention::ComputeHeadsBackward(Heads& d, const Tensor& dout, const Hea
   }
   if (Drops(pass)) {
     ops::DropoutAttentionBackward(d.q, d.k, d.v, dout, inputs.q, inputs.k, inputs.v, out, lse,
-                                  documents, scale, window, DropoutOf(pass));
+                                  documents, scale, window, DropoutOf(pass, number));
   } else {
     ops::AttentionBackward(d.q, d.k, d.v, dout, inputs.q, inputs.k, inputs.v, out, lse, documents,
                            scale, window);

@@ -125,13 +125,20 @@ struct SelfAttention {
   // Of dout, the gradient of what `o` read: writes that of the gates, and makes it that of `out`.
   void GateBackward(at::Tensor& dout, at::Tensor& dgate, const Saved& saved) const;
   // Of queries, keys and values of some of the heads, from `first` on: writes out [T, n, D] and
-  // returns lse; and of dout the gradients, in `d`. `sum`: where the sinks' go.
+  // returns lse; and of dout the gradients, in `d`. Over nodes in runs (key_gather.h).
   at::Tensor ComputeHeads(at::Tensor& out, const Heads& inputs, int64_t first,
                           const ops::Documents& documents, const Pass& pass) const;
   void ComputeHeadsBackward(Heads& d, const at::Tensor& dout, const Heads& inputs,
                             const at::Tensor& out, int64_t first, const at::Tensor& lse,
                             const ops::Documents& documents, const Pass& pass,
                             UnitGradients& gradients) const;
+  // The same of queries that lie behind each other in the rows, from token `number` on.
+  at::Tensor ComputeRun(at::Tensor& out, const Heads& inputs, int64_t first,
+                        const ops::Documents& documents, int64_t number, const Pass& pass) const;
+  void ComputeRunBackward(Heads& d, const at::Tensor& dout, const Heads& inputs,
+                          const at::Tensor& out, int64_t first, const at::Tensor& lse,
+                          const ops::Documents& documents, int64_t number, const Pass& pass,
+                          UnitGradients& gradients) const;
   // Of the gradient of `out`; `inputs` as the forward had them.
   void ComputeBackward(Heads& d, const at::Tensor& dout, const Heads& inputs, const Saved& saved,
                        const ops::Documents& documents, const Pass& pass,
@@ -140,8 +147,10 @@ struct SelfAttention {
   void Compute(const ops::Documents& documents, const Pass& pass, SharedHeads* shared,
                Saved& saved) const;
   bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }
-  ops::AttentionDropout DropoutOf(const Pass& pass) const {
-    return {dropout, MixSeed(pass.dropout->seed, dropout_module)};
+  // Queries from another token on have another mask.
+  ops::AttentionDropout DropoutOf(const Pass& pass, int64_t number) const {
+    const uint64_t seed = MixSeed(pass.dropout->seed, dropout_module);
+    return {dropout, number == 0 ? seed : MixSeed(seed, number)};
   }
   // Multiplies the queries [T, heads, D], or their gradient, by the scale of their positions.
   void ScaleQueries(at::Tensor q, const RopeTables& rope) const;

@@ -62,15 +62,18 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
 
 // A node's ranks share the weights where the job says hybrid_shard; else all do.
 MeshShape MeshOf(const spec::JobSpec& spec, const Communicator& comm) {
+  if (spec.compute.gpus_per_node < 1) throw InternalError("a job with no GPU a node");
   MeshShape shape{.pipeline = spec.parallelism.pipeline_parallel_size,
                   .context = spec.parallelism.context_parallel_size,
-                  .tensor = spec.parallelism.tensor_parallel_size};
+                  .tensor = spec.parallelism.tensor_parallel_size,
+                  .context_nodes = spec.context_nodes()};
   const int rows = comm.world() / (shape.pipeline * shape.context * shape.tensor);
   const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
   const bool replicated = spec.parallelism.sharding == spec::Sharding::kDdp;
   shape.shard = hybrid       ? spec.compute.gpus_per_node / (shape.context * shape.tensor)
                 : replicated ? 1
                              : rows;
+  if (shape.shard < 1) throw InternalError("ranks share rows over nodes, and shards are of a node");
   shape.replicate = rows / shape.shard;
   return shape;
 }
@@ -137,7 +140,13 @@ plan::StageMap StagesOf(const ModelConfig& config, const spec::JobSpec& spec) {
   return *std::move(stages);
 }
 
-void CheckDropout(const ModelConfig& config, at::ScalarType compute, at::Device device) {
+void CheckDropout(const ModelConfig& config, at::ScalarType compute, const Communicator& comm) {
+  if (config.dropout_left_out > 0 && comm.rank() == 0) {
+    fmt::print(stderr,
+               "attention_dropout = {} of config.json is left out: no probability is dropped\n",
+               config.dropout_left_out);
+  }
+  const at::Device device = comm.device();
   if (config.attention_dropout == 0.0 || device.is_cpu() || compute == at::kBFloat16) return;
   throw UserError(
       "on a GPU the dropout of attention's probabilities (attn_pdrop of config.json) "
@@ -158,7 +167,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
     : spec_(spec),
       comm_(comm),
       mesh_(comm, MeshOf(spec, comm)),
-      exchange_(mesh_.Group(Axis::kContext)),
+      exchange_(mesh_.ContextInNode()),
       sharers_(mesh_.Group(Axis::kTensor)),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
@@ -166,7 +175,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   auto problem = plan::CheckContext(config_, spec_);
   if (!problem) problem = plan::CheckTensor(config_, spec_);
   if (problem) throw UserError(problem->key + ": " + problem->message, "bad_config");
-  CheckDropout(config_, compute_, comm_.device());
+  CheckDropout(config_, compute_, comm_);
   PrepareLayout(layout_, spec_);
   plan::ExecutionPlan run = execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
   if (run.stages.begins.empty()) run.stages = StagesOf(config_, spec_);
@@ -221,8 +230,8 @@ void TrainingModel::RecordBlocks() {
   const Tensor heads = at::empty({1, config_.heads, config_.LargestHead()},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   // The layers' own inputs are made anew for each micro-batch.
-  if (drops() || exchange_.ranks() > 1 || sharers_.ranks() > 1 || config_.layer_input > 0 ||
-      config_.HasExperts() || !source_->fixed() || !sink_->fixed() ||
+  if (drops() || mesh_.Size(Axis::kContext) > 1 || sharers_.ranks() > 1 ||
+      config_.layer_input > 0 || config_.HasExperts() || !source_->fixed() || !sink_->fixed() ||
       !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,
                "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
@@ -478,7 +487,9 @@ void TrainingModel::WeightsChanged() {
 }
 
 DeviceBatch TrainingModel::ShareOf(const MicroBatch& batch) const {
-  if (exchange_.ranks() > 1) return ShareToDevice(batch, exchange_, comm_.device());
+  if (mesh_.Size(Axis::kContext) > 1) {
+    return ShareToDevice(batch, exchange_, mesh_.ContextOverNodes(), comm_.device());
+  }
   if (sharers_.ranks() > 1) return ShareToDevice(batch, sharers_, comm_.device());
   return ToDevice(batch, comm_.device());
 }

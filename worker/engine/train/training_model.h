@@ -159,7 +159,7 @@ class TrainingModel {
   spec::JobSpec spec_;
   Communicator& comm_;
   Mesh mesh_;
-  HeadExchange exchange_;  // of the ranks that have the other tokens of the same rows
+  HeadExchange exchange_;  // of the node's ranks that have other tokens of the same rows
   TokenExchange sharers_;  // of the ranks that share the matrices
   at::ScalarType compute_;
   ModelConfig config_;

@@ -428,8 +428,11 @@ TEST_F(LayoutTest, FewRowsAreAProblemWhereNoPlanVouchesForALayout) {
   // Nothing says how much the GPUs hold.
   JoinEight("b", kLarge, 0);
   EXPECT_EQ(problem(one).rfind(few, 0), 0u) << problem(one);
-  // No layout of eight GPUs goes with four layers of which most are DeltaNets.
-  JoinEight("b", R"({"model_type":"qwen3_5_text","num_hidden_layers":4})", 84'500'000'000);
+  // No layout of eight GPUs goes with four layers of which most are DeltaNets of three heads.
+  JoinEight("b",
+            R"({"model_type":"qwen3_5_text","num_hidden_layers":4,"linear_num_key_heads":3,)"
+            R"("linear_num_value_heads":3})",
+            84'500'000'000);
   EXPECT_EQ(problem(one).rfind(few, 0), 0u) << problem(one);
 }
 

@@ -349,6 +349,27 @@ TEST(MeshTest, GroupsOfAllAxesHoldTheRanksThatDifferInThemAlone) {
   });
 }
 
+TEST(MeshTest, ContextOverNodesHasAGroupInEachAndOneOfEachPlace) {
+  RunRanks(8, [](Communicator& comm) {
+    const Mesh mesh(comm, {.shard = 2, .context = 4, .context_nodes = 2});
+    const int rank = comm.rank(), row = rank / 4 * 4;
+    EXPECT_THAT(AllGatherInt64(mesh.ContextInNode(), rank),
+                ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
+    EXPECT_THAT(AllGatherInt64(mesh.ContextOverNodes(), rank),
+                ElementsAre(row + rank % 2, row + rank % 2 + 2));
+    EXPECT_EQ(mesh.Group(Axis::kContext).world(), 4);
+  });
+  RunRanks(2, [](Communicator& comm) {
+    const Mesh in_node(comm, {.context = 2});
+    EXPECT_EQ(&in_node.ContextInNode(), &in_node.Group(Axis::kContext));
+    EXPECT_EQ(in_node.ContextOverNodes().world(), 1);
+    const Mesh over_nodes(comm, {.context = 2, .context_nodes = 2});
+    EXPECT_EQ(over_nodes.ContextInNode().world(), 1);
+    EXPECT_EQ(over_nodes.ContextOverNodes().world(), 2);
+    EXPECT_THROW(Mesh(comm, {.context = 2, .context_nodes = 3}), InternalError);
+  });
+}
+
 TEST(MeshTest, OneRankIsEveryGroupAndOtherNumbersOfRanksAreRefused) {
   const auto comm = MakeLocalCommunicator(at::kCPU);
   const Mesh mesh(*comm, {});

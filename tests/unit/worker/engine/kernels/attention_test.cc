@@ -141,6 +141,44 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
                                          Case{"WindowOfHalfTheDocument", {530}, 3, 1, 6, 300}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// The last queries of each document alone, with all keys.
+TEST_P(AttentionTest, OfTheLastQueriesIsTheEndOfThatOfAll) {
+  const Case& c = GetParam();
+  const Tensor cu_seqlens = Offsets(c.lengths);
+  const int64_t tokens = cu_seqlens[-1].item<int32_t>();
+  std::vector<int64_t> lengths, numbers;
+  int64_t first = 0;
+  for (const int64_t length : c.lengths) {
+    lengths.push_back((length + 1) / 2);
+    for (int64_t i = length - lengths.back(); i < length; ++i) numbers.push_back(first + i);
+    first += length;
+  }
+  const Tensor chosen = at::tensor(numbers, at::kLong);
+  const auto last = [&](const Tensor& x) { return x.index_select(0, chosen); };
+  const Tensor q = Random({tokens, c.heads, c.size}, 1),
+               k = Random({tokens, c.kv_heads, c.size}, 2),
+               v = Random({tokens, c.kv_heads, c.size}, 3);
+  // What the others leave in the gradients of keys and values is nothing.
+  const Tensor dout = at::zeros_like(q).index_copy(0, chosen, Random(last(q).sizes(), 4));
+  const ops::Documents documents{cu_seqlens, c.lengths};
+  const Tensor queries_end = Offsets(lengths);
+  const ops::Documents of_last{queries_end, lengths, cu_seqlens, c.lengths};
+  Tensor all = at::empty_like(q), all_dq = at::empty_like(q);
+  Tensor all_dk = at::empty_like(k), all_dv = at::empty_like(v);
+  const Tensor all_lse = ops::Attention(all, q, k, v, documents, 0.3, c.window);
+  ops::AttentionBackward(all_dq, all_dk, all_dv, dout, q, k, v, all, all_lse, documents, 0.3,
+                         c.window);
+  Tensor out = at::empty_like(last(q)), dq = at::empty_like(out);
+  Tensor dk = at::empty_like(k), dv = at::empty_like(v);
+  const Tensor lse = ops::Attention(out, last(q), k, v, of_last, 0.3, c.window);
+  ops::AttentionBackward(dq, dk, dv, last(dout), last(q), k, v, out, lse, of_last, 0.3, c.window);
+  EXPECT_LT(RelativeError(out, last(all)), 2e-6);
+  EXPECT_LT(RelativeError(lse, all_lse.index_select(1, chosen)), 2e-6);
+  EXPECT_LT(RelativeError(dq, last(all_dq)), 5e-6);
+  EXPECT_LT(RelativeError(dk, all_dk), 5e-6);
+  EXPECT_LT(RelativeError(dv, all_dv), 5e-6);
+}
+
 TEST(AttentionTest, DocumentsDoNotSeeEachOther) {
   const Tensor q = Random({12, 2, 8}, 1), k = Random({12, 1, 8}, 2), v = Random({12, 1, 8}, 3);
   const std::vector<int64_t> lengths = {5, 7};
@@ -162,6 +200,11 @@ TEST(AttentionTest, RefusesResultsOfOtherSizes) {
   Tensor small = at::empty({4, 2, 8}), dq = at::empty_like(q), dk = at::empty_like(k);
   EXPECT_THROW(ops::Attention(small, q, k, k, {cu, lengths}, 0.3, 0), c10::Error);
   Tensor out = at::empty_like(q);
+  const std::vector<int64_t> fewer = {4};
+  const Tensor fewer_cu = Offsets(fewer), short_k = k.narrow(0, 0, 4);
+  EXPECT_THROW(ops::Attention(out, q, short_k, short_k, {cu, lengths, fewer_cu, fewer}, 0.3, 0),
+               c10::Error)
+      << "more queries than keys";
   const Tensor lse = ops::Attention(out, q, k, k, {cu, lengths}, 0.3, 0);
   EXPECT_THROW(ops::AttentionBackward(small, dk, dk, q, q, k, k, out, lse, {cu, lengths}, 0.3, 0),
                c10::Error);

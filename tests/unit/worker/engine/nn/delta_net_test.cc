@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "tests/unit/worker/engine/kernels/delta_reference.h"
 #include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "tests/unit/worker/engine/nn/map_sink.h"
+#include "worker/engine/nn/head_exchange.h"
 #include "worker/engine/nn/rows.h"
 #include "worker/engine/weights/adapted_source.h"
 
@@ -119,11 +121,12 @@ struct LayerResults {
 enum class Drop { kNothing, kRows, kAllButHeads };
 
 LayerResults RunLayer(const ModelLayout& layout, const LayerData& data, Drop drop = Drop::kNothing,
-                      at::ScalarType type = at::kFloat) {
+                      at::ScalarType type = at::kFloat, const HeadExchange* exchange = nullptr) {
   const UnitInfo& unit = layout.units[0];
   const auto source = DeltaWeights(layout, type);
   const AcquiredUnit acquired(*source, layout, 0);
-  const Pass pass{acquired.weights(), {kAdapterScale, 0.0}};
+  const Pass pass{
+      .weights = acquired.weights(), .lora = {kAdapterScale, 0.0}, .exchange = exchange};
   const DeltaNet layer = Bind(unit);
   const Tensor starts = DocumentStarts(data.lengths);
   const ops::Documents documents{starts, data.lengths};
@@ -232,6 +235,24 @@ TEST_P(DeltaNetTest, WhatIsMadeAgainGivesTheSameBits) {
       EXPECT_TRUE(at::equal(again.gradients[i], kept.gradients[i]))
           << layout_.units[0].params[i].name;
     }
+  }
+}
+
+// Each of two ranks has half of the tokens, and the rule of half of the heads.
+TEST_P(DeltaNetTest, RanksThatShareTheTokensMakeTheirPartsOfOneRanks) {
+  const LayerResults one = RunLayer(layout_, data_);
+  for (const Drop drop : {Drop::kNothing, Drop::kRows}) {
+    RunRanks(2, [&](Communicator& comm) {
+      const HeadExchange exchange(comm);
+      const int64_t first = comm.rank() * kRows / 2;
+      const auto part = [&](const Tensor& x) { return x.narrow(0, first, kRows / 2); };
+      const LayerData own{part(data_.x), part(data_.residual), part(data_.dy), data_.lengths};
+      LayerResults results = RunLayer(layout_, own, drop, at::kFloat, &exchange);
+      for (Tensor& gradient : results.gradients) {
+        if (gradient.defined()) comm.AllReduceSum(gradient);
+      }
+      ExpectLayersNear(layout_, results, {part(one.y), part(one.dx), one.gradients}, 1e-6);
+    });
   }
 }
 

@@ -75,6 +75,28 @@ TEST_P(HeadExchangeTest, AttentionOfOwnHeadsHasTheBitsOfAttentionOfAll) {
   });
 }
 
+// Heads of several kinds in one message, as a gated DeltaNet has them.
+TEST(HeadExchangeTest, RowsOfAllHeadsAreGatheredAndReturned) {
+  const std::vector<Tensor> all = {Random({kAllTokens, 6, 4}, 1), Random({kAllTokens, 12, 2}, 2),
+                                   Random({kAllTokens, 3, 1}, 3)};
+  RunRanks(3, [&](Communicator& comm) {
+    const HeadExchange exchange(comm);
+    const int64_t count = kAllTokens / 3, rank = comm.rank();
+    std::vector<Tensor> share, own, back;
+    for (const Tensor& x : all) {
+      share.push_back(x.narrow(0, rank * count, count));
+      own.push_back(x.narrow(1, rank * x.size(1) / 3, x.size(1) / 3).flatten(1));
+      back.push_back(at::empty_like(share.back()));
+    }
+    const Tensor rows = exchange.GatherRows(share);
+    const Tensor expected = at::cat(own, 1);
+    EXPECT_EQ(rows.size(1) % 8, 0);
+    EXPECT_TRUE(at::equal(rows.narrow(1, 0, expected.size(1)), expected));
+    exchange.ReturnRows(rows, back);
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(back[i], share[i]));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, HeadExchangeTest,
                          testing::Values(std::pair(1, 4), std::pair(2, 4), std::pair(2, 12),
                                          std::pair(3, 3), std::pair(4, 4), std::pair(4, 2),
