@@ -21,7 +21,8 @@ int64_t AttentionWorkspace(const ModelShape& shape, int64_t layer, int64_t docum
 double DeltaFlops(const DeltaShape& delta);
 inline constexpr double kDeltaBackward = 3.0;
 
-// The same of FlashAttention-2, of `queries` queries that attend to `keys` keys.
+// Workspace of a layer's backward by FlashAttention-2, for `queries` queries and `keys` keys;
+// bytes.
 int64_t FlashWorkspace(const ModelShape& shape, int64_t layer, int64_t queries, int64_t keys,
                        bool deterministic);
 

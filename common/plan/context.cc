@@ -84,13 +84,15 @@ std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::J
   const auto problem = [](std::string why) {
     return spec::Problem{"hyperparameters.parallelism.context_parallel_size", 0, std::move(why)};
   };
-  const std::string advice = SizeAdvice(
-      shape, job, [&](int64_t count) { return Divides(shape, count); }, "leave it out");
+  const auto advice = [&] {
+    return SizeAdvice(
+        shape, job, [&](int64_t count) { return Divides(shape, count); }, "leave it out");
+  };
   if (job.context_nodes() > 1 && HasDeltaNets(shape)) {
     return problem(
         fmt::format("{} over {} nodes does not go with {} yet: its gated DeltaNets carry a state "
                     "from token to token; {}",
-                    ranks, job.context_nodes(), shape.family, advice));
+                    ranks, job.context_nodes(), shape.family, advice()));
   }
   if (Divides(shape, job.context_in_node())) return std::nullopt;
   return problem(fmt::format("{} does not divide the model's {}; {}",
@@ -98,7 +100,7 @@ std::optional<spec::Problem> CheckContext(const ModelShape& shape, const spec::J
                                  ? fmt::format("{} over nodes of {} GPUs, which share the heads,",
                                                ranks, job.compute.gpus_per_node)
                                  : std::to_string(ranks),
-                             HeadsInWords(shape), advice));
+                             HeadsInWords(shape), advice()));
 }
 
 }  // namespace sft::plan

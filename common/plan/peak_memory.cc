@@ -115,7 +115,7 @@ SubLayerPeaks PeaksOf(const Problem& p, const ExecutionPlan& run, int64_t layer)
   return peaks;
 }
 
-// Of a layer's attention in its backward.
+// Workspace of a layer's attention in its backward; bytes.
 int64_t WorkspaceOf(const Problem& p, const ExecutionPlan& run, int64_t layer) {
   const bool in_order = p.job.training.deterministic;
   if (p.job.context_nodes() == 1) {

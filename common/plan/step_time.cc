@@ -190,7 +190,7 @@ std::vector<AttentionSeconds> AttentionOf(const Problem& p, double tokens, const
       seconds.push_back(seconds.back());
       continue;
     }
-    // Of all tokens with the rank's heads, or of a node's.
+    // A rank attends with its heads from all tokens of its node.
     const int64_t nodes = p.job.context_nodes();
     AttentionSeconds block = PredictAttention(
         p.attention, layer, tokens * static_cast<double>(ranks / nodes), p.row_tokens,

@@ -328,7 +328,7 @@ struct JobSpec {
            (parallelism.pipeline_parallel_size * parallelism.tensor_parallel_size);
   }
   int data_ranks() const { return token_ranks() / parallelism.context_parallel_size; }
-  // Of the ranks that share rows, those in one node, and the nodes that they are in.
+  // How many of the ranks that share rows are in one node, and how many nodes they are in.
   int context_in_node() const {
     return std::min(parallelism.context_parallel_size, compute.gpus_per_node);
   }

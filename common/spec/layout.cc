@@ -119,18 +119,17 @@ std::vector<Layout> LayoutsFor(const JobSpec::Compute& compute) {
   }
   if (nodes) layouts.push_back({.sharding = Sharding::kHybridShard});
   // Ranks that share matrices are in one node; those that share rows are in one, or all of several.
-  for (const int ranks : DivisorsFrom2(compute.gpus_per_node)) {
+  constexpr int kMostSharers = 64;  // of a row, as context_parallel_size may be
+  std::vector<int> sharers = DivisorsFrom2(compute.gpus_per_node);
+  for (const int of : DivisorsFrom2(compute.nodes)) {
+    if (of * compute.gpus_per_node <= kMostSharers) sharers.push_back(of * compute.gpus_per_node);
+  }
+  for (const int ranks : sharers) {
     for (const Sharding sharding : {Sharding::kDdp, Sharding::kZero2, Sharding::kFullShard}) {
       layouts.push_back({.sharding = sharding, .context = ranks});
     }
-    if (nodes) layouts.push_back({.sharding = Sharding::kHybridShard, .context = ranks});
-  }
-  constexpr int kMostSharers = 64;  // of a row, as context_parallel_size may be
-  for (const int of : DivisorsFrom2(compute.nodes)) {
-    const int ranks = of * compute.gpus_per_node;
-    if (ranks > kMostSharers) break;
-    for (const Sharding sharding : {Sharding::kDdp, Sharding::kZero2, Sharding::kFullShard}) {
-      layouts.push_back({.sharding = sharding, .context = ranks});
+    if (nodes && ranks <= compute.gpus_per_node) {
+      layouts.push_back({.sharding = Sharding::kHybridShard, .context = ranks});
     }
   }
   for (const int ranks : DivisorsFrom2(compute.gpus_per_node)) {

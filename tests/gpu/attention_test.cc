@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/worker/engine/kernels/dropout_attention.h"
+#include "tests/unit/worker/engine/kernels/last_queries.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -260,16 +261,11 @@ TEST_P(AttentionGpuTest, RepeatsBitForBit) {
   }
 }
 
-// Of the later half of each document's queries alone, with all keys; the others leave nothing.
+// Attention with all keys of the later half of each document's queries alone; the gradient of the
+// other queries is zero.
 TEST_P(AttentionGpuTest, OfTheLastQueriesIsTheEndOfTheFormulas) {
   const AttentionCase& c = GetParam();
-  std::vector<int64_t> lengths, numbers;
-  int64_t first = 0;
-  for (const int64_t length : c.lengths) {
-    lengths.push_back((length + 1) / 2);
-    for (int64_t i = length - lengths.back(); i < length; ++i) numbers.push_back(first + i);
-    first += length;
-  }
+  const auto [lengths, numbers] = LastQueries(c.lengths);
   const auto [qkv, every_dout] = Inputs(37);
   const at::Tensor chosen = ToGpu(at::tensor(numbers, at::kLong));
   const auto last = [&](const at::Tensor& x) { return x.index_select(0, chosen); };

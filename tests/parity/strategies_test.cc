@@ -255,7 +255,7 @@ TEST_P(StrategiesTest, MatricesThatRanksShareGiveTheCurveOfOneBatch) {
     const bool phi = std::string_view(model).starts_with("phi3");  // its heads are in one matrix
     std::vector<Split> splits(std::begin(kMatrixSplits), std::end(kMatrixSplits));
     if (phi) std::erase_if(splits, [](const Split& split) { return split.tensor > 2; });
-    // Of the others one layout of matrices alone, and two that shard too.
+    // The other models have three of the layouts: matrices alone, and two that shard too.
     if (model != std::string_view(kModel)) splits.erase(splits.begin() + 1, splits.end() - 2);
     ExpectTheSameUnder(splits, GetParam(), model, 8);
   }

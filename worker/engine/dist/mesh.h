@@ -89,7 +89,8 @@ class Mesh {
   // connected.
   Communicator& Group(AxisSet axes) const;
   Communicator& Group(Axis axis) const { return Group(AxisSet{axis}); }
-  // Of the context axis, the ranks in this rank's node, and those in its place in each node.
+  // The group of the context ranks in this rank's node, and that of those in its place in each
+  // node.
   Communicator& ContextInNode() const { return *context_in_node_; }
   Communicator& ContextOverNodes() const { return *context_over_nodes_; }
 

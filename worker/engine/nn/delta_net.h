@@ -133,7 +133,7 @@ struct DeltaNet {
   void GatesBackward(const Inputs& inputs, const Gates& gates, const at::Tensor& dg,
                      const at::Tensor& dbeta, UnitGradients& gradients, at::Tensor db,
                      at::Tensor da) const;
-  // Of dheads, the gradient of all heads [T, Hv Dv]: those of the projections' qkv, b and a.
+  // Writes the gradients of qkv, b and a, from that of all heads, dheads [T, Hv Dv].
   void RuleBackward(const at::Tensor& dheads, const ops::Documents& documents, const Pass& pass,
                     Saved& saved, UnitGradients& gradients, Parts& dparts) const;
   at::Tensor NormWeight(const Pass& pass) const { return pass.weights[norm].to(at::kFloat); }

@@ -33,8 +33,8 @@ struct Pass {
   at::Tensor adapter_rows = {};
   // Of the experts' routers, while training; null: they are not balanced.
   RouterBalance* balance = nullptr;
-  // Of the ranks that the micro-batch's tokens are cut over, in the node and over nodes; null:
-  // there are no others.
+  // Where the micro-batch's tokens are cut over ranks: the exchange in the node, and the gathering
+  // of keys over nodes; null: the rank, or the node, has all of them.
   const HeadExchange* exchange = nullptr;
   const KeyGather* keys = nullptr;
   // Of the ranks that share the matrices; null: the rank has them whole.

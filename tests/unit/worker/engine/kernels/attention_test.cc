@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/unit/worker/engine/kernels/dropout_attention.h"
+#include "tests/unit/worker/engine/kernels/last_queries.h"
 #include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -146,13 +147,7 @@ TEST_P(AttentionTest, OfTheLastQueriesIsTheEndOfThatOfAll) {
   const Case& c = GetParam();
   const Tensor cu_seqlens = Offsets(c.lengths);
   const int64_t tokens = cu_seqlens[-1].item<int32_t>();
-  std::vector<int64_t> lengths, numbers;
-  int64_t first = 0;
-  for (const int64_t length : c.lengths) {
-    lengths.push_back((length + 1) / 2);
-    for (int64_t i = length - lengths.back(); i < length; ++i) numbers.push_back(first + i);
-    first += length;
-  }
+  const auto [lengths, numbers] = LastQueries(c.lengths);
   const Tensor chosen = at::tensor(numbers, at::kLong);
   const auto last = [&](const Tensor& x) { return x.index_select(0, chosen); };
   const Tensor q = Random({tokens, c.heads, c.size}, 1),
