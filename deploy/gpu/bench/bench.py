@@ -49,6 +49,9 @@ def parse():
                         help="key of the resolved job for all runs of ours but the plain one")
     parser.add_argument("--plain-set", action="append", default=[], metavar="KEY=JSON",
                         help="key of the resolved job for the plain path alone")
+    parser.add_argument("--no-plain", action="store_true",
+                        help="leave out the plain path, for rows that take it longer than a machine can be had: what is "
+                             "measured then is speed and memory, and its loss is compared with nothing")
     parser.add_argument("--batch", type=int, help="rows of one rank in one micro-step, for ours")
     parser.add_argument("--profile", action="store_true",
                         help="write where step 4 of ours spends its time to OUT/profile-*.txt")
@@ -136,7 +139,8 @@ class RowRun:
         self.context.say(f"{self.row.name} / {setting.name}: {steps} steps of {plan['tokens']} tokens on {gpus} GPUs")
         record = ours.run(self.row, setting, self.context, plan, self.set)
         apart = learn and self.row.learn_tokens
-        checked = ours.check(record, self.row, plan, None if apart else self.plain(plan), setting.tolerance,
+        plain = None if apart or self.options.no_plain else self.plain(plan)
+        checked = ours.check(record, self.row, plan, plain, setting.tolerance,
                              learn and not apart) if record["status"] == "ok" else []
         if checked and apart:
             checked += self.learn_apart(setting, gpus)

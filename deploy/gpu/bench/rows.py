@@ -166,6 +166,14 @@ def shared(name, model, seq, gpus):
                (Ours(f"context {gpus}", job={"hyperparameters.parallelism.context_parallel_size": gpus}),), (), ())
 
 
+def divided(name, model, seq, tokens, gpus):
+    """Every layout of the same step: what the plan's order of them is held against."""
+    axes = {f"{axis} {gpus}": {f"hyperparameters.parallelism.{axis}_parallel_size": gpus}
+            for axis in ("tensor", "context", "pipeline")}
+    layouts = {"whole models": {}, "full_shard": {KEY_SHARDING: "full_shard"}, **axes}
+    return Row(name, model, "qlora", seq, tokens, gpus, tuple(Ours(words, job=job) for words, job in layouts.items()))
+
+
 # The same rows over stages, and with a whole model on each GPU.
 def staged(name, model, seq, tokens, gpus):
     stages = {"hyperparameters.parallelism.pipeline_parallel_size": gpus}
@@ -241,6 +249,10 @@ ROWS = (
     shared("qlora-8b-seq131072-four-gpus", "qwen3-8b", 131072, 4),
     shared("qlora-8b-seq524288-four-gpus", "qwen3-8b", 524288, 4),
     shared("qlora-32b-seq131072-four-gpus", "qwen3-32b", 131072, 4),
+    divided("qlora-32b-small-steps-two-gpus", "qwen3-32b", 1024, 2048, 2),
+    divided("qlora-32b-small-steps-four-gpus", "qwen3-32b", 512, 2048, 4),
+    Row("qlora-8b-seq500000-within-80gb", "qwen3-8b", "qlora", 500000, 500000, 1,
+        (Ours("within 80 GB", job={KEY_BUDGET: 80}),)),
     Row("qlora-32b-seq4096-fp8", "qwen3-32b", "qlora", 4096, 16384, 1,
         (Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),
          Ours("fp8 any order", job={**FP8, **ANY_ORDER}, tolerance=TOLERANCE_FP8)), UNSLOTH_32B,

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""From a bundle alone: one QLoRA job that changes how it is divided over this machine's GPUs, through server, worker and
+sftctl, and loses a rank in each layout.
+
+    python3 deploy/gpu/layouts.py BUNDLE LOG_DIR [--model qwen3-1.7b] \\
+        [--layouts full_shard@2,tensor2@2,pipeline2@2,context2@2,whole@1]
+
+BUNDLE is an unpacked bundle. A layout is whole, full_shard, pipelineN, contextN or tensorN, or several of these joined by +,
+@ the GPUs it takes. A job of the first runs alone to the end. A second one has its last rank killed with SIGKILL in
+the middle, has to go on with the step after its checkpoint with the same losses bit for bit, is cancelled ten steps
+on and resumed in the next layout, and so on: every loss has to be that of the job that ran alone, within LOSS of it.
+Prints for each layout what was predicted and measured, and the seconds from the kill to the next new step. --cpu
+tries the script itself on CPU slots, with a tiny model. Exit 0 when all of it holds.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+
+import kill_rank
+
+SAVE, SEGMENT, ROWS = 5, 10, 8  # steps between checkpoints, steps in a layout, rows of a step
+LOSS = 2e-3  # relative: bf16 sums in another order
+PARALLEL = "hyperparameters.parallelism."
+AXES = ("pipeline", "context", "tensor")
+
+
+def layout_keys(text):
+    """The GPUs of a layout and its keys of the job; those of other layouts are set back."""
+    words, _, gpus = text.partition("@")
+    if not gpus.isdigit():
+        raise SystemExit(f"layouts: \"{text}\" does not say on how many GPUs: full_shard@2")
+    keys = {f"{PARALLEL}{axis}_parallel_size": 1 for axis in AXES} | {f"{PARALLEL}fsdp": False}
+    shared = 1
+    for word in words.split("+"):
+        axis = re.fullmatch(r"(pipeline|context|tensor)(\d+)", word)
+        if axis:
+            keys[f"{PARALLEL}{axis[1]}_parallel_size"] = int(axis[2])
+            shared *= int(axis[2])
+        elif word == "full_shard":
+            keys[f"{PARALLEL}fsdp"] = True
+        elif word != "whole":
+            raise SystemExit(f"layouts: there is no layout \"{word}\": whole, full_shard, pipelineN, contextN, tensorN")
+    strings = int(gpus) // shared
+    if strings * shared != int(gpus) or ROWS % strings:
+        raise SystemExit(f"layouts: \"{text}\" does not go up in {gpus} GPUs and {ROWS} rows a step")
+    return int(gpus), {"compute.gpu_count": int(gpus), "hyperparameters.gradient_accumulation_steps": ROWS // strings, **keys}
+
+
+def set_words(keys):
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def wait_for(what, condition):
+    end = time.monotonic() + kill_rank.LIMIT_S
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise kill_rank.Failure(f"{what}: not within {kill_rank.LIMIT_S:.0f} s")
+
+
+def committed(service, job, step):
+    lines = map(json.loads, service.ctl("events", job, "--json").splitlines())
+    return any(event["type"] == "checkpoint" and "committed" in event["message"]
+               and re.search(rf"\bstep {step}\b", event["message"]) for event in lines)
+
+
+def reach(service, job, step):
+    """Until a step is done and, where it is one that is saved, its checkpoint is committed."""
+    def there():
+        status = service.status(job)
+        if status["state"] in ("FAILED", "SUCCEEDED"):
+            raise kill_rank.Failure(f"{job} is {status['state']} before step {step}: {status['reason']}")
+        return any(metric["step"] >= step for metric in service.steps(job))
+    wait_for(f"step {step} of {job}", there)
+    if step % SAVE == 0:
+        wait_for(f"the checkpoint of step {step} of {job}", lambda: committed(service, job, step))
+
+
+def kill_last_rank(service, job, gpus):
+    """Seconds from the kill to the first step of the next attempt that the first had not made."""
+    pids = kill_rank.rank_pids()
+    if len(pids) != gpus:
+        raise kill_rank.Failure(f"{len(pids)} ranks run, not {gpus}")
+    made = service.steps(job)
+    os.kill(pids[-1], signal.SIGKILL)
+    begin = time.monotonic()
+
+    def on():
+        status = service.status(job)
+        if status["state"] == "FAILED":
+            raise kill_rank.Failure(f"{job}: {status['reason']}")
+        steps = service.steps(job)
+        _, second = kill_rank.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
+        return second and len(steps) > len(made) + 1
+    wait_for(f"a step of {job} after the kill", on)
+    return time.monotonic() - begin
+
+
+def plan_words(service, job, cpu):
+    if cpu:
+        return ""
+    events = map(json.loads, service.ctl("events", job, "--json").splitlines())
+    plan = [json.loads(event["message"]) for event in events if event["type"] == "plan"][0]
+    rates = [metric["tokens_per_second"] for metric in service.steps(job)]
+    memory = plan["reserved_bytes"]
+    return (f"{statistics.median(rates):.0f} tokens/s ({plan['predicted_tokens_per_second']:.0f} predicted), "
+            f"{memory['measured'] / 1e9:.1f} GB ({memory['predicted'] / 1e9:.1f} predicted); ")
+
+
+def check_segment(service, args, job, text, begin, last, alone):
+    """One layout, from a checkpoint to the next but one; False where something does not hold."""
+    gpus, _ = layout_keys(text)
+    reach(service, job, begin + SAVE)
+    reach(service, job, begin + SAVE + 2)
+    seconds = kill_last_rank(service, job, gpus)
+    if last:
+        state, wanted = service.wait(job), "SUCCEEDED"
+    else:
+        reach(service, job, begin + SEGMENT)
+        service.ctl("cancel", job)
+        state, wanted = service.wait(job), "CANCELLED"
+    name = re.sub(r"\W", "_", text)
+    service.keep_logs(name, job)
+    steps = [(metric["step"], metric["loss"]) for metric in service.steps(job)]
+    first, second = kill_rank.split_attempts(steps)
+    twice = sorted(set(first) & set(second))
+    same = [step for step in twice if first[step] == second[step]]
+    off = max(abs(loss - alone[step]) / abs(alone[step]) for step, loss in steps if step in alone)
+    held = (state == wanted and min(first) == begin + 1 and min(second, default=0) == begin + SAVE + 1
+            and bool(twice) and twice == same and off <= LOSS)
+    print(f"{text}: began with step {min(first)}, killed after step {max(first)}, went on with step {min(second, default=None)} "
+          f"(next new step after {seconds:.1f} s), {len(same)} of {len(twice)} steps run twice are equal bit for bit, losses "
+          f"off by {off:.1e} of {LOSS:.0e}; {plan_words(service, job, args.cpu)}{state}{'' if held else '  WRONG'}", flush=True)
+    return held
+
+
+def submit(service, args, values, name, layout):
+    gpus, keys = layout_keys(layout)
+    path = service.logs / f"{name}.toml"
+    path.write_text(kill_rank.JOB.format(model=service.work / "models" / args.model,
+                                         rows=service.work / f"{args.model}.jsonl", mode="qlora", sharding="",
+                                         gpus=gpus, accumulation=1, **values))
+    return json.loads(service.ctl("submit", path, *set_words(keys), "--json"))["job"]
+
+
+def check(service, args, values):
+    layouts = args.layouts.split(",")
+    job = submit(service, args, values, "alone", layouts[0])
+    state = service.wait(job)
+    service.keep_logs("alone", job)
+    if state != "SUCCEEDED":
+        raise kill_rank.Failure(f"{layouts[0]} alone: {state}: {service.status(job)['reason']}")
+    alone = {metric["step"]: metric["loss"] for metric in service.steps(job)}
+    print(f"{layouts[0]} alone: {len(alone)} steps, losses {alone[1]:.6f} to {alone[max(alone)]:.6f}", flush=True)
+    held = True
+    job = submit(service, args, values, "chain", layouts[0])
+    for number, text in enumerate(layouts):
+        last = number == len(layouts) - 1
+        held &= check_segment(service, args, job, text, SEGMENT * number, last, alone)
+        if not last:
+            _, keys = layout_keys(layouts[number + 1])
+            job = json.loads(service.ctl("resume", job, "--from", SEGMENT * (number + 1), *set_words(keys), "--json"))["job"]
+    return held
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=pathlib.Path)
+    parser.add_argument("logs", type=pathlib.Path)
+    parser.add_argument("--layouts", default="full_shard@2,tensor2@2,pipeline2@2,context2@2,whole@1")
+    parser.add_argument("--model", default="qwen3-1.7b", help="a size of make_random_model.py")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a row")
+    parser.add_argument("--work", type=pathlib.Path, help="room for models and checkpoints (default: a new folder)")
+    parser.add_argument("--cpu", action="store_true", help="CPU slots and a tiny model")
+    args = parser.parse_args()
+    if args.cpu:
+        args.model, args.tokens = "qwen3-tiny", 256
+    for text in args.layouts.split(","):
+        layout_keys(text)
+    args.logs.mkdir(parents=True, exist_ok=True)
+    work = pathlib.Path(tempfile.mkdtemp(dir=args.work))
+    service = None
+    try:
+        # Steps beyond the last segment: a job that is cancelled must not have ended.
+        values = {"tokens": args.tokens, "steps": SEGMENT * len(args.layouts.split(",")) + 2 * SEGMENT, "save": SAVE}
+        kill_rank.make_model(args, work, args.model, args.tokens)
+        service = kill_rank.Service(args, work, args.logs)
+        values["type"] = service.gpu_type()
+        held = check(service, args, values)
+        print("all of it holds" if held else "NOT all of it holds", flush=True)
+        return 0 if held else 1
+    except kill_rank.Failure as failure:
+        print(f"layouts: {failure}", file=sys.stderr)
+        return 1
+    finally:
+        if service:
+            service.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
