@@ -106,7 +106,10 @@ bool Streams(const spec::JobSpec& job, Device device) {
 }
 
 bool ExpandsBlocks(const spec::JobSpec& job, Device device) {
-  return job.qlora() || (Streams(job, device) && !job.full_finetune());
+  const spec::Sharding sharding = job.parallelism.sharding;
+  const bool gathers =
+      sharding == spec::Sharding::kFullShard || sharding == spec::Sharding::kHybridShard;
+  return job.qlora() || (!job.full_finetune() && (Streams(job, device) || gathers));
 }
 
 ShardParts PartsOf(const spec::JobSpec& job) {

@@ -31,8 +31,8 @@ ShardParts PartsOf(const spec::JobSpec& job);
 // the blocks' weights do.
 bool Offloads(const spec::JobSpec& job, Device device);
 bool Streams(const spec::JobSpec& job, Device device);
-// True when blocks' frozen weights are expanded into buffers from other bytes: de-quantised, or
-// copied from host memory. Such copies may be kept.
+// True when blocks' frozen weights are expanded into buffers from other bytes: de-quantised, copied
+// from host memory, or gathered from the ranks. Such copies may be kept.
 bool ExpandsBlocks(const spec::JobSpec& job, Device device);
 
 // Memory held by one rank. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master

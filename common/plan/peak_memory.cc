@@ -208,7 +208,6 @@ int64_t Fp8ScaleBytes(const Problem& p) {
 // Adds buffers that weights pass through, and bytes in transit into them.
 void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
-  const int64_t bytes = p.held.quantized_weights + p.held.host_weights;
   if (p.expands_blocks()) {
     const int64_t slots = run.prefetch || p.shards_weights() ? kSlots : 1;
     const int64_t walked = std::min(slots, layers - run.kept);
@@ -216,7 +215,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     memory->kept_copies = p.MatrixElements(layers - run.kept, run.kept) * e;
     memory->carried_copies = p.MatrixElements(0, run.carried) * e;
     if (p.parts().weights > 1 || p.streams()) {
-      memory->communication += walked * bytes * p.parts().weights / layers;
+      memory->communication += walked * p.ExpandedFrom() * p.parts().weights / layers;
     }
     if (p.job.fp8()) memory->transients += e * p.MostStacks() + Fp8ScaleBytes(p);
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
@@ -310,6 +309,13 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
   }
   problem.link_bytes = LinkBytesOf(problem);
   return problem;
+}
+
+int64_t Problem::ExpandedFrom() const {
+  if (job.qlora() || streams()) return held.quantized_weights + held.host_weights;
+  int64_t elements = 0;
+  for (const BlockCost& block : blocks) elements += block.held_weights;
+  return CeilDiv(elements, parts().weights) * element_bytes;
 }
 
 int64_t Problem::MatrixElements(int64_t first, int64_t count) const {

@@ -56,6 +56,8 @@ struct Problem {
   bool may_keep_copies() const {
     return expands_blocks() || (job.fp8_copies() && !shards_weights() && !streams());
   }
+  // Bytes that this rank holds of what its blocks are expanded from.
+  int64_t ExpandedFrom() const;
   // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
   // The head's weight, which may be the embedding's, has a gradient.

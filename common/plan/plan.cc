@@ -523,10 +523,13 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     add(c.shallow, layers - c.deep_layers);
   }
   if (ExpandsBlocks(job, Device::kGpu)) {
-    text += fmt::format(
-        ", {}{} kept, {} carried", c.kept,
-        fmt::format(" {}cop{}", job.qlora() ? "de-quantised " : "", c.kept == 1 ? "y" : "ies"),
-        c.carried);
+    text += fmt::format(", {}{} kept, {} carried", c.kept,
+                        fmt::format(" {}cop{}",
+                                    job.qlora()                     ? "de-quantised "
+                                    : job.parallelism.offload_param ? ""
+                                                                    : "gathered ",
+                                    c.kept == 1 ? "y" : "ies"),
+                        c.carried);
   }
   if (c.mlp_rows > 0) {
     text += fmt::format(", feed-forward layers in tiles of {} tokens", c.mlp_rows);

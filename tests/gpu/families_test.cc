@@ -64,10 +64,11 @@ struct Gradients {
   std::vector<Tensor> values;  // fp32 on the CPU
 };
 
-enum class Method { kFull, kLora, kQlora, kDora };
+// The last one passes its weights through slots, where adapters have no room beside them.
+enum class Method { kFull, kLora, kQlora, kDora, kLoraInSlots };
 
 void PrintTo(Method method, std::ostream* out) {
-  constexpr const char* kNames[] = {"full", "lora", "qlora", "dora"};
+  constexpr const char* kNames[] = {"full", "lora", "qlora", "dora", "lora_in_slots"};
   *out << kNames[static_cast<int>(method)];
 }
 
@@ -123,6 +124,7 @@ class FamilyOnGpuTest : public GpuTest,
     job.training.matmul = matmul;
     job.lora.use_dora = method == Method::kDora;
     job.parallelism.compute_type = compute;
+    if (method == Method::kLoraInSlots) job.parallelism.sharding = spec::Sharding::kFullShard;
     job.lora.r = 16;
     job.lora.target_modules = {"all-linear"};
     const at::NoGradGuard no_grad;
@@ -314,7 +316,7 @@ constexpr FamilyCase kFamilies[] = {
 };
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {
-  constexpr const char* kMethods[] = {"full", "lora", "qlora", "dora"};
+  constexpr const char* kMethods[] = {"full", "lora", "qlora", "dora", "lora_in_slots"};
   return std::string(std::get<0>(info.param).name) + "_" +
          kMethods[static_cast<int>(std::get<1>(info.param))];
 }
@@ -322,7 +324,8 @@ std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>&
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnGpuTest,
                          testing::Combine(testing::ValuesIn(kFamilies),
                                           testing::Values(Method::kFull, Method::kLora,
-                                                          Method::kQlora, Method::kDora)),
+                                                          Method::kQlora, Method::kDora,
+                                                          Method::kLoraInSlots)),
                          NameOf);
 
 }  // namespace

@@ -230,12 +230,15 @@ Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
   return xa;
 }
 
-void Projection::AddSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass) const {
+void Projection::WriteSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass) const {
   for (const Member& member : info_.members) {
-    if (member.rank == 0) continue;
     Tensor part = y.narrow(1, member.first_row, member.rows);
-    AddProduct(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b],
-               part, AdapterScale(member, pass), pass);
+    if (member.rank == 0) {
+      part.zero_();
+      continue;
+    }
+    AddProduct(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b], {},
+               AdapterScale(member, pass), pass);
   }
 }
 
@@ -255,36 +258,47 @@ Tensor Projection::BiasOfProduct(const Pass& pass) const {
   return apart ? Tensor() : pass.weights[first.bias];
 }
 
+void Projection::Product(Tensor& y, Activation x, const Tensor& xa, const Tensor& addend,
+                         const Tensor& bias, const Pass& pass) const {
+  const bool joins = JoinsForward(pass);
+  // Under dropout DoRA adds what its factors give with its gains.
+  const bool apart = info_.rank > 0 && !joins && !(info_.dora && pass.drops());
+  Tensor out = y, beside = addend;
+  if (apart) {
+    if (addend.defined()) out = at::empty(y.sizes(), y.options());
+    WriteSecondFactors(out, xa, pass);
+    beside = out;
+  }
+  if (const Fp8Matrix* fp8 = Fp8(pass)) {
+    if (!x.fp8.values.defined()) x = Quantised(AsInput(x.rows, pass));
+    Fp8Product(out, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, beside,
+               /*fast_sums=*/false);
+  } else {
+    PlainProduct(out, x.rows, joins, beside, bias, pass);
+  }
+  if (apart && addend.defined()) at::add_out(y, out, addend);
+}
+
 Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tensor& addend) const {
   Tensor xa;
   if (info_.rank > 0) xa = FirstFactorProduct(x.rows, pass);
   if (xa.defined() && pass.adapter_rows.defined()) xa.mul_(pass.adapter_rows);
   if (inputs_cut()) {
     Tensor part = at::empty({x.rows.size(0), info_.rows}, y.options());
-    PlainProduct(part, x.rows, JoinsForward(pass), {}, {}, pass);
-    if (info_.rank > 0 && !JoinsForward(pass)) AddSecondFactors(part, xa, pass);
+    Product(part, x, xa, {}, {}, pass);
     SumParts(y, part, addend, pass);
     return xa;
   }
   if (outputs_cut()) x.rows = GatherInput(x.rows, xa, pass);
-  const bool joins = JoinsForward(pass);
   const Tensor bias = BiasOfProduct(pass);
-  if (const Fp8Matrix* fp8 = Fp8(pass)) {
-    if (!x.fp8.values.defined()) x = Quantised(AsInput(x.rows, pass));
-    Fp8Product(y, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
-               /*fast_sums=*/false);
-  } else {
-    PlainProduct(y, x.rows, joins, info_.dora ? Tensor() : addend, bias, pass);
-  }
+  Product(y, x, xa, info_.dora ? Tensor() : addend, bias, pass);
   if (info_.dora) {
-    if (!joins && !pass.drops()) AddSecondFactors(y, xa, pass);
     ApplyGains(y, x.rows, xa, pass);
     AddBiases(y, pass);
     TORCH_CHECK(!addend.is_same(y), "gains: the addend stands in the place of the result");
     if (addend.defined()) y.add_(addend);
     return xa;
   }
-  if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   if (!bias.defined()) AddBiases(y, pass);
   // Without the gathered rows, which nothing reads again.
   return outputs_cut() && xa.defined() ? xa.clone() : xa;
@@ -326,8 +340,8 @@ Tensor Projection::OutputAgain(const Tensor& x, const Tensor& xa, const Pass& pa
     Tensor spare = SpareColumns(x, info_.rank);
     if (spare.data_ptr() != xa.data_ptr()) spare.copy_(xa);
   }
-  PlainProduct(z, x, joins, {}, {}, pass);
-  if (!joins) AddSecondFactors(z, xa, pass);
+  if (!joins) WriteSecondFactors(z, xa, pass);
+  PlainProduct(z, x, joins, joins ? Tensor() : z, {}, pass);
   return z;
 }
 
@@ -529,46 +543,59 @@ void Projection::AddFirstGradients(const Tensor& x, const Tensor& dxa, const Pas
   }
 }
 
-void Projection::ProductGradient(Activation dy, const Tensor& dxa, const Pass& pass,
+void Projection::ProductGradient(Activation dy, const Tensor& dxa, bool adds, const Pass& pass,
                                  Tensor& dx) const {
   const bool joins = JoinsBackward(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
     if (!dy.fp8.values.defined()) dy = Quantised(AsGradient(dy.rows, pass));
-    Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
-               /*fast_sums=*/true);
+    Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale,
+               adds ? dx : Tensor(), /*fast_sums=*/true);
     return;
   }
   const Tensor rows = joins ? Widened(dy.rows, info_.rank) : dy.rows;
   const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
-  ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
+  ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, adds ? 1.0 : 0.0);
 }
 
-void Projection::AddThroughFactors(Tensor& dx, const Tensor& dxa, const Pass& pass) const {
+void Projection::ThroughFactors(Tensor& dx, const Tensor& dxa, bool adds, const Pass& pass) const {
   for (size_t i = 0; i < info_.members.size(); ++i) {
     const Member& member = info_.members[i];
     if (member.rank == 0) continue;
     const Tensor part = dxa.narrow(1, member.first_rank, member.rank);
     if (!pass.drops()) {
-      ops::Gemm(dx, part, pass.weights[member.lora_a], 1.0, 1.0);
-      continue;
+      ops::Gemm(dx, part, pass.weights[member.lora_a], 1.0, adds ? 1.0 : 0.0);
+    } else {
+      Tensor through = at::empty({dx.size(0), dx.size(1)}, dx.options());
+      ops::Gemm(through, part, pass.weights[member.lora_a], 1.0, 0.0);
+      through = Dropout(through, pass.lora.dropout, *pass.dropout, first_module_ + i);
+      if (adds) {
+        dx.add_(through);
+      } else {
+        dx.copy_(through);
+      }
     }
-    Tensor through = at::empty({dx.size(0), dx.size(1)}, dx.options());
-    ops::Gemm(through, part, pass.weights[member.lora_a], 1.0, 0.0);
-    dx.add_(Dropout(through, pass.lora.dropout, *pass.dropout, first_module_ + i));
+    adds = true;
   }
 }
 
 void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pass,
                                Tensor& dx) const {
-  ProductGradient(std::move(dy), dxa, pass, dx);
-  if (dxa.defined() && !JoinsBackward(pass)) AddThroughFactors(dx, dxa, pass);
+  const bool apart = dxa.defined() && !JoinsBackward(pass);
+  if (apart) ThroughFactors(dx, dxa, /*adds=*/false, pass);
+  ProductGradient(std::move(dy), dxa, /*adds=*/apart, pass, dx);
 }
 
 void Projection::ScatterInputGradient(Activation dy, const Tensor& x, Tensor dxa, const Pass& pass,
                                       UnitGradients& gradients, Tensor* dx) const {
+  // The masks are those of this rank's tokens.
+  const bool dropped = dxa.defined() && pass.drops();
   if (dx != nullptr) {
     Tensor part = EmptyInputRows(dy.rows);
-    ProductGradient(std::move(dy), dxa, pass, part);
+    if (dropped) {
+      ProductGradient(std::move(dy), dxa, /*adds=*/false, pass, part);
+    } else {
+      InputGradient(std::move(dy), dxa, pass, part);
+    }
     if (dxa.defined()) SpareColumns(part, info_.rank).copy_(dxa);
     const Tensor own = Sharers(pass).ScatterSum(part);
     dx->copy_(own);
@@ -578,7 +605,7 @@ void Projection::ScatterInputGradient(Activation dy, const Tensor& x, Tensor dxa
   }
   if (!dxa.defined()) return;
   AddFirstGradients(x, dxa, pass, gradients);
-  if (dx != nullptr && !JoinsBackward(pass)) AddThroughFactors(*dx, dxa, pass);
+  if (dx != nullptr && dropped) ThroughFactors(*dx, dxa, /*adds=*/true, pass);
 }
 
 void Projection::FinishBackward(Activation dy, const Tensor& x, const Tensor& dxa, const Pass& pass,

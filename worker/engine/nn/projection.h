@@ -146,9 +146,10 @@ class Projection {
   void ScatterInputGradient(Activation dy, const at::Tensor& x, at::Tensor dxa, const Pass& pass,
                             UnitGradients& gradients, at::Tensor* dx) const;
   // The parts of InputGradient: W's, with the adapters' where they join, and these by themselves.
-  void ProductGradient(Activation dy, const at::Tensor& dxa, const Pass& pass,
+  // Written, or added to dx.
+  void ProductGradient(Activation dy, const at::Tensor& dxa, bool adds, const Pass& pass,
                        at::Tensor& dx) const;
-  void AddThroughFactors(at::Tensor& dx, const at::Tensor& dxa, const Pass& pass) const;
+  void ThroughFactors(at::Tensor& dx, const at::Tensor& dxa, bool adds, const Pass& pass) const;
   void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
                          UnitGradients& gradients) const;
 
@@ -188,13 +189,21 @@ class Projection {
   // True if the adapters are part of the one product that makes y, or dx.
   bool JoinsForward(const Pass& pass) const;
   bool JoinsBackward(const Pass& pass) const;
-  // y = x W^T (+ addend) (+ bias), the spare columns of x included where the adapters join.
+  // y = x W^T (+ adapters) (+ addend) (+ bias). Adapters that do not join stand in y before the
+  // product is added to them: what they give is small at first, and in bf16 it would be lost in the
+  // rounding of a whole output. On an H200 much of it is lost all the same, as if cuBLAS rounded
+  // its product before it adds, so the weights of training have room wherever they can.
+  void Product(at::Tensor& y, Activation x, const at::Tensor& xa, const at::Tensor& addend,
+               const at::Tensor& bias, const Pass& pass) const;
+  // y = x W^T (+ addend, which may be y) (+ bias), the spare columns of x included where the
+  // adapters join.
   void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& addend,
                     const at::Tensor& bias, const Pass& pass) const;
   // The bias of all of y, which its product adds; undefined: AddBiases does.
   at::Tensor BiasOfProduct(const Pass& pass) const;
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
-  void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
+  // y = what the adapters give, zeros where a member has none.
+  void WriteSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;
   // Adds (or writes) the product of dy and x to the gradients of the weights.
   void WeightGradients(const Activation& dy, at::Tensor x, const Pass& pass,

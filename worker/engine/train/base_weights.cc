@@ -152,7 +152,9 @@ void LoadQuantized(const ParamInfo& param, int unit, int index, const BaseWeight
     source.LoadPlain(unit, index, weight);
     return;
   }
-  if (param.cut.ranks > 1) return LoadPart(param, unit, index, base, options, source);
+  if (param.cut.ranks > 1 && options.bits > 0) {
+    return LoadPart(param, unit, index, base, options, source);
+  }
   const auto [first, count] = source.RangeOf(unit, index);
   if (param.mxfp4 || (options.bits == 4 && base.HoldsNf4(param))) {
     source.LoadBytes(unit, index, base.ReadBytes(param, first, count));

@@ -106,10 +106,13 @@ std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLay
   return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, mesh.Group(kTokenAxes));
 }
 
-// Linears that are not quantised are kept as their own bytes (MakePlainFormat).
-void StreamLinears(ModelLayout& layout) {
+// Frozen linears that are not quantised pass through the buffers of those that are, as their own
+// bytes (MakePlainFormat): there is room beside them for the adapters.
+void ExpandLinears(ModelLayout& layout) {
   for (UnitInfo& unit : layout.units) {
-    for (ParamInfo& param : unit.params) param.quantized |= param.role == ParamRole::kLinear;
+    for (ParamInfo& param : unit.params) {
+      param.quantized |= param.role == ParamRole::kLinear && !param.trainable;
+    }
   }
 }
 
@@ -181,7 +184,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   if (run.stages.begins.empty()) run.stages = StagesOf(config_, spec_);
   layout_.Divide(run.stages, mesh_.Coordinate(Axis::kPipeline));
   const bool full = spec_.full_finetune();
-  if (run.blocks_on_host && !full && !spec_.qlora()) StreamLinears(layout_);
+  if (!spec_.qlora() && plan::ExpandsBlocks(spec_, KindOf(comm_.device()))) ExpandLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
   if (spec_.qlora()) base.KeepMxfp4(layout_);

@@ -81,8 +81,8 @@ at::Tensor AfterQuantizing(const QuantFormat& format, const at::Tensor& weight, 
 // NF4 (kernels/nf4_tables.h), with the absmax kept as fp32 or quantised again.
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
 
-// No quantisation: the weights themselves in `compute`, for a base that lies in host memory. No
-// FP8.
+// No quantisation: the weights themselves in `compute`, for a base that lies in host memory or is
+// cut over the ranks.
 std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute);
 
 // MXFP4 (kernels/mxfp4_format.h), which is kept as it was published: it quantises nothing. No FP8.

@@ -352,6 +352,63 @@ TEST(LinearProjectionTest, TheProductAddsItsBiasAndItsGradientComesWithDyOrIsSum
   }
 }
 
+// How much of `expected` there is in `change`: 1 where all of it arrived.
+double ShareOf(const Tensor& change, const Tensor& expected) {
+  const Tensor d = change.to(at::kDouble), e = expected.to(at::kDouble);
+  return ((d * e).sum() / (e * e).sum()).item<double>();
+}
+
+// A step of AdamW moves a factor by 1e-4, and what that does to an output is less than half of the
+// distance of bf16 numbers of its size.
+TEST(LinearProjectionTest, WhatASmallAdapterDoesIsNotLostInTheRoundingOfBf16) {
+  constexpr int64_t kSize = 256, kRank = 8, kRows = 64;
+  constexpr double kSmall = 1e-4;
+  UnitInfo unit{"unit", {}, {{0}}};
+  unit.params.push_back({"unit.a.weight", {kSize, kSize}, ParamRole::kLinear});
+  unit.params.push_back({"unit.a.lora_A.weight", {kRank, kSize}, ParamRole::kLoraA, true});
+  unit.params.push_back({"unit.a.lora_B.weight", {kSize, kRank}, ParamRole::kLoraB, true});
+  const ModelLayout layout{{unit}};
+  const auto bf16 = [](const Tensor& value) { return value.to(at::kBFloat16); };
+  const Tensor a = bf16(Random({kRank, kSize}, 2) / 16);
+  const Tensor weight = bf16(Random({kSize, kSize}, 1) / 16),
+               x_value = bf16(Random({kRows, kSize}, 4));
+  const Tensor dy_value = bf16(Random({kRows, kSize}, 5)), addend = bf16(Random({kRows, kSize}, 6));
+  for (const bool room : {true, false}) {
+    std::vector<Tensor> y, sum, dx;
+    for (const double size : {0.0, kSmall}) {
+      auto resident = std::make_unique<ResidentSource>(layout);
+      if (room) resident->AllocateMatrices(unit, 0, weight.options());
+      if (room) {
+        resident->Get(0, 0).copy_(weight);
+      } else {
+        resident->Set(0, 0, weight);
+      }
+      resident->Set(0, 1, a);
+      resident->Set(0, 2, bf16(Random({kSize, kRank}, 3).sign() * size));
+      AdaptedSource source(layout, std::move(resident), kScale);
+      const AcquiredUnit acquired(source, layout, 0);
+      const Pass pass{acquired.weights(), {kScale, 0.0}, nullptr};
+      const Projection projection(unit, 0, 0);
+      const Tensor x = EmptyRows(kRows, kSize, kRank, x_value).copy_(x_value);
+      y.push_back(at::empty({kRows, kSize}, weight.options()));
+      sum.push_back(at::empty({kRows, kSize}, weight.options()));
+      dx.push_back(at::empty({kRows, kSize}, weight.options()));
+      projection.Forward(sum.back(), x, pass, addend);
+      const Tensor xa = projection.Forward(y.back(), x, pass);
+      MapSink sink(unit);
+      UnitGradients gradients(sink, 0);
+      const Tensor dy = projection.EmptyGradientRows(x).copy_(dy_value);
+      projection.Backward(dy, x, xa, pass, gradients, &dx.back());
+    }
+    const Tensor b = Random({kSize, kRank}, 3).sign() * kSmall;
+    const Tensor change = kScale * at::mm(b, a.to(at::kFloat));  // of the weight
+    const Tensor of_y = at::linear(x_value.to(at::kFloat), change);
+    EXPECT_NEAR(ShareOf(y[1] - y[0], of_y), 1.0, 0.2) << room;
+    EXPECT_NEAR(ShareOf(sum[1] - sum[0], of_y), 1.0, 0.3) << room;
+    EXPECT_NEAR(ShareOf(dx[1] - dx[0], at::mm(dy_value.to(at::kFloat), change)), 1.0, 0.2) << room;
+  }
+}
+
 TEST(LinearProjectionTest, SumsAreMadeOnlyForTheTrainedBiasOfOneLinear) {
   const Tensor like = at::zeros({kTokens, 9});
   EXPECT_TRUE(Projection(LinearLayout(0, true).units[0], 0, 0).EmptySums(like).defined());

@@ -62,9 +62,9 @@ class FrozenFp8TrainingTest : public testing::TestWithParam<std::tuple<FrozenFam
   bool qlora() const { return std::get<1>(GetParam()); }
 
   // Second factors begin at zero, which would hide the gradients of the first: they are given.
-  FrozenStep Train(Matmul matmul, int64_t rank, const plan::ExecutionPlan& run = {}) const {
+  FrozenStep Train(Matmul matmul, int64_t rank, const plan::ExecutionPlan& run = {},
+                   spec::JobSpec job = {}) const {
     const at::NoGradGuard no_grad;
-    spec::JobSpec job;
     job.training.mode = spec::Mode::kLora;
     job.training.matmul = matmul;
     job.training.use_qlora = qlora();
@@ -131,6 +131,26 @@ TEST_P(FrozenFp8TrainingTest, EveryPlanHasTheSameBits) {
       EXPECT_EQ(actual.loss, expected.loss) << static_cast<int>(level) << " " << kept;
       for (size_t i = 0; i < expected.gradients.size(); ++i) {
         EXPECT_TRUE(at::equal(actual.gradients[i], expected.gradients[i])) << expected.names[i];
+      }
+    }
+  }
+}
+
+// Whose weights pass through slots: with the adapters beside them, and in FP8 too.
+TEST_P(FrozenFp8TrainingTest, UnderFullShardAreTheBitsOfWholeWeights) {
+  spec::JobSpec sharded, whole;
+  sharded.parallelism.sharding = spec::Sharding::kFullShard;
+  for (const spec::ComputeType compute : {spec::ComputeType::kFp32, spec::ComputeType::kBf16}) {
+    whole.parallelism.compute_type = sharded.parallelism.compute_type = compute;
+    for (const Matmul matmul : {Matmul::kBf16, Matmul::kFp8}) {
+      const FrozenStep expected = Train(matmul, 16, {}, whole);
+      for (const int64_t kept : {0, 2}) {
+        const FrozenStep actual = Train(matmul, 16, {.kept = kept}, sharded);
+        EXPECT_EQ(actual.loss, expected.loss) << static_cast<int>(matmul) << " " << kept;
+        for (size_t i = 0; i < expected.gradients.size(); ++i) {
+          EXPECT_TRUE(at::equal(actual.gradients[i].flatten(), expected.gradients[i].flatten()))
+              << expected.names[i];
+        }
       }
     }
   }
