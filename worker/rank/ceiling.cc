@@ -29,6 +29,9 @@ using at::Tensor;
 namespace ops = engine::ops;
 
 constexpr double kWarmUp = 0.05, kWindow = 0.2;  // seconds
+// Of products and of attention. With more tokens their rates stay, and the operands of 500,000 took
+// more memory than the job itself.
+constexpr int64_t kMostProductTokens = 16384, kMostAttentionTokens = 65536;
 
 // By type of GPU and all that the rates depend on.
 std::string CacheFile(const CeilingShapes& s, const Device& device, const std::string& cache_dir) {
@@ -53,10 +56,19 @@ std::optional<engine::Ceiling> ReadCached(const std::string& path) {
   return ceiling;
 }
 
+CeilingShapes Bounded(CeilingShapes shapes) {
+  shapes.row_tokens = std::clamp<int64_t>(shapes.row_tokens, 1, kMostAttentionTokens);
+  shapes.rows = std::clamp<int64_t>(shapes.rows, 1, kMostAttentionTokens / shapes.row_tokens);
+  return shapes;
+}
+
 class Bench {
  public:
   Bench(const CeilingShapes& shapes, const Device& device, Clock& clock)
-      : s_(shapes), device_(device), clock_(clock), tokens_(shapes.rows * shapes.row_tokens) {}
+      : s_(shapes),
+        device_(device),
+        clock_(clock),
+        tokens_(std::min(shapes.rows * shapes.row_tokens, kMostProductTokens)) {}
 
   // The four products of a block forward, those of the gradients of their inputs, and those of the
   // gradients of their weights where these are asked for.
@@ -94,12 +106,13 @@ class Bench {
     for (const int64_t length : lengths)
       offsets.push_back(offsets.back() + static_cast<int>(length));
     const ops::Documents documents{at::tensor(offsets, at::kInt).to(device_.torch), lengths};
-    const Tensor q = Random({tokens_, heads, size}), k = Random({tokens_, kv, size});
-    const Tensor v = Random({tokens_, kv, size}), dout = Random({tokens_, heads, size});
+    const int64_t tokens = s_.rows * s_.row_tokens;
+    const Tensor q = Random({tokens, heads, size}), k = Random({tokens, kv, size});
+    const Tensor v = Random({tokens, kv, size}), dout = Random({tokens, heads, size});
     Tensor out = at::empty_like(q), dq = at::empty_like(q), dk = at::empty_like(k);
     Tensor dv = at::empty_like(v);
     const double scale = 1.0 / std::sqrt(static_cast<double>(size));
-    const double pairs = static_cast<double>(tokens_) * static_cast<double>(s_.row_tokens + 1) / 2;
+    const double pairs = static_cast<double>(tokens) * static_cast<double>(s_.row_tokens + 1) / 2;
     return 12 * pairs * static_cast<double>(heads * size) / Seconds([&] {
              const Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
              ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, 0);
@@ -171,13 +184,14 @@ class Bench {
   const CeilingShapes& s_;
   const Device& device_;
   Clock& clock_;
-  int64_t tokens_;
+  int64_t tokens_;  // of products
 };
 
 }  // namespace
 
-engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device, Clock& clock,
+engine::Ceiling MeasureCeiling(const CeilingShapes& asked, const Device& device, Clock& clock,
                                const std::string& cache_dir) {
+  const CeilingShapes shapes = Bounded(asked);
   const std::string path = CacheFile(shapes, device, cache_dir);
   if (const auto cached = ReadCached(path)) return *cached;
   engine::Ceiling ceiling;

@@ -127,6 +127,14 @@ Failure OfTorch(const c10::Error& error, const FailureContext& context) {
 
 }  // namespace
 
+std::string TraceOf(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  if (torch == nullptr) return {};
+  const std::string whole = torch->what();
+  const size_t message = std::string_view(torch->what_without_backtrace()).size();
+  return whole.size() > message ? whole.substr(message) : std::string();
+}
+
 Failure DescribeFailure(const std::exception& error, const FailureContext& context) {
   if (const auto* ours = dynamic_cast<const engine::Error*>(&error)) return OfEngine(*ours);
   if (const auto* torch = dynamic_cast<const c10::Error*>(&error)) return OfTorch(*torch, context);

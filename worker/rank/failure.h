@@ -25,4 +25,7 @@ struct FailureContext {
 // (a smaller batch), a failing device is the node's, the rest is ours.
 Failure DescribeFailure(const std::exception& error, const FailureContext& context = {});
 
+// Where in the program an error of LibTorch's was raised, for the rank's log; empty for others.
+std::string TraceOf(const std::exception& error);
+
 }  // namespace sft::rank

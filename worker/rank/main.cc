@@ -61,6 +61,7 @@ int Usage(const absl::Status& status) {
 int Report(const std::exception& error, std::optional<EventLog>& events,
            const FailureContext& context = {}) {
   const Failure failure = DescribeFailure(error, context);
+  if (const std::string trace = TraceOf(error); !trace.empty()) Say(trace + "\n");
   Say(fmt::format("sft-rank: {}\n", failure.event.message));
   if (!failure.event.advice.empty()) Say(fmt::format("{}\n", failure.event.advice));
   if (events) {

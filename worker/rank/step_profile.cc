@@ -8,10 +8,10 @@
 #include <atomic>
 #include <exception>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "common/base/duration.h"
 #include "common/data/gzip_parts.h"
@@ -28,7 +28,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 using TorchActivity = torch::profiler::impl::ActivityType;
 
-constexpr size_t kMeanOver = 20;  // steps
+constexpr size_t kMedianOver = 20;  // steps
 
 // A GPU's kernels say what it does, so that the host's operations need not be recorded, which would
 // slow what they launch.
@@ -142,7 +142,7 @@ void StepProfile::EndStep() {
   ++steps_;
   if (!wish_ || !wish_->begun) {
     times_.push_back(SecondsOf(clock_.Mono() - step_begun_));
-    if (times_.size() > kMeanOver) times_.pop_front();
+    if (times_.size() > kMedianOver) times_.pop_front();
     return;
   }
   if (Withdrawn()) return Drop();
@@ -171,7 +171,7 @@ void StepProfile::Start() {
                   fmt::format("the profiler did not start: {}", error.what()));
   }
   wish_->begun = true;
-  wish_->step_before = MeanStep();
+  wish_->step_before = MedianStep();
   wish_->stall = clock_.Mono() - begun;
 }
 
@@ -244,9 +244,12 @@ void StepProfile::Refuse(const Wish& wish, const std::string& why) {
   fmt::print(stderr, "no trace of step {}: {}\n", kFixedStep, why);
 }
 
-double StepProfile::MeanStep() const {
+double StepProfile::MedianStep() const {
   if (times_.empty()) return 0;
-  return std::accumulate(times_.begin(), times_.end(), 0.0) / static_cast<double>(times_.size());
+  std::vector<double> times(times_.begin(), times_.end());
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 }  // namespace sft::rank

@@ -68,7 +68,7 @@ class StepProfile {
   // The table that the one who asked reads; a fixed step has none.
   static void Answer(const Wish& wish, const channel::StepTable& table);
   static void Refuse(const Wish& wish, const std::string& why);
-  double MeanStep() const;
+  double MedianStep() const;
 
   const Options options_;
   Clock& clock_;
