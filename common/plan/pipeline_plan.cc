@@ -18,9 +18,6 @@ namespace {
 constexpr int64_t kMostLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kFewestLogitsBytes = int64_t{64} << 20;
 
-// Seconds in which the host has launched a block's forward and backward, where nothing is recorded:
-// Qwen3-0.6B took 1.5 ms in two stages, and 1.2 in two of two pieces (docs/benchmarks/splits.md).
-constexpr double kHostOfBlock = 1.4e-3;
 // What a stage takes longer than as many blocks of a whole model, of the device's time: Qwen3-8B 6
 // % in two stages, and 10 in two of two pieces. Receives that wait hold some of the GPU's
 // processors.

@@ -42,6 +42,12 @@ constexpr double kLaunchesPerTile = 35;    // of these, for each tile of its fee
 constexpr double kUnseenLaunches = 0.7;
 constexpr double kGap = 0.7e-6;    // seconds between two kernels, recorded or not
 constexpr double kLossPasses = 3;  // passes over the logits
+// A collective of a block: the seconds until it begins and the computation goes on, where nothing
+// runs beside it, and those of the host; the host also lays out the rows that ranks pass each
+// other which share matrices. From Qwen3-32B's and 1.7B's steps on two H200s
+// (docs/benchmarks/splits.md).
+constexpr double kSeenCalls = 0.5;  // share of that where something does
+constexpr double kWaitOfCall = 80e-6, kHostOfCall = 100e-6, kHostOfMatrixCall = 160e-6;
 
 double Ramp(double n, double half) { return n / (n + half); }
 
@@ -91,8 +97,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   double gathered = weights * static_cast<double>(p.element_bytes);
   const double layers = static_cast<double>(p.shape.layers);
   if (p.expands_blocks()) {
-    const double bytes =
-        static_cast<double>(p.held.quantized_weights + p.held.host_weights) / layers;
+    const double bytes = static_cast<double>(p.ExpandedFrom()) / layers;
     gathered = bytes * static_cast<double>(p.parts().weights);
     double written = weights * (p.job.fp8() ? 1.0 : static_cast<double>(p.element_bytes));
     const double stacks =
@@ -230,6 +235,34 @@ double MatrixExchangeSeconds(const Problem& p, const ExecutionPlan& run, double 
   return RingSeconds(elements * static_cast<double>(p.element_bytes), ranks, gpu.bus);
 }
 
+// The collectives of a micro-batch's blocks: those of ranks that share matrices and of ranks that
+// share rows, which the computation waits for, and those that bring weights and take gradients
+// beside it.
+struct Calls {
+  double matrices = 0, rows = 0, weights = 0;
+  double all() const { return matrices + rows + weights; }
+};
+Calls CallsOf(const Problem& p, const ExecutionPlan& run) {
+  Calls calls;
+  const int64_t nodes = p.job.context_nodes();
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const Recompute level = run.LevelOf(layer);
+    const double again = run.RunsAgain(layer, p.shape.layers) ? 1 : 0;
+    if (p.matrix_ranks() > 1) {
+      const TensorExchange& exchange = p.exchange[static_cast<size_t>(layer)];
+      const auto repeated = static_cast<double>(exchange.again[static_cast<size_t>(level)]);
+      calls.matrices += 8 + 4 * (repeated / static_cast<double>(exchange.forward) + again);
+    }
+    const double forwards = 1 + again + (level == Recompute::kAll ? 1 : 0);
+    if (p.job.parallelism.context_parallel_size > nodes) calls.rows += 4 + 2 * forwards;
+    if (nodes > 1) calls.rows += 2 + forwards;
+    if (p.parts().weights == 1) continue;
+    const bool kept = p.expands_blocks() && layer >= p.shape.layers - run.kept;
+    calls.weights += p.job.full_finetune() ? 3 : kept ? 5 : 9;
+  }
+  return calls;
+}
+
 // Seconds in which they sum the gradients of what several of them have, once a step.
 double SharedGradientSeconds(const Problem& p, const GpuRates& gpu) {
   const double bytes = 4 / static_cast<double>(p.parts().states);
@@ -348,13 +381,23 @@ MicroBatchTime PredictMicroBatch(const Problem& p, const ExecutionPlan& run, con
     tiles += static_cast<double>(of_layer - 1);
     if (block.stacks > 0) routed += static_cast<double>(of_layer);
   }
-  time.exchange = MatrixExchangeSeconds(p, run, tokens, gpu);
+  const Calls calls = CallsOf(p, run);
+  time.exchange = MatrixExchangeSeconds(p, run, tokens, gpu) + calls.matrices * kWaitOfCall;
+  time.attention += calls.rows * kWaitOfCall;
+  time.weights += kSeenCalls * calls.weights * kWaitOfCall;
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock + tiles * kLaunchesPerTile;
   // A recorded block is one launch.
   const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches =
       launches * kGap + routed * kRouting + std::max(0.0, host - kUnseenLaunches * device);
+  if (calls.all() > 0) {
+    // What is recomputed is launched too.
+    const double again = device / (device - time.recompute);
+    const double of_calls =
+        (calls.rows + calls.weights) * kHostOfCall + calls.matrices * kHostOfMatrixCall;
+    time.launches = std::max(time.launches, layers * kHostOfBlock * again + of_calls - device);
+  }
   return {time, products + attention};
 }
 

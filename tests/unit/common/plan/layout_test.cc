@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/spec/layout.h"
@@ -204,6 +206,51 @@ TEST(LayoutTest, MeasuredLayoutsAreInTheOrderOfTheirPlans) {
     EXPECT_NEAR(plan->tokens_per_second / row.measured, 1, 0.20) << row.measured;
     if (row.stages > 1) {
       EXPECT_LT(plan->tokens_per_second, before) << row.measured;
+    }
+    before = plan->tokens_per_second;
+  }
+}
+
+// What ranks exchange within blocks, where blocks are short: two H200, docs/benchmarks/splits.md.
+TEST(LayoutTest, LayoutsOfShortBlocksAreInTheOrderThatWasMeasured) {
+  enum Layout { kWhole, kShard, kContext, kTensor };
+  struct Row {
+    ModelShape shape;
+    int64_t tokens;
+    int rows;  // of a step
+    bool recomputes;
+    Layout layout;
+    double measured;
+  };
+  const Row rows[] = {{Qwen3Of32B(), 1024, 2, false, kWhole, 8'533},
+                      {Qwen3Of32B(), 1024, 2, false, kShard, 8'095},
+                      {Qwen3Of32B(), 1024, 2, false, kContext, 7'502},
+                      {Qwen3Of32B(), 1024, 2, false, kTensor, 7'237},
+                      {Qwen3Of1700M(), 2048, 8, true, kShard, 59'613},
+                      {Qwen3Of1700M(), 2048, 8, true, kContext, 29'341},
+                      {Qwen3Of1700M(), 2048, 8, true, kTensor, 21'382}};
+  double before = std::numeric_limits<double>::infinity();
+  for (const Row& row : rows) {
+    spec::JobSpec job = OnGpus(2, Auto(row.rows, row.tokens));
+    job.compute.gpu_type = "H200";
+    job.data.loss_on = spec::LossOn::kAll;
+    job.parallelism.activation_checkpointing = row.recomputes;
+    if (row.layout == kShard) job.parallelism.sharding = spec::Sharding::kFullShard;
+    if (row.layout == kContext) job.parallelism.context_parallel_size = 2;
+    if (row.layout == kTensor) job.parallelism.tensor_parallel_size = 2;
+    if (row.recomputes) {
+      job.hyperparameters.per_device_batch = 1;
+      job.hyperparameters.gradient_accumulation_steps = row.layout == kShard ? 4 : 8;
+    }
+    PlanInput input{.shape = row.shape, .job = job, .gpu = NearestGpu("H200")};
+    input.memory_bytes = AllocatorBytes(job, 150'000'000'000, false);
+    const auto plan = MakePlan(input);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_NEAR(plan->tokens_per_second / row.measured, 1, 0.15)
+        << row.layout << " " << row.measured;
+    // The 1.7B begins anew.
+    if (row.layout != kShard || !row.recomputes) {
+      EXPECT_LT(plan->tokens_per_second, before);
     }
     before = plan->tokens_per_second;
   }

@@ -31,6 +31,13 @@ inline ModelShape Qwen3Of600M() {
           .qk_norm = QkNorm::kHeads};
 }
 
+inline ModelShape Qwen3Of1700M() {
+  ModelShape shape = Qwen3Of600M();
+  shape.hidden = 2048;
+  shape.intermediate = 6144;
+  return shape;
+}
+
 inline ModelShape Qwen3Of8B() {
   return {.family = "qwen3",
           .hidden = 4096,
