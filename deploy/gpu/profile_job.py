@@ -47,7 +47,7 @@ def check_table(table, args):
     if abs(sum(shares.values()) - table["seconds"]) > 1e-6 * table["seconds"]:
         wrong.append(f"the shares add up to {sum(shares.values())} s of {table['seconds']} s")
     needed = ["attention", "products", "norms and element-wise", "optimizer"]
-    needed += [] if args.cpu else ["quantisation", "copies"]
+    needed += [] if args.cpu else ["copies"]
     wrong += [f"no time went to {kind}" for kind in needed if shares[kind] <= 0]
     if args.gpus > 1 and shares["communication"] + table["hidden_communication_seconds"] <= 0:
         wrong.append("no communication was found")

@@ -12,6 +12,7 @@ import trace_table
 
 USAGE, OUT_OF_MEMORY = 2, "cuda_oom"
 WARM_UP_STEPS = 2  # allocator, cuBLAS heuristics, graphs: left out of the median
+PROFILED_STEPS = (4, 5)  # with --profile too: one is recorded, and what it gave is read in the next
 
 
 def put(job, key, value):
@@ -106,7 +107,13 @@ def status_of(outcome, fatal):
     return "refused" if USAGE in outcome.codes else "failed"
 
 
-def figures(record, folder, gpus, started_at):
+def warm_steps(steps, profiled=False):
+    """The steps whose speed counts; the last one where a run has no others."""
+    left_out = PROFILED_STEPS if profiled else ()
+    return [step for step in steps if step["step"] > WARM_UP_STEPS and step["step"] not in left_out] or steps[-1:]
+
+
+def figures(record, folder, gpus, started_at, profiled):
     """Reads the ranks' events into the record."""
     ranks = [read_events(folder / f"rank-{rank}.events") for rank in range(gpus)]
     steps = [event for event in ranks[0] if event["event"] == "step"]
@@ -118,7 +125,7 @@ def figures(record, folder, gpus, started_at):
     record["events"] = [event for event in ranks[0] if event["event"] not in ("step", "eval", "progress")]
     if steps:
         record["first_step_s"] = steps[0]["time"] - started_at
-        warm = [step for step in steps if step["step"] > WARM_UP_STEPS] or steps[-1:]
+        warm = warm_steps(steps, profiled)
         record["tokens_per_second"] = statistics.median(step["tokens_per_second"] for step in warm)
         record["mfu"] = statistics.median(step.get("mfu") or 0 for step in warm)
         record["reserved_gb"] = max(event["gpu_memory_bytes"] for events in ranks for event in events
@@ -126,9 +133,9 @@ def figures(record, folder, gpus, started_at):
     return [event for events in ranks for event in events if event["event"] == "fatal"]
 
 
-def loss_rate(steps):
+def loss_rate(steps, profiled=False):
     """Tokens that carry loss a second, of steps that differ in both: the warm ones together."""
-    warm = [step for step in steps if step["step"] > WARM_UP_STEPS] or steps[-1:]
+    warm = warm_steps(steps, profiled)
     return sum(step["loss_tokens"] for step in warm) / sum(step["seconds"] for step in warm)
 
 
@@ -169,10 +176,10 @@ def run(row, setting, context, plan, overrides):
                 event["event"] == "step" and event["step"] >= plan["steps"] for event in read_events(events))
 
         outcome = process.run(commands, logs[1:], env, context.limit(), folder, last_step_done)
-        fatal += figures(record, folder, plan["gpus"], started_at)
+        fatal += figures(record, folder, plan["gpus"], started_at, context.options.profile)
         if row.chat_lengths and record["steps"]:
             count_loss_tokens(record["steps"], plan)
-            record["tokens_per_second"] = loss_rate(record["steps"])
+            record["tokens_per_second"] = loss_rate(record["steps"], context.options.profile)
         if trace.exists():
             table = context.out / f"profile-{row.name}-{setting.name.replace(' ', '-')}.txt"
             table.write_text(trace_table.table(trace, top=40))

@@ -52,7 +52,7 @@ def run(row, peer, context, plan):
         record |= {"status": "oom", "error": result["error"]}
     else:
         steps = result["steps"]
-        warm = [step for step in steps if step["step"] > ours.WARM_UP_STEPS] or steps[-1:]
+        warm = ours.warm_steps(steps)
         record |= {"steps": steps, "first_step_s": result["first_step_at"] - outcome.started_at,
                    "reserved_gb": result["reserved_gb"], "allocated_gb": result["allocated_gb"],
                    "tokens_per_second": plan["tokens"] / statistics.median(step["seconds"] for step in warm)}

@@ -140,6 +140,12 @@ class RunsTest(unittest.TestCase):
         self.assertEqual([step["loss_tokens"] for step in steps[2:]], [29940, 19960])
         self.assertAlmostEqual(ours.loss_rate(steps), 49900 / 3)
 
+    def test_steps_that_a_profile_slowed_do_not_count(self):
+        steps = [{"step": step} for step in range(1, 8)]
+        self.assertEqual([step["step"] for step in ours.warm_steps(steps)], [3, 4, 5, 6, 7])
+        self.assertEqual([step["step"] for step in ours.warm_steps(steps, profiled=True)], [3, 6, 7])
+        self.assertEqual(ours.warm_steps(steps[:2]), steps[1:2])
+
     def test_rows_of_chat_lengths_compare_with_each_layout(self):
         for row in table.ROWS:
             self.assertEqual({peer.layout for peer in row.peers} - {"full"},
