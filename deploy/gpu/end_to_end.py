@@ -29,6 +29,7 @@ import torch
 
 import kill_rank
 import make_random_model
+import service as local
 
 MEMORY_WITHIN, SPEED_WITHIN = 0.05, 0.10  # of what was measured
 ROOM = 6 << 30  # beside the model: bundle, checkpoints, adapter
@@ -74,7 +75,7 @@ def work_folder(args):
     for place in places:
         if place.is_dir() and shutil.disk_usage(place).free >= needed:
             return pathlib.Path(tempfile.mkdtemp(dir=place))
-    raise kill_rank.Failure(f"{' and '.join(map(str, places))}: no room for {needed / 1e9:.0f} GB; give --work DIR")
+    raise local.Failure(f"{' and '.join(map(str, places))}: no room for {needed / 1e9:.0f} GB; give --work DIR")
 
 
 def unpack(bundle, work):
@@ -100,16 +101,16 @@ def train(service, args, steps):
     (service.logs / "plan.txt").write_text(service.ctl("submit", path, "--dry-run"))
     job = json.loads(service.ctl("submit", path, "--json"))["job"]
     begin = time.monotonic()
-    kill_rank.wait_for_step(service, job, kill_rank.KILL_AFTER)
-    kill_rank.wait_for_checkpoint(service, job)
-    pids = kill_rank.rank_pids()
+    local.wait_for_step(service, job, kill_rank.KILL_AFTER)
+    local.wait_for_checkpoint(service, job)
+    pids = local.rank_pids()
     if len(pids) != args.gpus:
-        raise kill_rank.Failure(f"{len(pids)} ranks run, not {args.gpus}")
+        raise local.Failure(f"{len(pids)} ranks run, not {args.gpus}")
     os.kill(pids[-1], signal.SIGKILL)
     state = service.wait(job)
     service.keep_logs("job", job)
     if state != "SUCCEEDED":
-        raise kill_rank.Failure(f"the job is {state}: {service.status(job)['reason']}; see {service.logs}")
+        raise local.Failure(f"the job is {state}: {service.status(job)['reason']}; see {service.logs}")
     return job, time.monotonic() - begin
 
 
@@ -142,7 +143,7 @@ def logits_with(service, args, adapter):
     done = subprocess.run(command + (["--adapter", adapter] if adapter else []), capture_output=True, text=True,
                           env=rank_environment(), check=False)
     if done.returncode:
-        raise kill_rank.Failure(f"sft-rank logits: {done.stderr[-500:]}")
+        raise local.Failure(f"sft-rank logits: {done.stderr[-500:]}")
     return read_logits(out)
 
 
@@ -176,7 +177,7 @@ class Table:
 
 def report(service, args, job, seconds):
     steps = service.steps(job)
-    first, second = kill_rank.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
+    first, second = local.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
     twice = sorted(set(first) & set(second))
     same = [step for step in twice if first[step] == second[step]]
     plans = events_of(service, job, "plan")
@@ -234,13 +235,13 @@ def main():
     try:
         work = work_folder(args)
         args.bundle = unpack(args.bundle, work)
-        kill_rank.make_model(args, work, args.model, args.tokens)
-        service = kill_rank.Service(args, work, args.logs)
+        local.make_model(args, work, args.model, args.tokens)
+        service = local.Service(args, work, args.logs)
         job, seconds = train(service, args, args.steps)
         holds = report(service, args, job, seconds)
         print("all of it holds" if holds else "NOT all of it holds", flush=True)
         return 0 if holds else 1
-    except kill_rank.Failure as failure:
+    except local.Failure as failure:
         print(f"end_to_end: {failure}", file=sys.stderr)
         return 1
     finally:

@@ -7,7 +7,7 @@ sftctl, and loses a rank in each layout.
 
 BUNDLE is an unpacked bundle. A layout is whole, full_shard, pipelineN, contextN or tensorN, or several of these joined by +,
 @ the GPUs it takes. A job of the first runs alone to the end. A second one has its last rank killed with SIGKILL in
-the middle, has to go on with the step after its checkpoint with the same losses bit for bit, is cancelled ten steps
+the middle, has to go on with the step after a checkpoint with the same losses bit for bit, is cancelled ten steps
 on and resumed in the next layout, and so on: every loss has to be that of the job that ran alone, within LOSS of it.
 Prints for each layout what was predicted and measured, and the seconds from the kill to the next new step. --cpu
 tries the script itself on CPU slots, with a tiny model. Exit 0 when all of it holds.
@@ -16,16 +16,13 @@ tries the script itself on CPU slots, with a tiny model. Exit 0 when all of it h
 import argparse
 import json
 import os
-import pathlib
 import re
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import time
 
-import kill_rank
+import service as local
 
 SAVE, SEGMENT, ROWS = 5, 10, 8  # steps between checkpoints, steps in a layout, rows of a step
 LOSS = 2e-3  # relative: bf16 sums in another order
@@ -59,38 +56,18 @@ def set_words(keys):
     return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def wait_for(what, condition):
-    end = time.monotonic() + kill_rank.LIMIT_S
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise kill_rank.Failure(f"{what}: not within {kill_rank.LIMIT_S:.0f} s")
-
-
-def committed(service, job, step):
-    lines = map(json.loads, service.ctl("events", job, "--json").splitlines())
-    return any(event["type"] == "checkpoint" and "committed" in event["message"]
-               and re.search(rf"\bstep {step}\b", event["message"]) for event in lines)
-
-
 def reach(service, job, step):
     """Until a step is done and, where it is one that is saved, its checkpoint is committed."""
-    def there():
-        status = service.status(job)
-        if status["state"] in ("FAILED", "SUCCEEDED"):
-            raise kill_rank.Failure(f"{job} is {status['state']} before step {step}: {status['reason']}")
-        return any(metric["step"] >= step for metric in service.steps(job))
-    wait_for(f"step {step} of {job}", there)
+    local.wait_for_step(service, job, step)
     if step % SAVE == 0:
-        wait_for(f"the checkpoint of step {step} of {job}", lambda: committed(service, job, step))
+        local.wait_for_checkpoint(service, job, step)
 
 
 def kill_last_rank(service, job, gpus):
     """Seconds from the kill to the first step of the next attempt that the first had not made."""
-    pids = kill_rank.rank_pids()
+    pids = local.rank_pids()
     if len(pids) != gpus:
-        raise kill_rank.Failure(f"{len(pids)} ranks run, not {gpus}")
+        raise local.Failure(f"{len(pids)} ranks run, not {gpus}")
     made = service.steps(job)
     os.kill(pids[-1], signal.SIGKILL)
     begin = time.monotonic()
@@ -98,11 +75,11 @@ def kill_last_rank(service, job, gpus):
     def on():
         status = service.status(job)
         if status["state"] == "FAILED":
-            raise kill_rank.Failure(f"{job}: {status['reason']}")
+            raise local.Failure(f"{job}: {status['reason']}")
         steps = service.steps(job)
-        _, second = kill_rank.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
+        _, second = local.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
         return second and len(steps) > len(made) + 1
-    wait_for(f"a step of {job} after the kill", on)
+    local.wait_for(f"a step of {job} after the kill", on)
     return time.monotonic() - begin
 
 
@@ -132,11 +109,12 @@ def check_segment(service, args, job, text, begin, last, alone):
     name = re.sub(r"\W", "_", text)
     service.keep_logs(name, job)
     steps = [(metric["step"], metric["loss"]) for metric in service.steps(job)]
-    first, second = kill_rank.split_attempts(steps)
+    first, second = local.split_attempts(steps)
     twice = sorted(set(first) & set(second))
     same = [step for step in twice if first[step] == second[step]]
     off = max(abs(loss - alone[step]) / abs(alone[step]) for step, loss in steps if step in alone)
-    held = (state == wanted and min(first) == begin + 1 and min(second, default=0) == begin + SAVE + 1
+    saved = min(second, default=1) - 1  # a small model's steps are faster than the kill: it may have a later checkpoint
+    held = (state == wanted and min(first) == begin + 1 and saved > begin and saved % SAVE == 0
             and bool(twice) and twice == same and off <= LOSS)
     print(f"{text}: began with step {min(first)}, killed after step {max(first)}, went on with step {min(second, default=None)} "
           f"(next new step after {seconds:.1f} s), {len(same)} of {len(twice)} steps run twice are equal bit for bit, losses "
@@ -147,19 +125,21 @@ def check_segment(service, args, job, text, begin, last, alone):
 def submit(service, args, values, name, layout):
     gpus, keys = layout_keys(layout)
     path = service.logs / f"{name}.toml"
-    path.write_text(kill_rank.JOB.format(model=service.work / "models" / args.model,
+    path.write_text(local.JOB.format(model=service.work / "models" / args.model,
                                          rows=service.work / f"{args.model}.jsonl", mode="qlora", sharding="",
                                          gpus=gpus, accumulation=1, **values))
     return json.loads(service.ctl("submit", path, *set_words(keys), "--json"))["job"]
 
 
-def check(service, args, values):
+def check(service, args):
     layouts = args.layouts.split(",")
+    # Steps beyond the last segment: a job that is cancelled must not have ended.
+    values = {"tokens": args.tokens, "steps": SEGMENT * (len(layouts) + 2), "save": SAVE, "type": service.gpu_type()}
     job = submit(service, args, values, "alone", layouts[0])
     state = service.wait(job)
     service.keep_logs("alone", job)
     if state != "SUCCEEDED":
-        raise kill_rank.Failure(f"{layouts[0]} alone: {state}: {service.status(job)['reason']}")
+        raise local.Failure(f"{layouts[0]} alone: {state}: {service.status(job)['reason']}")
     alone = {metric["step"]: metric["loss"] for metric in service.steps(job)}
     print(f"{layouts[0]} alone: {len(alone)} steps, losses {alone[1]:.6f} to {alone[max(alone)]:.6f}", flush=True)
     held = True
@@ -175,37 +155,16 @@ def check(service, args, values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bundle", type=pathlib.Path)
-    parser.add_argument("logs", type=pathlib.Path)
+    local.add_arguments(parser)
     parser.add_argument("--layouts", default="full_shard@2,tensor2@2,pipeline2@2,context2@2,whole@1")
     parser.add_argument("--model", default="qwen3-1.7b", help="a size of make_random_model.py")
     parser.add_argument("--tokens", type=int, default=2048, help="of a row")
-    parser.add_argument("--work", type=pathlib.Path, help="room for models and checkpoints (default: a new folder)")
-    parser.add_argument("--cpu", action="store_true", help="CPU slots and a tiny model")
     args = parser.parse_args()
     if args.cpu:
         args.model, args.tokens = "qwen3-tiny", 256
     for text in args.layouts.split(","):
         layout_keys(text)
-    args.logs.mkdir(parents=True, exist_ok=True)
-    work = pathlib.Path(tempfile.mkdtemp(dir=args.work))
-    service = None
-    try:
-        # Steps beyond the last segment: a job that is cancelled must not have ended.
-        values = {"tokens": args.tokens, "steps": SEGMENT * len(args.layouts.split(",")) + 2 * SEGMENT, "save": SAVE}
-        kill_rank.make_model(args, work, args.model, args.tokens)
-        service = kill_rank.Service(args, work, args.logs)
-        values["type"] = service.gpu_type()
-        held = check(service, args, values)
-        print("all of it holds" if held else "NOT all of it holds", flush=True)
-        return 0 if held else 1
-    except kill_rank.Failure as failure:
-        print(f"layouts: {failure}", file=sys.stderr)
-        return 1
-    finally:
-        if service:
-            service.stop()
-        shutil.rmtree(work, ignore_errors=True)
+    return local.run("layouts", args, [args.model], args.tokens, lambda service: check(service, args))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,10 @@ import argparse
 import collections
 import gzip
 import json
-import pathlib
-import shutil
 import statistics
 import sys
-import tempfile
 
-import kill_rank
+import service as local
 
 PROFILE_AFTER, RECORDED, TOP = 4, 3, 15
 
@@ -36,7 +33,7 @@ def losses(service, name, job):
     state = service.wait(job)
     service.keep_logs(name, job)
     if state != "SUCCEEDED":
-        raise kill_rank.Failure(f"{job} is {state}: {service.status(job)['reason']}")
+        raise local.Failure(f"{job} is {state}: {service.status(job)['reason']}")
     return [(metric["step"], metric["loss"], metric["grad_norm"]) for metric in service.steps(job)]
 
 
@@ -77,10 +74,11 @@ def check_trace(path, args):
     return wrong
 
 
-def check(service, args, values):
+def check(service, args, tokens):
+    values = {"tokens": tokens, "steps": args.steps, "save": args.steps, "type": service.gpu_type()}
     plain = losses(service, "plain", train(service, args, values, "plain"))
     job = train(service, args, values, "profiled")
-    kill_rank.wait_for_step(service, job, PROFILE_AFTER)
+    local.wait_for_step(service, job, PROFILE_AFTER)
     trace = args.logs / "trace.json.gz"
     answer = json.loads(service.ctl("profile", job, "--steps", RECORDED, "--rank", "all", "-o", trace, "--json"))
     (args.logs / "profile.json").write_text(json.dumps(answer, indent=2))
@@ -98,39 +96,23 @@ def check(service, args, values):
         for kind, seconds in table["shares"].items():
             print(f"  {kind:24} {1000 * seconds / table['steps']:10.3f} ms {100 * seconds / table['seconds']:6.2f} %")
         wrong += check_table(table, args)
-    return wrong + check_trace(trace, args)
+    wrong += check_trace(trace, args)
+    for text in wrong:
+        print(text)
+    return not wrong
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bundle", type=pathlib.Path)
-    parser.add_argument("logs", type=pathlib.Path)
+    local.add_arguments(parser)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--model", default="qwen3-1.7b", help="a size of make_random_model.py")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--work", type=pathlib.Path, help="room for the model (default: a new folder)")
-    parser.add_argument("--cpu", action="store_true", help="CPU slots and a tiny model")
     args = parser.parse_args()
     if args.cpu:
         args.model = "qwen3-tiny"
-    args.logs.mkdir(parents=True, exist_ok=True)
-    work = pathlib.Path(tempfile.mkdtemp(dir=args.work))
-    service = None
-    try:
-        values = {"tokens": 256 if args.cpu else 2048, "steps": args.steps, "save": args.steps}
-        kill_rank.make_model(args, work, args.model, values["tokens"])
-        service = kill_rank.Service(args, work, args.logs)
-        values["type"] = service.gpu_type()
-        wrong = check(service, args, values)
-        print("\n".join(wrong + ["NOT all of it holds"]) if wrong else "all of it holds", flush=True)
-        return 1 if wrong else 0
-    except kill_rank.Failure as failure:
-        print(f"profile_job: {failure}", file=sys.stderr)
-        return 1
-    finally:
-        if service:
-            service.stop()
-        shutil.rmtree(work, ignore_errors=True)
+    tokens = 256 if args.cpu else 2048
+    return local.run("profile_job", args, [args.model], tokens, lambda service: check(service, args, tokens))
 
 
 if __name__ == "__main__":
