@@ -215,10 +215,12 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     memory->kept_copies = p.MatrixElements(layers - run.kept, run.kept) * e;
     memory->carried_copies = p.MatrixElements(0, run.carried) * e;
     if (p.parts().weights > 1 || p.streams()) {
-      memory->communication += walked * p.ExpandedFrom() * p.parts().weights / layers;
+      // The next block is gathered once this one has been.
+      const int64_t under_way = p.streams() ? walked : std::min<int64_t>(walked, 1);
+      memory->communication += under_way * p.ExpandedFrom() * p.parts().weights / layers;
     }
     if (p.job.fp8()) memory->transients += e * p.MostStacks() + Fp8ScaleBytes(p);
-  } else if (!p.job.full_finetune() && !p.shards_weights()) {
+  } else if (!p.job.full_finetune()) {
     // Room for the adapters beside the weights. In FP8 these are held twice, as they stand and
     // transposed, in as many bytes as once in 16 bits, with the scales beside them.
     for (const BlockCost& block : p.blocks) {
@@ -233,9 +235,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
   }
   if (p.shards_weights()) {
     const int64_t trained = p.MostTrained();
-    const int64_t block = p.expands_blocks() ? trained : p.MostWeights() + trained;
-    const int64_t of_blocks = p.job.full_finetune() ? trained : block;
-    memory->scratch_slots += e * (kSlots * of_blocks + p.embedding_elements);
+    memory->scratch_slots += e * (kSlots * trained + p.embedding_elements);
     // A rank's part in transit from the host, until it has been gathered.
     if (p.streams_trained() && p.parts().weights > 1) {
       memory->communication += e * CeilDiv(trained, p.parts().weights);
@@ -333,12 +333,6 @@ int64_t Problem::MostMatrixElements() const {
 int64_t Problem::MostStacks() const {
   int64_t most = 0;
   for (const BlockCost& block : blocks) most = std::max(most, block.stacks);
-  return most;
-}
-
-int64_t Problem::MostWeights() const {
-  int64_t most = 0;
-  for (const BlockCost& block : blocks) most = std::max(most, block.held_weights);
   return most;
 }
 

@@ -81,7 +81,6 @@ struct Problem {
   int64_t MostMatrixElements() const;
   int64_t MostStacks() const;   // elements of a block's stacks of experts
   int64_t MostTrained() const;  // elements of a block
-  int64_t MostWeights() const;  // elements of a block's matrices, without room for adapters
   int64_t hidden_row() const { return blocks.front().hidden_row; }
   // Elements per transfer to the host and back.
   int64_t host_piece() const;
@@ -93,7 +92,7 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
 struct PeakMemory {
   int64_t weights = 0;  // frozen and not quantised
   int64_t quantized_weights = 0;
-  int64_t kept_copies = 0;      // de-quantised weights that are kept
+  int64_t kept_copies = 0;      // expanded weights that are kept
   int64_t carried_copies = 0;   // not at the peak: between steps, where activations were
   int64_t scratch_slots = 0;    // that blocks' weights pass through, one block at a time
   int64_t trained_weights = 0;  // in the compute type, and their masters
@@ -143,7 +142,7 @@ PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run);
 // attention that processes documents one by one.
 bool MayRecord(const Problem& problem, const ExecutionPlan& run);
 
-// The most blocks that may carry their de-quantised weights to the next step within the peak of
+// The most blocks that may carry their expanded weights to the next step within the peak of
 // `run`, less some room for fragments that activations leave; `run.carried` is ignored. A block's
 // copy is made during the backward of the block after it (during its own without prefetch) and
 // freed after its forward. 0 in FP8, whose forward and backward read different bytes, and where

@@ -121,10 +121,11 @@ class PipelineSearch {
     ExecutionPlan own = run;
     own.deep_layers = blocks.shape.layers;
     StepTime time;
-    double host = 0;
+    double calls = 0;
     if (HasBlocks(piece)) {
-      time = PredictMicroBatch(blocks, own, input_.gpu).time;
-      host = static_cast<double>(blocks.shape.layers) * kHostOfBlock;
+      const MicroBatchTime micro_batch = PredictMicroBatch(blocks, own, input_.gpu);
+      time = micro_batch.time;
+      calls = micro_batch.calls;
     }
     if (piece + 1 == stages_.pieces()) {
       const StepTime all = PredictMicroBatch(problem_, run, input_.gpu).time;
@@ -133,8 +134,7 @@ class PipelineSearch {
       time.elementwise += all.elementwise - without.elementwise;
     }
     const double device = time.total() - time.launches;
-    // What is recomputed is launched too.
-    if (device > time.recompute) host *= device / (device - time.recompute);
+    const double host = HasBlocks(piece) ? LaunchSeconds(time, blocks.shape.layers, calls) : 0;
     time.launches = std::max(time.launches + kBesideMessages * device, host - device);
     return time;
   }

@@ -42,12 +42,16 @@ constexpr double kLaunchesPerTile = 35;    // of these, for each tile of its fee
 constexpr double kUnseenLaunches = 0.7;
 constexpr double kGap = 0.7e-6;    // seconds between two kernels, recorded or not
 constexpr double kLossPasses = 3;  // passes over the logits
+// Seconds in which the host has launched a block's forward and backward where ranks pass messages
+// and nothing is recorded: Qwen3-0.6B took 1.5 ms in two stages, and 1.2 in two of two pieces
+// (docs/benchmarks/splits.md).
+constexpr double kHostOfBlock = 1.4e-3;
 // A collective of a block: the seconds until it begins and the computation goes on, where nothing
 // runs beside it, and those of the host; the host also lays out the rows that ranks pass each
 // other which share matrices. From Qwen3-32B's and 1.7B's steps on two H200s
 // (docs/benchmarks/splits.md).
-constexpr double kSeenCalls = 0.5;  // share of that where something does
 constexpr double kWaitOfCall = 80e-6, kHostOfCall = 100e-6, kHostOfMatrixCall = 160e-6;
+constexpr double kSeenCalls = 0.5;  // share of kWaitOfCall where something runs beside it
 
 double Ramp(double n, double half) { return n / (n + half); }
 
@@ -235,6 +239,12 @@ double MatrixExchangeSeconds(const Problem& p, const ExecutionPlan& run, double 
   return RingSeconds(elements * static_cast<double>(p.element_bytes), ranks, gpu.bus);
 }
 
+// Codes, their scales, and the scales of these.
+double PartsOfWeights(const spec::JobSpec& job) {
+  if (!job.qlora() || job.quantization.bits != 4) return 1;
+  return job.quantization.double_quant ? 3 : 2;
+}
+
 // The collectives of a micro-batch's blocks: those of ranks that share matrices and of ranks that
 // share rows, which the computation waits for, and those that bring weights and take gradients
 // beside it.
@@ -257,8 +267,10 @@ Calls CallsOf(const Problem& p, const ExecutionPlan& run) {
     if (p.job.parallelism.context_parallel_size > nodes) calls.rows += 4 + 2 * forwards;
     if (nodes > 1) calls.rows += 2 + forwards;
     if (p.parts().weights == 1) continue;
+    // Trained weights forward and backward, and their gradients; with adapters also frozen norms.
+    // What blocks are expanded from comes in so many parts, each gathered by itself.
     const bool kept = p.expands_blocks() && layer >= p.shape.layers - run.kept;
-    calls.weights += p.job.full_finetune() ? 3 : kept ? 5 : 9;
+    calls.weights += p.job.full_finetune() ? 3 : 5 + (kept ? 0 : 2 * PartsOfWeights(p.job));
   }
   return calls;
 }
@@ -340,9 +352,8 @@ MicroBatchTime PredictMicroBatch(const Problem& p, const ExecutionPlan& run, con
                       LossPasses(p) * logits + 8 * Bytes(p.hidden_row(), tokens)) /
                      rates.elementwise;
   time.adapters = sum([](const BlockCost& b) { return b.adapters; }) / rates.adapters;
-  // Forward and backward alike. Only quantised blocks, and blocks from the host, have kept and
-  // carried copies.
-  // Blocks that run again take theirs once more.
+  // Forward and backward alike. Only blocks that are expanded have kept and carried copies. Blocks
+  // that run again take theirs once more.
   int64_t again = 0;
   for (int64_t layer = 0; layer < p.shape.layers - run.kept; ++layer) {
     again += run.RunsAgain(layer, p.shape.layers) ? 1 : 0;
@@ -391,18 +402,23 @@ MicroBatchTime PredictMicroBatch(const Problem& p, const ExecutionPlan& run, con
   const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches =
       launches * kGap + routed * kRouting + std::max(0.0, host - kUnseenLaunches * device);
-  if (calls.all() > 0) {
-    // What is recomputed is launched too.
-    const double again = device / (device - time.recompute);
-    const double of_calls =
-        (calls.rows + calls.weights) * kHostOfCall + calls.matrices * kHostOfMatrixCall;
-    time.launches = std::max(time.launches, layers * kHostOfBlock * again + of_calls - device);
-  }
-  return {time, products + attention};
+  const double of_calls =
+      (calls.rows + calls.weights) * kHostOfCall + calls.matrices * kHostOfMatrixCall;
+  return {time, products + attention, of_calls};
+}
+
+double LaunchSeconds(const StepTime& time, int64_t blocks, double calls) {
+  const double device = time.total() - time.launches;
+  const double once = device - time.recompute;
+  return static_cast<double>(blocks) * kHostOfBlock * (once > 0 ? device / once : 1) + calls;
 }
 
 StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
-  auto [time, forward] = PredictMicroBatch(p, run, gpu);
+  auto [time, forward, calls] = PredictMicroBatch(p, run, gpu);
+  if (calls > 0) {
+    const double device = time.total() - time.launches;
+    time.launches = std::max(time.launches, LaunchSeconds(time, p.shape.layers, calls) - device);
+  }
   const double micro_batches = static_cast<double>(run.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
                        &time.weights, &time.recompute, &time.launches, &time.exchange}) {

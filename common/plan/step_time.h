@@ -21,10 +21,6 @@ struct StepTime {
   double total() const;
 };
 
-// Seconds in which the host has launched a block's forward and backward where ranks pass messages
-// and nothing is recorded: Qwen3-0.6B took 1.5 ms in two stages, and 1.2 in two of two pieces
-// (docs/benchmarks/splits.md).
-inline constexpr double kHostOfBlock = 1.4e-3;
 // Seconds of a step in which the host waits for the loss, the norm and other ranks.
 inline constexpr double kStepOverhead = 4e-3;
 
@@ -32,9 +28,14 @@ inline constexpr double kStepOverhead = 4e-3;
 struct MicroBatchTime {
   StepTime time;
   double forward = 0;  // of this, the forward's products and attention in the blocks
+  double calls = 0;    // the host's for the blocks' collectives, in no part of `time` yet
 };
 MicroBatchTime PredictMicroBatch(const Problem& problem, const ExecutionPlan& run,
                                  const GpuRates& gpu);
+
+// Seconds in which the host launches so many blocks of a micro-batch, what is recomputed included,
+// and their collectives, where ranks pass messages and nothing is recorded.
+double LaunchSeconds(const StepTime& time, int64_t blocks, double calls);
 
 // Predicts the time with full rows. Rates: gpu.h; a kernel between products reaches 0.92 of a copy,
 // products and attention less than their rate on few tokens.

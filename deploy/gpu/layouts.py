@@ -46,10 +46,11 @@ def layout_keys(text):
             keys[f"{PARALLEL}fsdp"] = True
         elif word != "whole":
             raise SystemExit(f"layouts: there is no layout \"{word}\": whole, full_shard, pipelineN, contextN, tensorN")
-    strings = int(gpus) // shared
-    if strings * shared != int(gpus) or ROWS % strings:
-        raise SystemExit(f"layouts: \"{text}\" does not go up in {gpus} GPUs and {ROWS} rows a step")
-    return int(gpus), {"compute.gpu_count": int(gpus), "hyperparameters.gradient_accumulation_steps": ROWS // strings, **keys}
+    groups = int(gpus) // shared
+    if groups * shared != int(gpus) or ROWS % groups:
+        raise SystemExit(f"layouts: \"{text}\" cannot be divided over {gpus} GPUs with {ROWS} rows a step")
+    return int(gpus), {"compute.gpu_count": int(gpus),
+                       "hyperparameters.gradient_accumulation_steps": ROWS // groups, **keys}
 
 
 def set_words(keys):
@@ -68,7 +69,6 @@ def kill_last_rank(service, job, gpus):
     pids = local.rank_pids()
     if len(pids) != gpus:
         raise local.Failure(f"{len(pids)} ranks run, not {gpus}")
-    made = service.steps(job)
     os.kill(pids[-1], signal.SIGKILL)
     begin = time.monotonic()
 
@@ -77,8 +77,8 @@ def kill_last_rank(service, job, gpus):
         if status["state"] == "FAILED":
             raise local.Failure(f"{job}: {status['reason']}")
         steps = service.steps(job)
-        _, second = local.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
-        return second and len(steps) > len(made) + 1
+        first, second = local.split_attempts([(metric["step"], metric["loss"]) for metric in steps])
+        return second and max(second) > max(first)
     local.wait_for(f"a step of {job} after the kill", on)
     return time.monotonic() - begin
 

@@ -64,7 +64,7 @@ struct Gradients {
   std::vector<Tensor> values;  // fp32 on the CPU
 };
 
-// The last one passes its weights through slots, where adapters have no room beside them.
+// The last one is sharded: its weights are gathered into slots, with room for the adapters.
 enum class Method { kFull, kLora, kQlora, kDora, kLoraInSlots };
 
 void PrintTo(Method method, std::ostream* out) {

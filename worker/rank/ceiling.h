@@ -22,7 +22,8 @@ struct CeilingShapes {
 };
 
 // The rates that the GPU reaches with a block's products and attention alone, one after the other
-// for a quarter of a second each: the job's speed of light. Kept in `cache_dir` by type of GPU and
+// for a quarter of a second each: the job's speed of light. Of more than 16,384 tokens for products
+// and 65,536 for attention so many are timed. Kept in `cache_dir` by type of GPU and
 // shapes. What the kernels cannot run has no rate. Leaves no memory behind.
 engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device, Clock& clock,
                                const std::string& cache_dir);

@@ -155,7 +155,8 @@ class RowRun:
         batch = min(setting.batch, plan["tokens"] // self.row.seq // gpus)
         small = dataclasses.replace(setting, name=f"{setting.name}, learning", batch=batch)
         record = ours.run(self.row, small, self.context, plan, self.set)
-        checks = ours.check(record, self.row, plan, self.plain(plan), setting.tolerance, True)
+        plain = None if self.options.no_plain else self.plain(plan)
+        checks = ours.check(record, self.row, plan, plain, setting.tolerance, True)
         record["checks"] = checks
         self.record({**record, "side": "learning"})
         if record["status"] != "ok":

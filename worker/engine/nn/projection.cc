@@ -265,7 +265,7 @@ void Projection::Product(Tensor& y, Activation x, const Tensor& xa, const Tensor
   const bool apart = info_.rank > 0 && !joins && !(info_.dora && pass.drops());
   Tensor out = y, beside = addend;
   if (apart) {
-    if (addend.defined()) out = at::empty(y.sizes(), y.options());
+    if (addend.defined() && addend.is_alias_of(y)) out = at::empty(y.sizes(), y.options());
     WriteSecondFactors(out, xa, pass);
     beside = out;
   }
@@ -548,8 +548,8 @@ void Projection::ProductGradient(Activation dy, const Tensor& dxa, bool adds, co
   const bool joins = JoinsBackward(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
     if (!dy.fp8.values.defined()) dy = Quantised(AsGradient(dy.rows, pass));
-    Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale,
-               adds ? dx : Tensor(), /*fast_sums=*/true);
+    Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
+               /*fast_sums=*/true);
     return;
   }
   const Tensor rows = joins ? Widened(dy.rows, info_.rank) : dy.rows;
@@ -581,8 +581,11 @@ void Projection::ThroughFactors(Tensor& dx, const Tensor& dxa, bool adds, const 
 void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pass,
                                Tensor& dx) const {
   const bool apart = dxa.defined() && !JoinsBackward(pass);
-  if (apart) ThroughFactors(dx, dxa, /*adds=*/false, pass);
-  ProductGradient(std::move(dy), dxa, /*adds=*/apart, pass, dx);
+  // FP8 products whose sums are fast add nothing.
+  const bool first = apart && Fp8(pass) == nullptr;
+  if (first) ThroughFactors(dx, dxa, /*adds=*/false, pass);
+  ProductGradient(std::move(dy), dxa, /*adds=*/first, pass, dx);
+  if (apart && !first) ThroughFactors(dx, dxa, /*adds=*/true, pass);
 }
 
 void Projection::ScatterInputGradient(Activation dy, const Tensor& x, Tensor dxa, const Pass& pass,

@@ -146,7 +146,7 @@ class Projection {
   void ScatterInputGradient(Activation dy, const at::Tensor& x, at::Tensor dxa, const Pass& pass,
                             UnitGradients& gradients, at::Tensor* dx) const;
   // The parts of InputGradient: W's, with the adapters' where they join, and these by themselves.
-  // Written, or added to dx.
+  // Written, or added to dx, which products in FP8 do not.
   void ProductGradient(Activation dy, const at::Tensor& dxa, bool adds, const Pass& pass,
                        at::Tensor& dx) const;
   void ThroughFactors(at::Tensor& dx, const at::Tensor& dxa, bool adds, const Pass& pass) const;

@@ -110,9 +110,7 @@ std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLay
 // bytes (MakePlainFormat): there is room beside them for the adapters.
 void ExpandLinears(ModelLayout& layout) {
   for (UnitInfo& unit : layout.units) {
-    for (ParamInfo& param : unit.params) {
-      param.quantized |= param.role == ParamRole::kLinear && !param.trainable;
-    }
+    for (ParamInfo& param : unit.params) param.quantized |= param.role == ParamRole::kLinear;
   }
 }
 
@@ -184,7 +182,10 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   if (run.stages.begins.empty()) run.stages = StagesOf(config_, spec_);
   layout_.Divide(run.stages, mesh_.Coordinate(Axis::kPipeline));
   const bool full = spec_.full_finetune();
-  if (!spec_.qlora() && plan::ExpandsBlocks(spec_, KindOf(comm_.device()))) ExpandLinears(layout_);
+  if (!full && !spec_.qlora() &&
+      (run.blocks_on_host || plan::ExpandsBlocks(spec_, KindOf(comm_.device())))) {
+    ExpandLinears(layout_);
+  }
   const BaseWeights base(model_dir, layout_, comm_.device());
   if (layout_.stored.form == plan::StoredForm::kNf4) base.QuantizeAsStored(layout_);
   if (spec_.qlora()) base.KeepMxfp4(layout_);

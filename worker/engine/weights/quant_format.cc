@@ -284,12 +284,9 @@ class PlainFormat : public QuantFormat {
     out.copy_(planes[0].narrow(0, 0, out.numel()).view(out.sizes()));
   }
 
-  void DequantizeFp8(Tensor out, std::span<const Tensor> planes, const Tensor&, const Tensor& scale,
-                     bool transposed) const override {
-    const Tensor flat = planes[0].narrow(0, 0, out.numel());
-    const Tensor weight = transposed ? flat.view({out.size(1), out.size(0)}).t().contiguous()
-                                     : flat.view(out.sizes());
-    ops::Fp8QuantizeWith(out, weight, scale);
+  void DequantizeFp8(Tensor, std::span<const Tensor>, const Tensor&, const Tensor&,
+                     bool) const override {
+    throw InternalError("FP8 products with weights that are not quantised");
   }
 
  private:

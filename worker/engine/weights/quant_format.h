@@ -82,7 +82,7 @@ at::Tensor AfterQuantizing(const QuantFormat& format, const at::Tensor& weight, 
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
 
 // No quantisation: the weights themselves in `compute`, for a base that lies in host memory or is
-// cut over the ranks.
+// cut over the ranks. No FP8.
 std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute);
 
 // MXFP4 (kernels/mxfp4_format.h), which is kept as it was published: it quantises nothing. No FP8.

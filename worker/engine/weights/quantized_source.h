@@ -15,13 +15,13 @@
 
 namespace sft::engine {
 
-// Frozen weights kept as quantised bytes, de-quantised into a slot by Prefetch (on a stream of its
-// own where the device has streams) or Acquire. The bytes are whole on every rank, or cut over the
-// ranks at cut units and gathered as raw bytes first; they lie on the device, or in host memory and
-// are copied to it first. Units that there is memory for keep their
-// de-quantised weights; others carry what a backward has used to the next forward, in memory that
-// saved activations take only after it. Weights stand in their shared matrices, with room for the
-// adapters.
+// Frozen weights kept as quantised bytes, or as their own (MakePlainFormat), expanded into a slot
+// by Prefetch (on a stream of its own where the device has streams) or Acquire. The bytes are whole
+// on every rank, or cut over the ranks at cut units and gathered as raw bytes first; they lie on
+// the device, or in host memory and are copied to it first. Units that there is memory for keep
+// their de-quantised weights; others carry what a backward has used to the next forward, in memory
+// that saved activations take only after it. Weights stand in their shared matrices, with room for
+// the adapters.
 class QuantizedSource : public WeightSource {
  public:
   struct Options {

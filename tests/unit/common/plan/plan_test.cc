@@ -173,6 +173,35 @@ TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
   EXPECT_EQ(much->memory.scratch_slots, 0);
 }
 
+// LoRA's linears under full_shard: a part on each GPU, one block of them on its way, two expanded
+// with room for the adapters, and whole copies where memory is left.
+TEST(PlanTest, GatheredLayersOfLoraPassThroughSlotsOrAreKept) {
+  spec::JobSpec job = Auto(16, 2048);
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  job.compute.gpu_count = job.compute.gpus_per_node = 2;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  const auto problem = MakeProblem(Qwen3Of8B(), job, 2048);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  const int64_t held = problem->blocks[0].held_weights * 2;  // bytes of a block
+  EXPECT_NEAR(static_cast<double>(problem->ExpandedFrom()), 36.0 / 2 * static_cast<double>(held),
+              64.0);
+  ExecutionPlan run{.rows = 1, .micro_batches = 8, .most_tokens = 2048};
+  const PeakMemory passing = PredictMemory(*problem, run);
+  run.kept = 36;
+  const PeakMemory kept = PredictMemory(*problem, run);
+  const int64_t expanded = problem->MostMatrixElements() * 2;
+  EXPECT_GT(expanded, held);
+  EXPECT_EQ(passing.scratch_slots - kept.scratch_slots, 2 * expanded);
+  EXPECT_NEAR(static_cast<double>(passing.communication - kept.communication),
+              static_cast<double>(held), 64.0);
+  EXPECT_EQ(kept.kept_copies, 36 * expanded);
+  const auto plan = MakePlan(Input(job, 79));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->execution.kept, 36);
+  EXPECT_THAT(Describe(*plan, job, 36), testing::HasSubstr("36 gathered copies kept"));
+}
+
 // On an H100 with Qwen3-32B activations take 47 GB at their peak, copies 1 GB per block.
 TEST(PlanTest, CopiesAreCarriedInTheMemoryThatActivationsLeave) {
   const auto plan = MakePlan(Input(Auto(4, 4096), 83.6, Qwen3Of32B()));

@@ -142,6 +142,18 @@ TEST(FailureTest, DomainsGiveTheExitCode) {
   EXPECT_EQ(DescribeFailure(std::runtime_error("m")).event.domain, "internal");
 }
 
+TEST(FailureTest, AnErrorOfLibTorchHasATraceForTheLog) {
+  try {
+    TORCH_CHECK(false, "sizes differ");
+  } catch (const c10::Error& error) {
+    const std::string trace = TraceOf(error);
+    EXPECT_NE(trace.find("frame #0"), std::string::npos) << trace;
+    EXPECT_EQ(trace.find("sizes differ"), std::string::npos) << trace;
+  }
+  EXPECT_EQ(TraceOf(std::runtime_error("m")), "");
+  EXPECT_EQ(TraceOf(engine::InternalError("m")), "");
+}
+
 // The fatal event of a rank that ran out of memory, with one line of [hyperparameters].
 channel::FatalEvent OutOfMemory(const spec::JobSpec& spec) {
   const c10::OutOfMemoryError oom({"f", "f.cpp", 1},
