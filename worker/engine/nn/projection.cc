@@ -15,6 +15,7 @@
 #include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/token_exchange.h"
+#include "worker/engine/weights/frozen_fp8.h"
 
 namespace sft::engine {
 
@@ -126,8 +127,7 @@ bool Projection::JoinsForward(const Pass& pass) const {
   if (info_.rank == 0) return false;
   // Under dropout DoRA treats the weight's output and the adapters' in different ways.
   if (info_.dora && pass.drops()) return false;
-  // FP8 products need inner sizes that are multiples of 16.
-  return Fp8(pass) != nullptr ? info_.rank % 16 == 0 : HasRoom(pass);
+  return Fp8(pass) != nullptr || HasRoom(pass);
 }
 
 const RowGains& Projection::GainsOf(const Pass& pass) const {
@@ -156,7 +156,7 @@ Tensor Projection::EmptyGradientRows(const Tensor& like) const {
 ops::Fp8Rows Projection::Fp8Room(int64_t columns, bool joins, const Tensor& like,
                                  const Pass& pass) const {
   if (Fp8(pass) == nullptr) return {};
-  const int64_t stride = plan::RowStride(columns, joins ? info_.rank : 0);
+  const int64_t stride = plan::RowStride(columns, joins ? info_.fp8_rank() : 0);
   const Tensor wide = at::empty({like.size(0), stride}, like.options().dtype(at::kFloat8_e4m3fn));
   return {wide.narrow(1, 0, columns), at::empty({like.size(0)}, like.options().dtype(at::kFloat))};
 }
@@ -186,9 +186,10 @@ void Projection::Fp8Product(Tensor& out, const ops::Fp8Rows& rows, const Tensor&
                             bool fast_sums) const {
   Tensor wide = rows.values;
   if (beside.defined()) {
-    wide = Widened(rows.values, info_.rank);
+    wide = Widened(rows.values, info_.fp8_rank());
     Tensor next = SpareColumns(rows.values, info_.rank);
     ops::Fp8QuantizeWith(next, beside, rows.scale);
+    ClearBehindFactors(wide, info_);
   }
   ops::Fp8Gemm(out, wide, rows.scale, matrix.narrow(1, 0, wide.size(1)), matrix_scale, addend,
                fast_sums);

@@ -181,8 +181,9 @@ class Projection {
   // FP8 target for rows like `like` of `columns`; empty where the products are not in FP8.
   ops::Fp8Rows Fp8Room(int64_t columns, bool joins, const at::Tensor& like, const Pass& pass) const;
   // rows times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare columns of
-  // rows, undefined: none. Sums are fast in the backward alone: in the forward they moved the
-  // second loss of a model of 8B by one part in a hundred, there by nothing (docs/benchmarks).
+  // rows, with zeros up to a multiple of 16; undefined: none. Sums are fast in the backward alone:
+  // in the forward they moved the second loss of a model of 8B by one part in a hundred, there by
+  // nothing (docs/benchmarks).
   void Fp8Product(at::Tensor& out, const ops::Fp8Rows& rows, const at::Tensor& beside,
                   const at::Tensor& matrix, const at::Tensor& matrix_scale,
                   const at::Tensor& addend, bool fast_sums) const;

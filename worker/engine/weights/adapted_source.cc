@@ -121,13 +121,18 @@ void AdaptedSource::PlaceAll(int unit, int uses, UnitWeights& weights) const {
     }
     if (weights.fp8.empty()) continue;  // in NF4: the adapters' products are made apart
     Fp8Matrix& fp8 = weights.fp8[place.matrix];
+    const auto without_zeros = [&](const Tensor& rows) {
+      return rows.narrow(1, 0, rows.size(1) - place.info.fp8_rank() + place.info.rank);
+    };
     if ((uses & static_cast<int>(WeightUse::kForward)) != 0) {
-      ops::Fp8PlaceFactors(fp8.forward, fp8.forward_scale, factors.a, factors.b, factors.first_row,
-                           scale_, /*transposed=*/false);
+      Tensor rows = without_zeros(fp8.forward);
+      ops::Fp8PlaceFactors(rows, fp8.forward_scale, factors.a, factors.b, factors.first_row, scale_,
+                           /*transposed=*/false);
     }
     if ((uses & static_cast<int>(WeightUse::kBackward)) != 0) {
-      ops::Fp8PlaceFactors(fp8.backward, fp8.backward_scale, factors.a, factors.b,
-                           factors.first_row, scale_, /*transposed=*/true);
+      Tensor rows = without_zeros(fp8.backward);
+      ops::Fp8PlaceFactors(rows, fp8.backward_scale, factors.a, factors.b, factors.first_row,
+                           scale_, /*transposed=*/true);
     }
   }
 }

@@ -23,11 +23,13 @@ namespace {
 constexpr int64_t kMultiple = 16;                       // of the sizes of an FP8 product
 constexpr int64_t kTurnedElements = int64_t{32} << 20;  // that are turned at a time
 
-// Rows in FP8 with room for `spare` columns more in each.
-Tensor EmptyRowsInFp8(int64_t rows, int64_t columns, int64_t spare, const Tensor& like) {
-  const int64_t stride = plan::RowStride(columns, spare);
-  return at::empty({rows, stride}, like.options().dtype(at::kFloat8_e4m3fn))
-      .narrow(1, 0, columns + spare);
+// Rows in FP8 with room for the adapters in each.
+Tensor EmptyRowsInFp8(int64_t rows, int64_t columns, const MatrixInfo& matrix, const Tensor& like) {
+  const int64_t stride = plan::RowStride(columns, matrix.fp8_rank());
+  Tensor wide = at::empty({rows, stride}, like.options().dtype(at::kFloat8_e4m3fn))
+                    .narrow(1, 0, columns + matrix.fp8_rank());
+  ClearBehindFactors(wide, matrix);
+  return wide;
 }
 Tensor EmptyScales(int64_t rows, const Tensor& like) {
   return at::empty({rows}, like.options().dtype(at::kFloat));
@@ -36,11 +38,11 @@ Tensor EmptyScales(int64_t rows, const Tensor& like) {
 Fp8Matrix OfLinears(const MatrixInfo& matrix, const Tensor& weight) {
   const int64_t rows = matrix.rows, columns = matrix.columns;
   Fp8Matrix copies;
-  copies.forward = EmptyRowsInFp8(rows, columns, matrix.rank, weight);
+  copies.forward = EmptyRowsInFp8(rows, columns, matrix, weight);
   copies.forward_scale = EmptyScales(rows, weight);
   Tensor forward = copies.forward.narrow(1, 0, columns);
   ops::Fp8Quantize(forward, copies.forward_scale, weight);
-  copies.backward = EmptyRowsInFp8(columns, rows, matrix.rank, weight);
+  copies.backward = EmptyRowsInFp8(columns, rows, matrix, weight);
   copies.backward_scale = EmptyScales(columns, weight);
   Tensor backward = copies.backward.narrow(1, 0, rows);
   ops::Fp8QuantizeColumns(backward, copies.backward_scale, weight);
@@ -66,6 +68,11 @@ Fp8Matrix OfExperts(int64_t experts, const Tensor& stack) {
 }
 
 }  // namespace
+
+void ClearBehindFactors(Tensor& rows, const MatrixInfo& matrix) {
+  const int64_t count = matrix.fp8_rank() - matrix.rank;
+  if (count > 0) rows.narrow(1, rows.size(1) - count, count).view(at::kByte).zero_();
+}
 
 void CheckFp8Sizes(const UnitInfo& unit, const MatrixInfo& matrix) {
   for (const MatrixInfo::Member& member : matrix.members) {

@@ -16,6 +16,9 @@ namespace sft::engine {
 // which FP8 products need.
 void CheckFp8Sizes(const UnitInfo& unit, const MatrixInfo& matrix);
 
+// Zeros in the last fp8_rank - rank columns of `rows`, float8 with the adapters' columns.
+void ClearBehindFactors(at::Tensor& rows, const MatrixInfo& matrix);
+
 // Stacks of experts. The scales of rows are powers of two, and 448 the largest that a value may be:
 // values of few bits, as those that were published in MXFP4, then lose none where the powers of a
 // row's blocks are at most 14 apart; smaller ones are off by 2^-17 of the row's largest.

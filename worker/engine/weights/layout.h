@@ -111,6 +111,9 @@ struct MatrixInfo {
   int64_t rank = 0;     // R: of all adapters; 0 of a stack, whose adapters stand apart
   bool dora = false;    // one has a magnitude
 
+  // R in FP8, whose products need inner sizes that are multiples of 16: the columns beyond R are
+  // zeros. Rows have room for as many, where K and N are such multiples.
+  int64_t fp8_rank() const { return (rank + 15) / 16 * 16; }
   // Elements from one row to the next where there is room for the adapters.
   int64_t stride() const { return plan::RowStride(columns, rank); }
   int64_t numel() const { return (rows + rank) * stride(); }

@@ -147,6 +147,10 @@ class Fp8Expansion : public UnitExpansion {
           WriteFp8(columns, part, matrix.backward_scale, /*transposed=*/true);
         }
       }
+      // Other units' weights were there.
+      Tensor forward = Forward(matrix, buffer), backward = Backward(matrix, buffer);
+      if (Includes(use, WeightUse::kForward)) ClearBehindFactors(forward, matrix.info);
+      if (Includes(use, WeightUse::kBackward)) ClearBehindFactors(backward, matrix.info);
     }
     return use;
   }
@@ -179,19 +183,20 @@ class Fp8Expansion : public UnitExpansion {
   }
   // Experts' rows are dense: products take their matrices as a stack.
   static int64_t ForwardStride(const Matrix& m) {
-    return m.experts > 0 ? m.info.columns : m.info.stride();
+    return m.experts > 0 ? m.info.columns : plan::RowStride(m.info.columns, m.info.fp8_rank());
   }
   static int64_t BackwardRows(const Matrix& m) {
     return m.experts > 0 ? m.experts * m.info.columns : m.info.columns;
   }
   static int64_t BackwardColumns(const Matrix& m) {
-    return m.experts > 0 ? m.info.rows / m.experts : m.info.rows + m.info.rank;
+    return m.experts > 0 ? m.info.rows / m.experts : m.info.rows + m.info.fp8_rank();
   }
   static int64_t BackwardStride(const Matrix& m) {
-    return m.experts > 0 ? BackwardColumns(m) : plan::RowStride(m.info.rows, m.info.rank);
+    return m.experts > 0 ? BackwardColumns(m) : plan::RowStride(m.info.rows, m.info.fp8_rank());
   }
   static Tensor Forward(const Matrix& m, const Tensor& buffer) {
-    return Rows(buffer, m.forward, m.info.rows, m.info.columns + m.info.rank, ForwardStride(m));
+    return Rows(buffer, m.forward, m.info.rows, m.info.columns + m.info.fp8_rank(),
+                ForwardStride(m));
   }
   static Tensor Backward(const Matrix& m, const Tensor& buffer) {
     return Rows(buffer, m.backward, BackwardRows(m), BackwardColumns(m), BackwardStride(m));
