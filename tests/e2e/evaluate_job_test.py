@@ -338,7 +338,8 @@ generate_seconds = 1
         history = self.sftctl("events", job).stdout
         for rank in (0, 1):
             self.assertRegex(history, f"rank {rank}: validation answers took longer than generate_seconds = 1: those "
-                                      r"of this rank do not count, and from now on it answers \d+ of its 30 rows")
+                                      r"of this validation do not count, and from now on this rank answers \d+ of its "
+                                      r"30 rows")
         self.assertNotIn("after step 0", history)
         self.assertRegex(history, r"after step 60: val\.exact_match .* over \d+ answers")
 

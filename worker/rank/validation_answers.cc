@@ -64,14 +64,14 @@ class ValidationAnswers : public engine::AnswerJudge {
     RowShare share{comm.rank(), comm.world(), static_cast<int64_t>(questions_.size())};
     const int64_t count = most_ < 0 ? share.size() : std::min(most_, share.size());
     Verdict verdict;
-    bool stopped = false;
-    std::vector<double> sums = Answer(model, share.begin(), count, goes_on, verdict, stopped);
-    sums.push_back(stopped ? 1 : 0);
+    std::vector<double> sums;
+    const bool complete = Answer(model, share.begin(), count, goes_on, sums, verdict);
+    sums.push_back(complete ? 0 : 1);
     at::Tensor all = at::tensor(sums, at::kDouble).to(comm.device());
     comm.AllReduceSum(all);
     const at::Tensor host = all.cpu();
     const double* place = host.const_data_ptr<double>();
-    // Those that were done are the short ones, which say nothing of all.
+    // What a part of the rows gives, of a rank the short answers, says nothing of all.
     if (place[sums.size() - 1] > 0) return verdict;
     verdict.rows = static_cast<int64_t>(*place++);
     for (const grade::Metric* metric : grader_.metrics()) {
@@ -108,14 +108,14 @@ class ValidationAnswers : public engine::AnswerJudge {
     return std::clamp(room / std::max<int64_t>(1, token), int64_t{0}, wanted);
   }
 
-  // The graded rows of this rank and what they add to each metric, one behind the other.
-  std::vector<double> Answer(engine::TrainingModel& model, int64_t first, int64_t count,
-                             const std::function<bool()>& goes_on, Verdict& verdict,
-                             bool& stopped) {
+  // Sets the graded rows of this rank and what they add to each metric, one behind the other. False
+  // when not all were answered.
+  bool Answer(engine::TrainingModel& model, int64_t first, int64_t count,
+              const std::function<bool()>& goes_on, std::vector<double>& sums, Verdict& verdict) {
     size_t width = 1;
     for (const grade::Metric* metric : grader_.metrics()) width += metric->sums;
-    std::vector<double> sums(width, 0.0);
-    if (count == 0) return sums;
+    sums.assign(width, 0.0);
+    if (count == 0) return true;
     int64_t longest = 0;
     for (int64_t i = first; i < first + count; ++i) {
       longest =
@@ -134,18 +134,17 @@ class ValidationAnswers : public engine::AnswerJudge {
               : "",
           tokens,
           options_.generate_num_beams > 1 ? ": lower training.validation.generate_num_beams" : "");
-      return sums;
+      return false;
     }
     engine::BatchGenerator batch(
         model.config(), model.decoder(), device_.torch, model.compute_type(),
         /*optional_adapters=*/false,
         {.cache_tokens = tokens, .most_requests = kMostAtOnce * options_.generate_num_beams});
     for (int64_t i = first; i < first + count; ++i) batch.Add(RequestFor(At(i)));
-    stopped = !Run(batch, first, count, goes_on, sums, verdict);
-    return sums;
+    return Run(batch, first, count, goes_on, sums, verdict);
   }
 
-  // False when the rank was stopped before all had answered.
+  // False when the rank was stopped, or out of time, before all had answered.
   bool Run(engine::BatchGenerator& batch, int64_t first, int64_t count,
            const std::function<bool()>& goes_on, std::vector<double>& sums, Verdict& verdict) {
     const MonoTime begin = clock_.Mono();
@@ -160,14 +159,12 @@ class ValidationAnswers : public engine::AnswerJudge {
       const bool late =
           options_.generate_seconds > 0 && SecondsOf(now - begin) > options_.generate_seconds;
       if (late && !batch.idle()) {
-        // Those that are done are the short ones, which say nothing of all.
-        std::fill(sums.begin(), sums.end(), 0.0);
         most_ = done > 0 ? done : count / 2;
         verdict.note = fmt::format(
-            "validation answers took longer than generate_seconds = {0}: those of this rank do not "
-            "count, and from now on it answers {1} of its {2} rows",
+            "validation answers took longer than generate_seconds = {0}: those of this validation "
+            "do not count, and from now on this rank answers {1} of its {2} rows",
             options_.generate_seconds, most_, count);
-        return true;
+        return false;
       }
       if (now - asked < kAskInterval) continue;
       asked = now;
