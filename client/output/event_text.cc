@@ -39,6 +39,23 @@ class Note {
   const Json& json_;
 };
 
+// " (2 too long, of 130 tokens; 1 no answer)"
+std::string SkippedBy(const Note& note) {
+  const auto reasons = note.json().find("skipped_by");
+  if (reasons == note.json().end() || !reasons->is_array()) return "";
+  std::string text;
+  for (const Json& reason : *reasons) {
+    if (!reason.is_object()) continue;
+    const Note rows(reason);
+    text += fmt::format("{}{:.0f} {}", text.empty() ? " (" : "; ", rows.Number("rows"),
+                        rows.Text("reason"));
+    if (rows.Text("reason") == "too long") {
+      text += fmt::format(", of {} tokens", Count(note.Number("skipped_tokens")));
+    }
+  }
+  return text.empty() ? text : text + ")";
+}
+
 std::string Prepared(const Note& note) {
   if (note.Number("loss_tokens") == 0) {  // prompts
     return fmt::format("{:.0f} prompts, {} tokens", note.Number("rows"),
@@ -46,7 +63,7 @@ std::string Prepared(const Note& note) {
   }
   std::string text = fmt::format("{:.0f} of {:.0f} rows", note.Number("used"), note.Number("rows"));
   if (const std::string forms = note.Text("forms"); !forms.empty()) text += " (" + forms + ")";
-  text += fmt::format(", {:.0f} left out", note.Number("skipped"));
+  text += fmt::format(", {:.0f} left out{}", note.Number("skipped"), SkippedBy(note));
   if (note.Number("repeated") > 0) {
     text += fmt::format(", beside {:.0f} repeats", note.Number("repeated"));
   }

@@ -89,6 +89,7 @@ per_device_batch = 6
         trained = submitted.stdout.strip()
         self.assert_ends(trained, SUCCEEDED)
         self.assertIn(f"{found['rows']} of {found['rows'] + 2} rows", self.sftctl("logs", trained, "--prepare").stdout)
+        self.assertRegex(self.sftctl("events", trained).stdout, r"2 left out \(2 too long, of \d+ tokens\); ")
         last = self.last_validation(trained)
         self.assertAlmostEqual(last["val.perplexity"], math.exp(last["val.loss"]), places=4)
         self.assertGreater(last["val.bits_per_byte"], 0)

@@ -21,7 +21,7 @@ STEPS, SAVE_STEPS = 300, 20  # a few seconds
 FIRST = f"step-{SAVE_STEPS}"  # the folder of the first checkpoint
 
 FAMILIES = ("llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_sliding_rope_yarn_untied",
-            "mistral_sliding_untied", "smollm3_tied", "granite_tied", "granite4_tied", "gemma3_tied", "gemma3_multimodal_tied",
+            "mistral_sliding_untied", "ministral_untied", "smollm3_tied", "granite_tied", "granite4_tied", "gemma3_tied", "gemma3_multimodal_tied",
             "gemma4_e_tied", "gemma4_multimodal_tied",
             "gemma4_moe_tied", "gemma4_moe_multimodal_tied", "gpt2_tied", "olmo2_untied", "olmo3_untied", "ministral3_untied",
             "mistral3_multimodal_untied", "phi3_longrope_partial_tied", "qwen3_moe_mixed", "mixtral", "glm4_moe",

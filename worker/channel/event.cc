@@ -20,6 +20,12 @@ void Fields(V& v, PlanCategory& c) {
 }
 
 template <typename V>
+void Fields(V& v, SkippedRows& e) {
+  v("reason", e.reason);
+  v("rows", e.rows);
+}
+
+template <typename V>
 void Fields(V& v, EvalMetric& e) {
   v("name", e.name);
   v("value", e.value);
@@ -65,6 +71,9 @@ void Fields(V& v, PreparedEvent& e) {
   v("rows", e.rows);
   v("used", e.used);
   v("skipped", e.skipped);
+  v.ListIfAny("skipped_by", e.skipped_by);
+  v("skipped_tokens", e.skipped_tokens);
+  v("skipped_loss_tokens", e.skipped_loss_tokens);
   v("tokens", e.tokens);
   v("loss_tokens", e.loss_tokens);
   v("from_cache", e.from_cache);

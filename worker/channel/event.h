@@ -24,8 +24,14 @@ struct ProgressEvent {
 };
 
 // `sft-rank prepare` has finished.
+struct SkippedRows {
+  std::string reason;  // "too long"
+  int64_t rows = 0;
+};
 struct PreparedEvent {
   int64_t rows = 0, used = 0, skipped = 0;
+  std::vector<SkippedRows> skipped_by;                  // by reason
+  int64_t skipped_tokens = 0, skipped_loss_tokens = 0;  // of those that are too long
   int64_t tokens = 0, loss_tokens = 0;
   bool from_cache = false;
   std::string forms;      // "90 ShareGPT, 10 text"

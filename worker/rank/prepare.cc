@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <new>
+#include <vector>
 
 #include "common/base/bytes.h"
 #include "common/io/file.h"
@@ -95,6 +97,16 @@ void PrintCut(const engine::DatasetStats& stats) {
       stats.documents, stats.cut_tokens, stats.cut_loss_tokens);
 }
 
+std::vector<channel::SkippedRows> SkippedBy(const engine::DatasetStats& stats) {
+  std::vector<channel::SkippedRows> skipped;
+  for (int i = 0; i < engine::kRowProblems; ++i) {
+    if (stats.skipped[i] == 0) continue;
+    skipped.push_back(
+        {engine::RowProblemName(static_cast<engine::RowProblem>(i)), stats.skipped[i]});
+  }
+  return skipped;
+}
+
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
                                    engine::PrepareOptions options, RunawayScene scene,
                                    const char* what, int64_t vocab, EventLog& events,
@@ -122,6 +134,9 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
   return {.rows = stats.rows,
           .used = stats.used,
           .skipped = stats.skipped_total(),
+          .skipped_by = SkippedBy(stats),
+          .skipped_tokens = stats.skipped_tokens,
+          .skipped_loss_tokens = stats.skipped_loss_tokens,
           .tokens = stats.tokens,
           .loss_tokens = stats.loss_tokens,
           .from_cache = prepared.from_cache,
@@ -138,6 +153,17 @@ void Add(const channel::PreparedEvent& file, bool first, channel::PreparedEvent&
   all.rows += file.rows;
   all.used += file.used;
   all.skipped += file.skipped;
+  for (const channel::SkippedRows& skipped : file.skipped_by) {
+    const auto same =
+        std::ranges::find(all.skipped_by, skipped.reason, &channel::SkippedRows::reason);
+    if (same == all.skipped_by.end()) {
+      all.skipped_by.push_back(skipped);
+    } else {
+      same->rows += skipped.rows;
+    }
+  }
+  all.skipped_tokens += file.skipped_tokens;
+  all.skipped_loss_tokens += file.skipped_loss_tokens;
   all.tokens += file.tokens;
   all.loss_tokens += file.loss_tokens;
   all.from_cache = file.from_cache && (first || all.from_cache);

@@ -370,6 +370,10 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
       {"prepared",
        R"({"event":"prepared","rows":152,"used":150,"skipped":2,"tokens":8123,"loss_tokens":400})"},
       {"prepared",
+       R"({"event":"prepared","rows":9,"used":6,"skipped":3,"skipped_tokens":130,)"
+       R"("skipped_by":[{"reason":"no answer","rows":1},{"reason":"too long","rows":2},7],)"
+       R"("tokens":90,"loss_tokens":40})"},
+      {"prepared",
        R"({"event":"prepared","rows":9,"used":9,"skipped":0,"tokens":90,"loss_tokens":40,)"
        R"("repeated":3,"forms":"9 text","cut":2,"cut_tokens":1500,"validation":4,)"
        R"("from_cache":true})"},
@@ -398,6 +402,7 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
   }
   const std::string out = Sftctl(server, {"events", "job-a"}).out;
   EXPECT_THAT(out, HasSubstr("150 of 152 rows, 2 left out; 8.1k tokens, 400 of them with loss"));
+  EXPECT_THAT(out, HasSubstr("6 of 9 rows, 3 left out (1 no answer; 2 too long, of 130 tokens); "));
   EXPECT_THAT(out, HasSubstr("9 of 9 rows (9 text), 0 left out, beside 3 repeats; 90 tokens, 40 of "
                              "them with loss; 2 rows cut or split, 1.5k tokens of them left out; 4 "
                              "rows for validation; prepared before"));

@@ -62,6 +62,8 @@ nlohmann::json StatsToJson(const DatasetStats& stats) {
           {"loss_tokens", stats.loss_tokens},
           {"longest", stats.longest},
           {"skipped", stats.skipped},
+          {"skipped_tokens", stats.skipped_tokens},
+          {"skipped_loss_tokens", stats.skipped_loss_tokens},
           {"skipped_rows", std::move(rows)}};
 }
 
@@ -84,6 +86,8 @@ DatasetStats StatsFromJson(const nlohmann::json& json) {
   for (size_t i = 0; i < std::min<size_t>(kRowProblems, skipped.size()); ++i) {
     skipped.at(i).get_to(stats.skipped[i]);
   }
+  stats.skipped_tokens = json.value("skipped_tokens", int64_t{0});
+  stats.skipped_loss_tokens = json.value("skipped_loss_tokens", int64_t{0});
   for (const auto& row : json.at("skipped_rows")) {
     stats.skipped_rows.push_back({.line = row.at("line").get<int64_t>(),
                                   .problem = static_cast<RowProblem>(row.at("problem").get<int>()),

@@ -56,6 +56,8 @@ struct DatasetStats {
   int64_t repeated = 0;                  // rows that repeat an earlier one; not in rows
   std::vector<int64_t> repeats;          // the lines of the first of them
   int64_t skipped[kRowProblems] = {};    // counts by RowProblem
+  int64_t skipped_tokens = 0;            // of rows that were left out as too long
+  int64_t skipped_loss_tokens = 0;       // of these with loss
   std::vector<SkippedRow> skipped_rows;  // the first kReportedRows, by line
 
   static constexpr int kReportedRows = 20;

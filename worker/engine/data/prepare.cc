@@ -46,6 +46,7 @@ struct Outcome {
   std::optional<data::Form> form;  // nothing: the row is not JSON
   bool cut = false;
   int64_t cut_tokens = 0, cut_loss_tokens = 0;
+  int64_t long_tokens = 0, long_loss_tokens = 0;  // of a row that is too long
 };
 
 // Ends the process when one row takes too much processor time: templates and tokenizers can make
@@ -197,6 +198,8 @@ class ParallelEncoder {
       if (encoded.tokens.size() <= static_cast<size_t>(options_.sequence_length)) {
         outcome.documents.push_back(std::move(encoded));
       } else {
+        outcome.long_tokens = static_cast<int64_t>(encoded.tokens.size());
+        outcome.long_loss_tokens = encoded.LossTokens();
         FittedRow fitted = FitLongRow(encoder_, row, std::move(encoded), Rule());
         outcome.documents = std::move(fitted.documents);
         outcome.cut = true;
@@ -314,6 +317,8 @@ CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& li
       continue;
     }
     ++contents.stats.skipped[static_cast<size_t>(outcome.skipped->problem)];
+    contents.stats.skipped_tokens += outcome.long_tokens;
+    contents.stats.skipped_loss_tokens += outcome.long_loss_tokens;
     if (contents.stats.skipped_rows.size() < DatasetStats::kReportedRows) {
       contents.stats.skipped_rows.push_back(*std::move(outcome.skipped));
     }

@@ -93,6 +93,12 @@ TEST(EventTest, NonFiniteValuesAreStrings) {
 TEST(EventTest, EveryKindOfEventComesBack) {
   EXPECT_EQ(RoundTrip(ProgressEvent{"tokenise", 120, 150}).done, 120);
   EXPECT_TRUE(RoundTrip(PreparedEvent{.rows = 4, .skipped = 1, .from_cache = true}).from_cache);
+  const PreparedEvent prepared =
+      RoundTrip(PreparedEvent{.skipped_by = {{"too long", 2}}, .skipped_tokens = 130});
+  ASSERT_EQ(prepared.skipped_by.size(), 1u);
+  EXPECT_EQ(prepared.skipped_by[0].reason, "too long");
+  EXPECT_EQ(prepared.skipped_by[0].rows, 2);
+  EXPECT_EQ(prepared.skipped_tokens, 130);
   EXPECT_EQ(RoundTrip(ReadyEvent{.rank = 3, .world = 8, .device = "cuda:0 NVIDIA H100"}).device,
             "cuda:0 NVIDIA H100");
   EXPECT_EQ(RoundTrip(EvalEvent{.step = 5, .loss = 1.25}).loss, 1.25);

@@ -103,6 +103,9 @@ TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
   EXPECT_EQ(stats.used, 1);
   EXPECT_EQ(stats.skipped_total(), 3);
   EXPECT_EQ(stats.skipped[static_cast<int>(RowProblem::kTooLong)], 1);
+  EXPECT_GT(stats.skipped_tokens, options.sequence_length);
+  EXPECT_GT(stats.skipped_loss_tokens, 0);
+  EXPECT_LT(stats.skipped_loss_tokens, stats.skipped_tokens);
   ASSERT_EQ(stats.skipped_rows.size(), 3U);
   EXPECT_EQ(stats.skipped_rows[1].line, 3);
   EXPECT_EQ(stats.skipped_rows[1].problem, RowProblem::kTooLong);
