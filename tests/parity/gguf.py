@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+import peft
 import safetensors.torch
 import torch
 import transformers
@@ -267,13 +268,42 @@ def tokenizer_of(model):
     return getattr(transformers, named).from_pretrained(model)
 
 
-def compare(name, model, gguf, kind, tokens):
+def is_mixture(model):
+    return any("experts" in name for name, _ in model.named_modules())
+
+
+def with_adapter(base, adapter):
+    """The base with peft's adapter. Of a mixture with the adapter merged: what its rounding is apart would choose other
+    experts for some token."""
+    adapted = peft.PeftModel.from_pretrained(base, adapter)
+    return (adapted.merge_and_unload() if is_mixture(base) else adapted).eval()
+
+
+def adapter_of(model, folder):
+    """PEFT's, on every linear of the layers, with second factors that are not zero. Of a mixture on
+    attention alone: all-linear would take the router."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if is_mixture(base) else "all-linear"
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM",
+                                                      exclude_modules=["per_layer_model_projection"]))
+    torch.manual_seed(11)
+    for name, value in adapted.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(value, std=0.05)
+    adapted.peft_config["default"].base_model_name_or_path = "org/model"
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def compare(name, model, gguf, kind, tokens, adapter=None):
     positions = sorted({*range(0, tokens, max(1, tokens // POSITIONS)), tokens - 1})
     tokenizer = tokenizer_of(model)
     ids = tokenizer(long_text(), add_special_tokens=False).input_ids[:tokens]
     if len(ids) < tokens:
         sys.exit(f"gguf: the text has {len(ids)} tokens only")
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    if adapter:
+        reference = with_adapter(reference, adapter)
     with torch.no_grad():
         want = reference(torch.tensor([ids])).logits[0, positions].log_softmax(-1)
     out = gguf.parent / "probabilities"
@@ -284,7 +314,7 @@ def compare(name, model, gguf, kind, tokens):
     compared = want.exp() > LEAST
     difference = (got[:, :want.shape[1]].clamp_min(1e-30).log() - want).abs()[compared]
     mean, largest = difference.mean().item(), difference.max().item()
-    print(f"gguf: {name} {kind}: {tokens} tokens, log probabilities differ by {mean:.2g} on average, "
+    print(f"gguf: {name} {kind}{' with an adapter' if adapter else ''}: {tokens} tokens, log probabilities differ by {mean:.2g} on average, "
           f"{largest:.2g} at most, of {difference.numel()}", flush=True)
     failed = mean > TOLERANCE[kind][0] or largest > TOLERANCE[kind][1]
     for text, theirs in zip(TEXTS, said["texts"]):
@@ -314,6 +344,10 @@ def main():
             for kind in ("bf16", "q8_0") if name == "model" else ("f32", "q8_0"):
                 made = export(program, exported, kind, folder / kind)
                 failed |= compare(name, model, made / f"model-{kind}.gguf", kind, 1000 if name == "model" else 600)
+            if name != "model" and name not in WRAPPED:
+                adapter = adapter_of(model, folder / "adapter")
+                made = export(program, model, "f32", folder / "merged", adapter)
+                failed |= compare(name, model, made / "model-f32.gguf", "f32", 600, adapter)
     sys.exit(1 if failed else 0)
 
 
