@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import shutil
+import subprocess
 
 import harness
 from families_test import copy_small_model
@@ -30,7 +31,8 @@ class DataTest(harness.ServiceCase):
 model = "{self.model}"
 data = "{data}"
 [compute]
-gpu_type = "H100"
+gpu_type = "CPU"
+variant = "CPU-1x"
 [data]
 {keys}
 [training]
@@ -49,6 +51,19 @@ per_device_batch = 6
 """)
         return job
 
+    def start_slot(self):
+        self.start("node-a", harness.BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}", "--data-dir",
+                   self.dir / "node-a", "--node", "node-a", "--models", self.dir / "models", "--cpu-slots", 1)
+        harness.wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
+
+    def chat(self, job, *lines):
+        """What a person reads who types these lines."""
+        result = subprocess.run([str(harness.BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "chat", job],
+                                input="".join(f"{line}\n" for line in lines), capture_output=True, text=True,
+                                timeout=harness.DEADLINE_S, check=False)
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        return result.stdout
+
     def submit(self, job, *arguments):
         result = self.sftctl("submit", job, *arguments)
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
@@ -63,7 +78,7 @@ per_device_batch = 6
     def test_a_parquet_set_with_long_rows_goes_from_its_check_to_answers(self):
         shutil.copy(FILES / "share_gpt.parquet", self.dir / "chats.parquet")
         self.start_server()
-        self.start_worker(gpus="H100:1", engine=True)
+        self.start_slot()
         job = self.write_job("chats.parquet", "")
         counts = []
         for model in (self.model, "small"):  # a folder here, and the same model as nodes list it
@@ -96,6 +111,7 @@ per_device_batch = 6
         self.assertIn("whose val.perplexity is the best", self.sftctl("logs", trained).stdout)
         answer = self.sftctl("generate", trained, "--prompt", "aaa?", "--max-new-tokens", 3)
         self.assertEqual(answer.returncode, SUCCEEDED, answer.stderr)
+        self.assertTrue(self.chat(trained, "aaa?", "bbb?").strip())
 
     def test_a_folder_of_documents_is_packed_and_trained_on_in_pieces(self):
         folder = self.dir / "documents"
@@ -104,7 +120,7 @@ per_device_batch = 6
             short, long = f"note{number}", "abcdefgh" * 12
             (folder / f"{number}.txt").write_text(f"{short}\n{short}\n\n{long}{number}\n\n\nend{number}\n")
         self.start_server()
-        self.start_worker(gpus="H100:1", engine=True)
+        self.start_slot()
         keys = 'on_long_rows = "split"\nsplit_overlap = 8\ntext_documents = "blank_lines"\nval_split = "2 rows"\n'
         job = self.write_job("documents", keys)
         packing = json.loads(self.submit(job, "--dry-run", "--json").stdout)["values"]["data.packing"]
