@@ -1,12 +1,15 @@
 """Webhooks with real processes: what a receiver gets of a job, verified by the library of Standard Webhooks; a receiver
 that was down while the server was killed; what is refused."""
 
+import base64
+import hmac
 import http.server
 import json
 import os
 import pathlib
 import subprocess
 import threading
+import time
 
 import harness
 from harness import ServiceCase, free_port, run_tests, wait_until
@@ -46,6 +49,14 @@ class Receiver:
     def stop(self):
         self.server.shutdown()
         self.server.server_close()
+
+
+def signed(secret, headers, body, minutes):
+    """The head of a delivery of that many minutes from now, signed as the server does."""
+    at = int(time.time()) + 60 * minutes
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    digest = hmac.new(key, f"{headers['webhook-id']}.{at}.{body}".encode(), "sha256").digest()
+    return {**headers, "webhook-timestamp": str(at), "webhook-signature": "v1," + base64.b64encode(digest).decode()}
 
 
 class WebhookTest(ServiceCase):
@@ -90,6 +101,10 @@ class WebhookTest(ServiceCase):
         other = json.loads(self.sftctl("webhook", "rotate", hook["id"], "--json").stdout)["secret"]
         self.assertEqual(self.verified(hook["secret"], [(path, headers, body.replace("succeeded", "failed"))]), ["bad"])
         self.assertEqual(self.verified(other, [(path, headers, body)]), ["bad"])
+        # What somebody has kept and sends again is refused, though the signature is right: it is too old, or of a clock ahead.
+        for minutes, verdict in ((-6, "bad"), (-4, "good"), (4, "good"), (6, "bad")):
+            self.assertEqual(self.verified(hook["secret"], [(path, signed(hook["secret"], headers, body, minutes), body)]),
+                             [verdict], minutes)
         # After the rotation receivers with either secret are content; a replay has its old id.
         delivered = json.loads(self.sftctl("webhook", "deliveries", hook["id"], "--json").stdout)
         self.assertEqual(delivered[0]["state"], "delivered")
