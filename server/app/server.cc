@@ -250,6 +250,7 @@ struct Server::Parts {
   Sessions sessions;
   const std::string host;
   std::string http_host;
+  HttpTimes http_times;
   std::unique_ptr<WebFront> http;
   std::unique_ptr<GrpcServer> grpc;
 };
@@ -358,11 +359,13 @@ absl::Status Server::StartHttp(const Settings& settings,
       &parts.gate,
       [&parts] { return parts.blobs->damaged() + parts.checkpoint_blobs->damaged(); },
       &parts.loop.tick_seconds(),
+      &parts.http_times,
       {}};
   if (credentials.has_value()) {
     SFT_ASSIGN_OR_RETURN(sources.certificates, ExpiryOf(*credentials));
   }
   plan.pages = Pages(sources);
+  plan.times = &parts.http_times;
   SFT_ASSIGN_OR_RETURN(
       parts.http,
       WebFront::Start(endpoint, {parts.door, parts.methods, parts.hub, parts.web_sessions, clock},

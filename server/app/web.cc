@@ -3,19 +3,31 @@
 #include <fmt/format.h>
 
 #include "common/io/file.h"
+#include "common/tls/server_session.h"
 
 namespace sft::server {
 namespace {
 
 constexpr int64_t kMostBytes = 1 << 20;
 
+absl::StatusOr<std::string> ReadPem(std::string_view option, const std::string& path) {
+  auto pem = io::ReadFile(path, kMostBytes);
+  if (!pem.ok()) return Annotate(pem.status(), option);
+  return pem;
+}
+
 absl::StatusOr<tls::Identity> ReadIdentity(const WebSettings& settings) {
   if (settings.certificate.empty() || settings.key.empty()) {
     return InvalidArgument("--http-tls-cert and --http-tls-key go together");
   }
   tls::Identity identity;
-  SFT_ASSIGN_OR_RETURN(identity.certificate_pem, io::ReadFile(settings.certificate, kMostBytes));
-  SFT_ASSIGN_OR_RETURN(identity.key_pem, io::ReadFile(settings.key, kMostBytes));
+  SFT_ASSIGN_OR_RETURN(identity.certificate_pem, ReadPem("--http-tls-cert", settings.certificate));
+  SFT_ASSIGN_OR_RETURN(identity.key_pem, ReadPem("--http-tls-key", settings.key));
+  const std::string certificate = "--http-tls-cert " + settings.certificate;
+  SFT_RETURN_IF_ERROR(
+      Annotate(tls::ReadCertificate(identity.certificate_pem).status(), certificate));
+  SFT_RETURN_IF_ERROR(Annotate(tls::ServerContext::Make(identity, "http/1.1").status(),
+                               certificate + " with --http-tls-key " + settings.key));
   return identity;
 }
 
@@ -45,11 +57,9 @@ absl::StatusOr<WebFront::Options> PlanWeb(const WebSettings& settings,
     plan.tls = credentials->server;
   }
   if (plan.tls.has_value()) {
-    auto certificate = tls::ReadCertificate(plan.tls->certificate_pem);
-    if (!certificate.ok()) {
-      return Annotate(certificate.status(), "--http-tls-cert " + settings.certificate);
-    }
-    plan.hosts.insert(plan.hosts.end(), certificate->names.begin(), certificate->names.end());
+    SFT_ASSIGN_OR_RETURN(const tls::Certificate certificate,
+                         tls::ReadCertificate(plan.tls->certificate_pem));
+    plan.hosts.insert(plan.hosts.end(), certificate.names.begin(), certificate.names.end());
   }
   for (const std::string& host : plan.hosts) {
     if (!open || rpc::IsLoopback(host)) continue;

@@ -110,7 +110,7 @@ void HttpConnection::Read(MonoTime now) {
     if (stage_ == Stage::kLinger) continue;
     if (stage_ == Stage::kHead && in_.empty()) since_ = served_ ? now : since_;
     in_.append(bytes, got);
-    if (stage_ == Stage::kAnswer && body_wanted_.has_value()) TakeBody();
+    if (stage_ == Stage::kAnswer && body_wanted_.has_value()) TakeBody(now);
   }
 }
 
@@ -118,7 +118,7 @@ void HttpConnection::Advance(MonoTime now) {
   while (stage_ != Stage::kOver) {
     if (stage_ == Stage::kAnswer && stream_ != nullptr) {
       TakeNews(now);
-      if (body_wanted_.has_value()) TakeBody();
+      if (body_wanted_.has_value()) TakeBody(now);
       TakeNews(now);  // of who got the body
     }
     Write(now);
@@ -155,7 +155,7 @@ bool HttpConnection::TakeHead(MonoTime now) {
     return false;
   }
   stage_ = Stage::kAnswer;
-  since_ = now;
+  since_ = heard_at_ = now;
   body_begun_ = answered_ = cut_ = closes_ = events_ = false;
   body_received_ = 0;
   stream_ = std::make_shared<HttpStream>(shared_.wake, id_, std::move(request), socket_.peer(),
@@ -178,13 +178,18 @@ void HttpConnection::TakeNews(MonoTime now) {
     if (sent_ == out_.size()) WaitForCaller(now);
     out_ += news.bytes;
   }
+  if (news.status != 0 && shared_.times != nullptr) {
+    // (An upload may be refused while more of it comes.)
+    shared_.times->Count(stream_->request().path, news.status,
+                         std::max(Nanos(0), news.begun_at - heard_at_));
+  }
   events_ |= news.events;
   answered_ |= news.ended;
   cut_ |= news.cut;
   closes_ |= news.closes;
 }
 
-void HttpConnection::TakeBody() {
+void HttpConnection::TakeBody(MonoTime now) {
   const size_t most = body_wanted_->most;
   const HttpRequest& request = stream_->request();
   if (request.length.value_or(0) > most) {
@@ -200,6 +205,7 @@ void HttpConnection::TakeBody() {
   const absl::StatusOr<size_t> used = parser_->Body(in_, body_);
   shared_.body_bytes += body_.size() - before;
   body_received_ += body_.size() - before;
+  if (body_.size() > before) heard_at_ = now;
   if (!used.ok()) return EndBody(used.status());
   in_.erase(0, *used);
   if (body_.size() > most) {
@@ -273,6 +279,7 @@ void HttpConnection::Answered(MonoTime now) {
 }
 
 void HttpConnection::Refuse(const HttpResponse& response, MonoTime now) {
+  if (shared_.times != nullptr) shared_.times->Count("", response.status, now - since_);
   out_ +=
       HeadOf(response,
              {.length = response.body.size(), .closes = true, .fields = shared_.wake->fields()}) +

@@ -9,6 +9,7 @@
 #include "server/http/http_parser.h"
 #include "server/http/http_socket.h"
 #include "server/http/http_stream.h"
+#include "server/http/http_times.h"
 
 namespace sft::server {
 
@@ -44,7 +45,8 @@ class HttpConnection {
     HttpHandler& handler;
     const HttpLimits& limits;
     std::shared_ptr<HttpWake> wake;
-    size_t body_bytes = 0;  // of HttpLimits::bodies
+    HttpTimes* times = nullptr;  // null: nobody counts
+    size_t body_bytes = 0;       // of HttpLimits::bodies
   };
 
   HttpConnection(Shared& shared, uint64_t id, HttpSocket socket, MonoTime now);
@@ -70,6 +72,8 @@ class HttpConnection {
   bool idle() const {
     return stage_ == Stage::kHead || (body_wanted_.has_value() && !body_wanted_->piece);
   }
+  // An event stream: the next to go, as its client comes again and goes on where it was.
+  bool follows() const { return stage_ == Stage::kAnswer && events_; }
   MonoTime since() const { return since_; }
 
  private:
@@ -87,7 +91,7 @@ class HttpConnection {
   // Whether another request was there.
   bool TakeHead(MonoTime now);
   void TakeNews(MonoTime now);
-  void TakeBody();
+  void TakeBody(MonoTime now);
   void EndBody(absl::StatusOr<std::string> body);
   // By when more of the body must have come.
   MonoTime body_due() const;
@@ -122,6 +126,7 @@ class HttpConnection {
   uint64_t body_received_ = 0;  // all of it that has come, given away or not
   MonoTime body_asked_;         // for it, or for its next piece
   bool body_begun_ = false;
+  MonoTime heard_at_;  // all that was read of the request had come
 };
 
 }  // namespace sft::server

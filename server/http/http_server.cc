@@ -68,7 +68,8 @@ HttpServer::HttpServer(Opened opened, HttpHandler& handler, const Options& optio
       port_(rpc::PortOf(listeners_.front().get())),
       options_(options),
       shared_{handler, options_.limits,
-              std::make_shared<HttpWake>(std::move(opened.wake), LinesOf(options_.fields))},
+              std::make_shared<HttpWake>(std::move(opened.wake), LinesOf(options_.fields)),
+              options_.times},
       next_(kFirstConnection) {}
 
 absl::Status HttpServer::Watch() {
@@ -185,10 +186,13 @@ bool HttpServer::Admit(const HttpSocket& socket) {
 
 bool HttpServer::MakeRoom() {
   auto oldest = connections_.end();
+  const auto rank = [](const HttpConnection& connection) {
+    return std::pair(!connection.idle(), connection.since());
+  };
   for (auto each = connections_.begin(); each != connections_.end(); ++each) {
     const HttpConnection& connection = *each->second.connection;
-    if (!connection.idle()) continue;
-    if (oldest == connections_.end() || connection.since() < oldest->second.connection->since()) {
+    if (!connection.idle() && !connection.follows()) continue;
+    if (oldest == connections_.end() || rank(connection) < rank(*oldest->second.connection)) {
       oldest = each;
     }
   }

@@ -21,14 +21,17 @@ namespace sft::server {
 class HttpServer {
  public:
   struct Options {
-    // Simultaneous connections: one more ends the oldest that asks nothing. Those of one subscriber
-    // (SubscriberOf) that is not loopback.
-    size_t max_connections = 1000, max_of_one = 100;
+    // Simultaneous connections: one more ends the oldest that asks nothing, else the oldest event
+    // stream, so that streams shut out no calls. Those of one subscriber (SubscriberOf) that is not
+    // loopback.
+    size_t max_connections = 2000, max_of_one = 100;
     HttpLimits limits;
     // Null: without TLS. Borrowed, and outlives the server.
     const tls::ServerContext* tls = nullptr;
     // More of the head of each answer.
     std::vector<std::pair<std::string, std::string>> fields = {};
+    // Counts answers. Null: nobody does. Borrowed, and outlives the server.
+    HttpTimes* times = nullptr;
   };
 
   // The handler is borrowed, and outlives the server. UNAVAILABLE when the port is taken.
@@ -62,7 +65,8 @@ class HttpServer {
   void Accept(int listener, MonoTime now);
   // Whether one more may come from there.
   bool Admit(const HttpSocket& socket);
-  // Ends the oldest connection that asks nothing. False: there is none.
+  // Ends the oldest connection that asks nothing, else the oldest event stream. False: there is
+  // none.
   bool MakeRoom();
   void PassTime(MonoTime now);
   // After something happened to it.

@@ -43,6 +43,11 @@ void HttpStream::Append(std::string_view bytes) {
   unsent_ += bytes.size();
 }
 
+void HttpStream::SayStatus(int status) {
+  news_.status = status;
+  news_.begun_at = Clock::Real().Mono();
+}
+
 void HttpStream::ReadBody(size_t most, TakeBody take) {
   const MutexLock lock(mutex_);
   news_.body = WantedBody{most, std::move(take)};
@@ -59,6 +64,7 @@ void HttpStream::Respond(const HttpResponse& response) {
   const MutexLock lock(mutex_);
   if (begun_) return;
   begun_ = ended_ = news_.ended = true;
+  SayStatus(response.status);
   news_.closes = Closes();
   Append(
       HeadOf(response,
@@ -71,6 +77,7 @@ void HttpStream::Begin(const HttpResponse& head, bool events) {
   const MutexLock lock(mutex_);
   if (begun_) return;
   begun_ = true;
+  SayStatus(head.status);
   news_.events = events;
   chunked_ = !request_.is_1_0;
   news_.closes = Closes() || !chunked_;

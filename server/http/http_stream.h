@@ -102,6 +102,8 @@ class HttpStream {
     std::optional<WantedBody> body;
     std::optional<MonoTime> alarm;
     bool ended = false, cut = false, closes = false, events = false;
+    int status = 0;     // of the answer, once: it has begun
+    MonoTime begun_at;  // then
   };
   News TakeNews() SFT_EXCLUDES(mutex_);
   void Sent(size_t bytes) SFT_EXCLUDES(mutex_);
@@ -112,6 +114,7 @@ class HttpStream {
 
   void Say() SFT_REQUIRES(mutex_);
   void Append(std::string_view bytes) SFT_REQUIRES(mutex_);
+  void SayStatus(int status) SFT_REQUIRES(mutex_);
   bool Closes() const SFT_REQUIRES(mutex_) { return !request_.keeps || !body_done_; }
 
   const std::shared_ptr<HttpWake> wake_;

@@ -150,6 +150,15 @@ void AddTimes(const FigureSources& sources, Exposition& page) {
     page.Metric("sft_reconcile_duration_seconds", "histogram", "Of one pass of the scheduler.");
     page.Sample({}, sources.ticks->Read());
   }
+  if (sources.http != nullptr) {
+    page.Metric("sft_http_request_duration_seconds", "histogram",
+                "From an HTTP request to the head of its answer, by what was asked and the class "
+                "of the answer's status.");
+    sources.http->Each([&page](std::string_view route, std::string_view status,
+                               const obs::Histogram::Counts& times) {
+      page.Sample({{"route", std::string(route)}, {"status", std::string(status)}}, times);
+    });
+  }
   if (sources.gate == nullptr) return;
   page.Metric("sft_rpc_duration_seconds", "histogram",
               "Calls by method and gRPC status, without those that follow something.");

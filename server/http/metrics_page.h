@@ -11,6 +11,7 @@
 #include "server/core/disk_watch.h"
 #include "server/door/gate.h"
 #include "server/fleet/worker_registry.h"
+#include "server/http/http_times.h"
 #include "server/http/page_makers.h"
 #include "server/store/store.h"
 
@@ -23,8 +24,9 @@ struct FigureSources {
   const WorkerRegistry& registry;
   DiskWatch* disk = nullptr;
   Gate* gate = nullptr;
-  std::function<int64_t()> damaged;              // number of quarantined files of the server
-  const obs::Histogram* ticks = nullptr;         // of the scheduler, in seconds
+  std::function<int64_t()> damaged;       // number of quarantined files of the server
+  const obs::Histogram* ticks = nullptr;  // of the scheduler, in seconds
+  const HttpTimes* http = nullptr;
   std::map<std::string, WallTime> certificates;  // until when each is valid
 };
 

@@ -25,6 +25,7 @@ absl::StatusOr<std::unique_ptr<WebFront>> WebFront::Start(const rpc::Endpoint& e
     SFT_ASSIGN_OR_RETURN(tls, tls::ServerContext::Make(*options.tls, "http/1.1"));
   }
   of_server.tls = tls.get();
+  of_server.times = options.times;
   std::unique_ptr<WebFront> front(new WebFront(served, std::move(options)));
   front->tls_ = std::move(tls);
   SFT_ASSIGN_OR_RETURN(front->server_,

@@ -32,6 +32,7 @@ class WebFront final : private HttpHandler {
   };
   struct Options {
     std::vector<HttpPage> pages;
+    HttpTimes* times = nullptr;  // counts answers; borrowed, and outlives the front
     // The web page and what it needs.
     bool web = false;
     std::string web_folder;  // its files, in place of those in the program

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
 #include <openssl/ssl.h>
 #include <sys/resource.h>
 
@@ -340,6 +341,115 @@ TEST_F(HttpServerTest, WhenFullWhoSendsNoBodyKeepsNobodyOut) {
   EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
   EXPECT_EQ(ReadUntil(waited_for.front()), "");
   EXPECT_TRUE(IsOpen(waited_for.back()));
+}
+
+TEST_F(HttpServerTest, WhenFullOfStreamsTheOldestIsEndedAndCallsAreAnswered) {
+  HttpServer::Options options = Patient();
+  options.max_connections = 3;
+  std::vector<Stream> kept;
+  Serve(
+      [&](const Stream& stream) {
+        if (stream->request().path == "/yes") return Echo(stream);
+        if (stream->request().path == "/events") stream->Begin(Text(""), /*events=*/true);
+        kept.push_back(stream);  // a call that takes long, where it is no stream of events
+      },
+      options);
+  const io::UniqueFd call = Dial(port());
+  Send(call, Get("/slow"));
+  std::vector<io::UniqueFd> streams;
+  for (int i = 0; i < 2; ++i) {
+    streams.push_back(Dial(port()));
+    Send(streams.back(), Get("/events"));
+    ReadThrough(streams.back(), "\r\n\r\n");
+  }
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
+  ReadUntil(streams.front());  // to its end
+  EXPECT_TRUE(IsOpen(streams.back()));
+  EXPECT_TRUE(IsOpen(call));
+  // What asks nothing goes before a stream.
+  const io::UniqueFd idle = Dial(port());
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
+  EXPECT_EQ(ReadUntil(idle), "");
+  EXPECT_TRUE(IsOpen(streams.back()));
+  server_.reset();
+}
+
+// An address of this machine that is not loopback; empty: it has none.
+std::string OwnAddress() {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return "";
+  std::string found;
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
+    char text[INET_ADDRSTRLEN] = {};
+    const auto* address = reinterpret_cast<const sockaddr_in*>(each->ifa_addr);
+    ::inet_ntop(AF_INET, &address->sin_addr, text, sizeof(text));
+    if (!rpc::IsLoopback(text)) found = text;
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+TEST_F(HttpServerTest, OneAddressHasSoManyConnectionsAndKeepsNobodyElseOut) {
+  const std::string own = OwnAddress();
+  if (own.empty()) GTEST_SKIP() << "this machine has no address but loopback's";
+  HttpServer::Options options = Patient();
+  options.max_of_one = 2;
+  handler_ = std::make_unique<FakeHandler>(Echo);
+  server_ = HttpServer::Start({"0.0.0.0", 0}, *handler_, options).value();
+  const auto dial_own = [&] {
+    sockaddr_in address = LoopbackAddress(port());
+    EXPECT_EQ(::inet_pton(AF_INET, own.c_str(), &address.sin_addr), 1);
+    io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  };
+  io::UniqueFd first = dial_own();
+  const io::UniqueFd second = dial_own();
+  EXPECT_EQ(ReadUntil(dial_own()), "") << "one more is closed";
+  EXPECT_TRUE(IsOpen(first));
+  EXPECT_TRUE(IsOpen(second));
+  std::vector<io::UniqueFd> others;
+  for (int i = 0; i < 3; ++i) others.push_back(Dial(port()));
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
+  for (const io::UniqueFd& each : others) EXPECT_TRUE(IsOpen(each));
+  // Whoever has ended one may have another.
+  Send(first, Get("/yes"));
+  EXPECT_EQ(StatusOf(ReadUntil(first)), 200);
+  first = io::UniqueFd();
+  EXPECT_EQ(StatusOf([&] {
+              const io::UniqueFd third = dial_own();
+              Send(third, Get("/yes"));
+              return ReadUntil(third);
+            }()),
+            200);
+}
+
+TEST_F(HttpServerTest, AnswersAreCountedOnceWithTheServersOwnTime) {
+  HttpTimes times;
+  HttpServer::Options options = Patient();
+  options.times = &times;
+  Serve(Echo, options);
+  EXPECT_EQ(StatusOf(Talk(port(), Get("/api/v1/x"))), 200);
+  EXPECT_EQ(StatusOf(Talk(port(), "rubbish\r\n\r\n")), 400);
+  const io::UniqueFd slow = Dial(port());
+  const MonoTime begun = Clock::Real().Mono();
+  Send(slow,
+       "POST /api/v1/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+       "2\r\n\r\na");
+  Clock::Real().Sleep(std::chrono::milliseconds(300));
+  Send(slow, "b");
+  EXPECT_EQ(StatusOf(ReadUntil(slow)), 200);
+  const double took = std::chrono::duration<double>(Clock::Real().Mono() - begun).count();
+  std::map<std::string, int64_t> counts;
+  times.Each(
+      [&](std::string_view route, std::string_view status, const obs::Histogram::Counts& each) {
+        counts[std::string(route) + " " + std::string(status)] = each.cumulative.back();
+        EXPECT_GE(each.sum, 0);
+        EXPECT_LE(each.sum, took - 0.25) << "the caller's time is not the server's";
+      });
+  EXPECT_THAT(counts,
+              testing::ElementsAre(testing::Pair("api 2xx", 2), testing::Pair("unread 4xx", 1)));
 }
 
 // The time that this process has computed.

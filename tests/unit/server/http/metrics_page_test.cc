@@ -121,6 +121,40 @@ TEST_F(MetricsPageTest, CallsAreCountedByHowTheyEndedAndHowLongTheyTook) {
   }
 }
 
+TEST_F(MetricsPageTest, RequestsOverHttpAreCountedByFewRoutesAndClassesOfStatus) {
+  HttpTimes times;
+  const auto count = [&](std::string_view path, int status, int ms) {
+    times.Count(path, status, std::chrono::milliseconds(ms));
+  };
+  count("/api/v1/JobService/ListJobs", 200, 20);
+  count("/api/v1/feed", 200, 70'000);
+  for (int i = 0; i < 1000; ++i) count("/api/v1/made-up-" + std::to_string(i), 404, 0);
+  count("/v1/chat/completions", 503, 1);
+  count("/metrics", 200, 1);
+  count("/healthz", 503, 1);
+  count("/session", 204, 1);
+  count("/jobs/any", 200, 1);
+  count("", 431, 1);
+  count("/odd", 999, 1);
+  FigureSources sources{*store_, *registry_};
+  sources.http = &times;
+  const std::string page = MetricsPage(sources).body;
+  const std::string name = "\nsft_http_request_duration_seconds_";
+  for (const char* line :
+       {"bucket{route=\"api\",status=\"2xx\",le=\"0.01\"} 0",
+        "bucket{route=\"api\",status=\"2xx\",le=\"0.025\"} 1",
+        "bucket{route=\"api\",status=\"2xx\",le=\"60\"} 1", "count{route=\"api\",status=\"2xx\"} 2",
+        "count{route=\"api\",status=\"4xx\"} 1000", "count{route=\"openai\",status=\"5xx\"} 1",
+        "count{route=\"metrics\",status=\"2xx\"} 1", "count{route=\"healthz\",status=\"5xx\"} 1",
+        "count{route=\"login\",status=\"2xx\"} 1", "count{route=\"page\",status=\"2xx\"} 1",
+        "count{route=\"page\",status=\"5xx\"} 1", "count{route=\"unread\",status=\"4xx\"} 1"}) {
+    EXPECT_NE(page.find(name + line + "\n"), std::string::npos) << line << page;
+  }
+  size_t kinds = 0;
+  for (size_t at = 0; (at = page.find(name + "count", at)) != page.npos; ++at) ++kinds;
+  EXPECT_EQ(kinds, 9u);
+}
+
 TEST_F(MetricsPageTest, WhatAGpuDoesIsShownByItsSlot) {
   const auto worker = Join("a", "H100", 1);
   v1::Observed observed;
