@@ -21,7 +21,7 @@ inline constexpr char kFeedKey[] = "feed";
 class ChangeHub {
  public:
   // Followers at once: each costs memory and a look at the store for each change.
-  static constexpr int kMaxSubscriptions = 600;
+  static constexpr int kMaxSubscriptions = 1200;
 
   // Wakes its holder while it lives; once it is gone its wake is not running and runs no more.
   class Subscription {

@@ -35,7 +35,7 @@ class Gate {
   // Streams at once: of all callers, of one of them, and of the library's own services
   // (reflection). Those that do not follow hold a thread each; the rest of the threads is for plain
   // calls.
-  static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
+  static constexpr int kMaxStreams = 1300, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
   // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
   // of all. `kind`: the method, for figures.
   absl::Status BeginStream(const std::string& who, int limit, const std::string& kind);

@@ -72,8 +72,6 @@ class HttpConnection {
   bool idle() const {
     return stage_ == Stage::kHead || (body_wanted_.has_value() && !body_wanted_->piece);
   }
-  // An event stream: the next to go, as its client comes again and goes on where it was.
-  bool follows() const { return stage_ == Stage::kAnswer && events_; }
   MonoTime since() const { return since_; }
 
  private:

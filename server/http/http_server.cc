@@ -186,13 +186,10 @@ bool HttpServer::Admit(const HttpSocket& socket) {
 
 bool HttpServer::MakeRoom() {
   auto oldest = connections_.end();
-  const auto rank = [](const HttpConnection& connection) {
-    return std::pair(!connection.idle(), connection.since());
-  };
   for (auto each = connections_.begin(); each != connections_.end(); ++each) {
     const HttpConnection& connection = *each->second.connection;
-    if (!connection.idle() && !connection.follows()) continue;
-    if (oldest == connections_.end() || rank(connection) < rank(*oldest->second.connection)) {
+    if (!connection.idle()) continue;
+    if (oldest == connections_.end() || connection.since() < oldest->second.connection->since()) {
       oldest = each;
     }
   }

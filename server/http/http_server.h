@@ -21,9 +21,9 @@ namespace sft::server {
 class HttpServer {
  public:
   struct Options {
-    // Simultaneous connections: one more ends the oldest that asks nothing, else the oldest event
-    // stream, so that streams shut out no calls. Those of one subscriber (SubscriberOf) that is not
-    // loopback.
+    // Simultaneous connections: one more ends the oldest that asks nothing. All streams that there
+    // may be (Gate::kMaxStreams) leave room for calls. Those of one subscriber (SubscriberOf) that
+    // is not loopback.
     size_t max_connections = 2000, max_of_one = 100;
     HttpLimits limits;
     // Null: without TLS. Borrowed, and outlives the server.
@@ -65,8 +65,7 @@ class HttpServer {
   void Accept(int listener, MonoTime now);
   // Whether one more may come from there.
   bool Admit(const HttpSocket& socket);
-  // Ends the oldest connection that asks nothing, else the oldest event stream. False: there is
-  // none.
+  // Ends the oldest connection that asks nothing. False: there is none.
   bool MakeRoom();
   void PassTime(MonoTime now);
   // After something happened to it.

@@ -23,7 +23,7 @@ namespace sft::server {
 class GrpcServer {
  public:
   // Threads that calls may hold at once: uploads, downloads, unary calls.
-  static constexpr int kMaxThreads = 800;
+  static constexpr int kMaxThreads = 1400;
 
   // Of connections, which cost a descriptor each.
   struct Connections {

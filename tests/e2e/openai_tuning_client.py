@@ -98,6 +98,32 @@ def life(client, folder):
     print(json.dumps({"job": job.id, "model": done.fine_tuned_model}))
 
 
+def dpo(client, folder):
+    """A job that learns from preferences, in OpenAI's form of them; prints its id and the model's name."""
+    path = pathlib.Path(folder) / "pairs.jsonl"
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2, "batch_size": 2, "beta": 0.3}}}
+    sft = {"variant": "CPU-1x", "set": {"lora.r": 4, "hyperparameters.sequence_length": 64,
+                                        "hyperparameters.per_device_batch": 1}}
+    file = upload(client, path)
+    job = client.fine_tuning.jobs.create(model="small", training_file=file.id, suffix="liked", method=method, extra_body={"sft": sft})
+    done = wait_for(client, job.id, *ENDED)
+    assert done.status == "succeeded", done
+    values = done.method.dpo.hyperparameters
+    assert (done.method.type, values.n_epochs, values.batch_size, values.beta) == ("dpo", 2, 2, 0.3), done.method
+    points = [each.data for each in client.fine_tuning.jobs.list_events(job.id) if each.type == "metrics"]
+    losses = [each["train_loss"] for each in reversed(points)]
+    # The adapter does nothing at first: each answer is as likely as the reference says, which is ln 2.
+    assert len(losses) == 8 and abs(losses[0] - 0.6931) < 0.001 and losses[-1] != losses[0], losses
+    # Rows without a second answer are not for this method, and beta is not for the other.
+    rows = upload(client, pathlib.Path(folder) / "rows.jsonl")
+    refused(openai.BadRequestError, lambda: client.fine_tuning.jobs.create(
+        model="small", training_file=rows.id, method=method, extra_body={"sft": sft}))
+    refused(openai.BadRequestError, lambda: client.fine_tuning.jobs.create(
+        model="small", training_file=file.id, method={"type": "supervised", "supervised": {"hyperparameters": {"beta": 0.3}}},
+        extra_body={"sft": sft}), "method.supervised.hyperparameters.beta")
+    print(json.dumps({"job": job.id, "model": done.fine_tuned_model}))
+
+
 def chat(client, model):
     """Asks what was trained, by the name that the job got, once the job that serves it has loaded it."""
     end = time.monotonic() + DEADLINE_S

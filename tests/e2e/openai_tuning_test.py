@@ -80,20 +80,26 @@ class OpenAiTuningTest(harness.ServiceCase):
         self.assertEqual(result.returncode, 0, f"{what}: {result.stderr}")
         return result.stdout
 
-    def test_a_job_lives_from_its_file_to_a_model_that_answers(self):
+    def write_chat_model(self):
         model = self.dir / "models/small"
         copy_small_model(model)
         config = json.loads((model / "tokenizer_config.json").read_text())
         config["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
         (model / "tokenizer_config.json").write_text(json.dumps(config))
-        for name, count in (("rows", 8), ("check", 2)):
-            (self.dir / f"{name}.jsonl").write_text("".join(json.dumps({"messages": [
-                {"role": "user", "content": "hello"}, {"role": "assistant", "content": f"world{number}"}]}) + "\n"
-                for number in range(count)))
+
+    def start_with_engine(self):
         self.start_server(http=f"127.0.0.1:{self.http}")
         self.start("node-a", harness.BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}", "--data-dir",
                    self.dir / "node-a", "--node", "node-a", "--models", self.dir / "models", "--cpu-slots", 2, "--grace", 1)
         harness.wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
+
+    def test_a_job_lives_from_its_file_to_a_model_that_answers(self):
+        self.write_chat_model()
+        for name, count in (("rows", 8), ("check", 2)):
+            (self.dir / f"{name}.jsonl").write_text("".join(json.dumps({"messages": [
+                {"role": "user", "content": "hello"}, {"role": "assistant", "content": f"world{number}"}]}) + "\n"
+                for number in range(count)))
+        self.start_with_engine()
         made = json.loads(self.client("life", self.dir).splitlines()[-1])
         self.assertEqual(self.status(made["job"])["state"], "SUCCEEDED")
         serve = self.dir / "serve.json"
@@ -107,6 +113,23 @@ class OpenAiTuningTest(harness.ServiceCase):
         self.sftctl("cancel", serving)
         self.wait_for_state(serving, "CANCELLED")
         self.client("delete", made["model"])
+
+    def test_a_job_learns_from_preferences_by_method_dpo(self):
+        self.write_chat_model()
+        (self.dir / "rows.jsonl").write_text(json.dumps({"messages": [
+            {"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]}) + "\n")
+        answer = lambda text: [{"role": "assistant", "content": text}]
+        (self.dir / "pairs.jsonl").write_text("".join(json.dumps({
+            "input": {"messages": [{"role": "user", "content": f"say{number}"}]},
+            "preferred_output": answer(f"yes{number}"), "non_preferred_output": answer(f"never{number}")}) + "\n"
+            for number in range(8)))
+        self.start_with_engine()
+        made = json.loads(self.client("dpo", self.dir).splitlines()[-1])
+        status = self.status(made["job"])
+        self.assertEqual((status["state"], status["resolved"]["training"]["loss"], status["resolved"]["training"]["preference"]["beta"]),
+                         ("SUCCEEDED", "dpo", 0.3))
+        self.assertEqual(self.sftctl("download", made["job"], "-o", self.dir / "adapter").returncode, 0)
+        self.assertTrue((self.dir / "adapter/adapter_model.safetensors").stat().st_size)
 
     def test_what_a_client_asks_again_because_its_answer_was_lost_is_made_once(self):
         self.rows.write_text(json.dumps({"text": f"fake:train steps=5 until={self.dir}/go"}) + "\n")

@@ -343,37 +343,6 @@ TEST_F(HttpServerTest, WhenFullWhoSendsNoBodyKeepsNobodyOut) {
   EXPECT_TRUE(IsOpen(waited_for.back()));
 }
 
-TEST_F(HttpServerTest, WhenFullOfStreamsTheOldestIsEndedAndCallsAreAnswered) {
-  HttpServer::Options options = Patient();
-  options.max_connections = 3;
-  std::vector<Stream> kept;
-  Serve(
-      [&](const Stream& stream) {
-        if (stream->request().path == "/yes") return Echo(stream);
-        if (stream->request().path == "/events") stream->Begin(Text(""), /*events=*/true);
-        kept.push_back(stream);  // a call that takes long, where it is no stream of events
-      },
-      options);
-  const io::UniqueFd call = Dial(port());
-  Send(call, Get("/slow"));
-  std::vector<io::UniqueFd> streams;
-  for (int i = 0; i < 2; ++i) {
-    streams.push_back(Dial(port()));
-    Send(streams.back(), Get("/events"));
-    ReadThrough(streams.back(), "\r\n\r\n");
-  }
-  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
-  ReadUntil(streams.front());  // to its end
-  EXPECT_TRUE(IsOpen(streams.back()));
-  EXPECT_TRUE(IsOpen(call));
-  // What asks nothing goes before a stream.
-  const io::UniqueFd idle = Dial(port());
-  EXPECT_EQ(StatusOf(Talk(port(), Get("/yes"))), 200);
-  EXPECT_EQ(ReadUntil(idle), "");
-  EXPECT_TRUE(IsOpen(streams.back()));
-  server_.reset();
-}
-
 // An address of this machine that is not loopback; empty: it has none.
 std::string OwnAddress() {
   ifaddrs* all = nullptr;
