@@ -2,9 +2,13 @@
 """TensorBoard and MLflow themselves, as their users start them, beside a job that runs and is told to them by the Python
 package: what their own HTTP APIs answer."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
+import socket
+import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +19,16 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "client/python"
 DEPS = pathlib.Path(os.environ.get("SFT_DEPS_DIR", pathlib.Path(__file__).parents[2] / "build/deps"))
 STEPS = 400
 TAG = "train/loss"
+
+
+def quiet_port():
+    """One that nobody gets without asking for it: a tracker takes seconds to start, in which a port that was free moments
+    ago could be any other program's."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 class TrackerServersTest(harness.ServiceCase):
@@ -73,7 +87,7 @@ class TrackerServersTest(harness.ServiceCase):
         board = self.program("tensorboard")
         self.job = self.start_job()
         self.start_exporter(f"sft.export.tensorboard(job, {str(self.dir / 'runs')!r})")
-        self.tracker = harness.free_port()
+        self.tracker = quiet_port()
         self.start("tracker", board, "--logdir", self.dir / "runs", "--port", self.tracker, "--reload_interval", 1,
                    "--samples_per_plugin", f"scalars={STEPS}")
 
@@ -87,9 +101,13 @@ class TrackerServersTest(harness.ServiceCase):
 
     def test_mlflow_answers_the_run_with_its_metrics(self):
         tracker = self.program("mlflow")
+        probe = subprocess.run([str(self.program("python")), "-c", "import aiohttp, flask, flask_cors, graphene"], capture_output=True,
+                               text=True, check=False)
+        if probe.returncode:
+            self.skipTest(f"mlflow's server: {probe.stderr.splitlines()[-1]}: deploy/bootstrap --sdk installs it")
         self.job = self.start_job()
-        self.tracker = harness.free_port()
-        self.start("tracker", "env", "MLFLOW_DISABLE_TELEMETRY=true", tracker, "server", "--backend-store-uri",
+        self.tracker = quiet_port()
+        self.start("tracker", "env", "MLFLOW_DISABLE_TELEMETRY=true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", tracker, "server", "--backend-store-uri",
                    f"sqlite:///{self.dir}/mlflow.db", "--artifacts-destination", self.dir / "artifacts", "--port", self.tracker,
                    "--workers", 1)
         api = "/api/2.0/mlflow"
