@@ -4,11 +4,13 @@ Everything is waited for through the programs' own interfaces, with a deadline; 
 is ended with it, ranks included.
 """
 
+import contextlib
 import errno
 import json
 import math
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -72,6 +74,17 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def quiet_port(count=1):
+    """A port, with others after it for `count`, that nobody gets without asking for it, as anybody may that of free_port:
+    for programs that take seconds to start, or take a port by themselves."""
+    for port in random.sample(range(20000, 32000), 1000):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for each in range(port, port + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            return port
+    raise AssertionError("no port is free")
 
 
 def wait_until(what, condition, deadline_s=DEADLINE_S):

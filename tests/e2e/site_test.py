@@ -100,6 +100,7 @@ class SiteTest(harness.ServiceCase):
         self.assertEqual((status, fields["Strict-Transport-Security"]), (200, None))
 
     def test_a_server_for_trying_out_prints_the_address_of_its_page(self):
+        self.port = harness.quiet_port(2)  # the page has the one after it
         self.start("server", SERVER, "--dev", "--listen", f"127.0.0.1:{self.port}", "--data-dir", self.dir / "server",
                    "--models", self.dir / "models", "--simulate-gpus", "H100:1")
         printed = self.printed(1)

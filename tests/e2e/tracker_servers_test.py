@@ -2,12 +2,9 @@
 """TensorBoard and MLflow themselves, as their users start them, beside a job that runs and is told to them by the Python
 package: what their own HTTP APIs answer."""
 
-import contextlib
 import json
 import os
 import pathlib
-import random
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -19,16 +16,6 @@ PACKAGE = pathlib.Path(__file__).parents[2] / "client/python"
 DEPS = pathlib.Path(os.environ.get("SFT_DEPS_DIR", pathlib.Path(__file__).parents[2] / "build/deps"))
 STEPS = 400
 TAG = "train/loss"
-
-
-def quiet_port():
-    """One that nobody gets without asking for it: a tracker takes seconds to start, in which a port that was free moments
-    ago could be any other program's."""
-    for port in random.sample(range(20000, 32000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 class TrackerServersTest(harness.ServiceCase):
@@ -87,7 +74,7 @@ class TrackerServersTest(harness.ServiceCase):
         board = self.program("tensorboard")
         self.job = self.start_job()
         self.start_exporter(f"sft.export.tensorboard(job, {str(self.dir / 'runs')!r})")
-        self.tracker = quiet_port()
+        self.tracker = harness.quiet_port()
         self.start("tracker", board, "--logdir", self.dir / "runs", "--port", self.tracker, "--reload_interval", 1,
                    "--samples_per_plugin", f"scalars={STEPS}")
 
@@ -106,7 +93,7 @@ class TrackerServersTest(harness.ServiceCase):
         if probe.returncode:
             self.skipTest(f"mlflow's server: {probe.stderr.splitlines()[-1]}: deploy/bootstrap --sdk installs it")
         self.job = self.start_job()
-        self.tracker = quiet_port()
+        self.tracker = harness.quiet_port()
         self.start("tracker", "env", "MLFLOW_DISABLE_TELEMETRY=true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", tracker, "server", "--backend-store-uri",
                    f"sqlite:///{self.dir}/mlflow.db", "--artifacts-destination", self.dir / "artifacts", "--port", self.tracker,
                    "--workers", 1)
