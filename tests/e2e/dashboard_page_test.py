@@ -18,6 +18,7 @@ from dashboard_server import Fleet, Server, at
 PAGES = {
     "jobs": "/jobs",
     "job": "/jobs/job-k3v9qx",
+    "waiting": "/jobs/job-w1q7sb",
     "verdict": "/jobs/job-b7c2ye",
     "log": "/jobs/job-b7c2ye?view=log&rank=3&jump=evidence",
     "timeline": "/jobs/job-k3v9qx?view=timeline",
@@ -36,6 +37,7 @@ PAGES = {
 SHOWN = {
     "jobs": "qwen3-8b-support-r32",
     "job": "all 832 points",
+    "waiting": "with 4 GPUs in place of 8",
     "verdict": "lower hyperparameters.learning_rate",
     "log": "sft-rank: the loss is nan at step 312",
     "timeline": "48104 of 48210 rows",
@@ -54,11 +56,15 @@ PICTURES = os.environ.get("SFT_DASHBOARD_PICTURES", "")  # a folder: docs/images
 IN_PICTURES = {
     "jobs": "light",
     "job": "dark",
+    "waiting": "light",
     "verdict": "light",
     "compare": "light",
     "queue": "light",
     "fleet": "dark",
     "submit": "light",
+    "storage": "light",
+    "stats": "dark",
+    "audit": "light",
 }
 HOSTILE = '<img src=x onerror="window.hostile=1"> & "quotes"'
 MANY_JOBS = 5000
@@ -152,6 +158,8 @@ class DashboardPageTest(BrowserCase):
         fleet.jobs["job-b7c2ye"]["verdict"].update(message=HOSTILE, advice=HOSTILE, evidence=[HOSTILE])
         fleet.nodes[0]["unusable"] = fleet.nodes[0]["slots"][0]["product_name"] = HOSTILE
         fleet.audit[0].update(principal=HOSTILE, object=HOSTILE)
+        fleet.waits["job-w1q7sb"].update(reason=HOSTILE)
+        fleet.waits["job-w1q7sb"]["what_ifs"][0].update(change="with 4 GPUs in place of 8" + HOSTILE, command=HOSTILE)
         page = self.open("/jobs", fleet)
         for name, path in {**PAGES, "its log": "/jobs/job-k3v9qx?view=log"}.items():
             page.goto(path)
@@ -461,6 +469,78 @@ class DashboardPageTest(BrowserCase):
         page.get_by_role("button", name="Release the job").click()
         self.wait_for("() => !document.querySelector('dialog')")
         self.assertEqual(self.fleet.calls[-1][0], "ReleaseJob")
+
+    def test_a_job_that_waits_says_why_and_what_would_start_it_sooner(self):
+        page = self.open("/jobs/job-w1q7sb")
+        wait = page.get_by_role("region", name="Why it waits")
+        self.see("with 4 GPUs in place of 8")
+        facts = dict(
+            zip(wait.locator(".facts dt").all_inner_texts(), wait.locator(".facts dd").all_inner_texts(), strict=True)
+        )
+        self.assertEqual(facts["place"], "3 of 7")
+        self.assertEqual(
+            facts["ahead of it"],
+            "1 job of its project and 1 of other projects, 9.3 GPU-hours (1 of unknown run time, counted with an hour)",
+        )
+        self.assertRegex(facts["expected start"], r"^in 1h2\dm \d{4}-.*UTC$")
+        self.assertRegex(facts["at the latest"], r"^in 2h1\dm ")
+        self.assertEqual(
+            facts["estimates"],
+            "of the last 412 starts 70 % came within a fifth of the wait that was expected, 95 % within a half",
+        )
+        rows = wait.locator("tbody tr").all_inner_texts()
+        self.assertEqual([row.split("\t")[0] for row in rows], [each["change"] for each in self.fleet.waits["job-w1q7sb"]["what_ifs"]])
+        self.assertEqual(rows[0].split("\t")[1:3], ["now", "-"])
+        self.assertRegex(rows[1].split("\t")[1], "^in 1[45]m ")
+        self.assertEqual(rows[2].split("\t")[1:3], ["in its turn", "-"])
+        command = self.fleet.waits["job-w1q7sb"]["what_ifs"][1]["command"]
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name=f"Copy {command}").click()
+        self.see("copied")
+        self.assertEqual(page.evaluate("navigator.clipboard.readText()"), command)
+        # Said once: the job's reason stands above already.
+        self.assertEqual(page.get_by_text("waiting for 8 x H100 on one node").count(), 1)
+        with self.fleet.lock:
+            self.fleet.waits["job-w1q7sb"].update(what_ifs=[], ahead_own=0, ahead_others=0)
+            self.fleet.waits["job-w1q7sb"]["outlook"]["place"] = 1
+            self.fleet.jobs["job-w1q7sb"]["outlook"] = {"place": 2, "start_time": at(100)}
+        self.see("1 of 7")
+        self.assertEqual(wait.locator("tbody tr").count(), 0)
+        with self.fleet.lock:
+            self.fleet.jobs["job-w1q7sb"].update(state="RUNNING", reason="")
+        page.locator(".state.RUNNING").first.wait_for()
+        wait.wait_for(state="detached")
+
+    def test_a_held_job_is_told_of_its_release_and_others_of_nothing(self):
+        fleet = sample_fleet()
+        fleet.waits["job-h6u4je"] = {
+            "reason": "held by grace: wait for the new data",
+            "what_ifs": [{"change": "released", "now": True, "command": "sftctl release job-h6u4je"}],
+        }
+        page = self.open("/jobs/job-h6u4je", fleet)
+        wait = page.get_by_role("region", name="Why it waits")
+        self.see("sftctl release job-h6u4je")
+        self.assertEqual(wait.locator(".facts dt").count(), 0)
+        for name in ("job-k3v9qx", "job-b7c2ye", "job-m2x6rd"):
+            page.goto(f"/jobs/{name}")
+            page.locator(".tabs").wait_for()
+            self.assertEqual(wait.count(), 0, name)
+
+    def test_a_dry_run_of_a_job_that_would_wait_says_what_would_start_it_sooner(self):
+        fleet = sample_fleet()
+        fleet.plan_wait = {**fleet.waits["job-w1q7sb"], "reason": "waiting for 8 x H100: 4 are free"}
+        for each in fleet.plan_wait["what_ifs"]:
+            each["change"] += HOSTILE
+        page = self.open("/submit", fleet)
+        page.get_by_role("button", name="Dry run").click()
+        self.see("with 4 GPUs in place of 8")
+        self.assertEqual(page.get_by_text("waiting for 8 x H100: 4 are free").count(), 1)
+        self.assertEqual(page.evaluate("[window.hostile, document.querySelectorAll('main img').length]"), [None, 0])
+        self.assertEqual(self.axe(), [])
+        fleet.plan_wait = None
+        page.get_by_role("button", name="Dry run").click()
+        self.see("it could start now")
+        self.assertEqual(page.get_by_role("region", name="Why it waits").count(), 0)
 
     def test_every_problem_of_a_job_file_is_shown_at_its_key(self):
         fleet = Fleet()

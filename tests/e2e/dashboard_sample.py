@@ -332,6 +332,46 @@ def add_waiting(fleet):
         outlook={"place": 1, "start_time": at(5100), "promised_start_time": at(7900), "source": "measured"},
         priority="high",
     )
+    submit = "sftctl submit llama.toml --set"
+    fleet.waits["job-w1q7sb"] = {
+        "reason": fleet.jobs["job-w1q7sb"]["reason"],
+        "outlook": {
+            "place": 3,
+            "start_time": at(5100),
+            "promised_start_time": at(7900),
+            "end_time": at(26700),
+            "source": "plan",
+        },
+        "line": 7,
+        "ahead_own": 1,
+        "ahead_others": 1,
+        "ahead_gpu_hours": 9.25,
+        "ahead_unknown": 1,
+        "past_starts": 412,
+        "past_within_20": 289,
+        "past_within_50": 391,
+        "what_ifs": [
+            {
+                "change": "with 4 GPUs in place of 8",
+                "now": True,
+                "end_time": at(44000),
+                "command": f"{submit} compute.gpu_count=4 && sftctl cancel job-w1q7sb",
+            },
+            {
+                "change": "with a time limit of 1h",
+                "now": False,
+                "start_time": at(900),
+                "promised_start_time": at(1800),
+                "end_time": at(4500),
+                "command": f"{submit} scheduling.time_limit=1h && sftctl cancel job-w1q7sb",
+            },
+            {
+                "change": "with priority urgent",
+                "now": False,
+                "command": f"{submit} scheduling.priority=urgent && sftctl cancel job-w1q7sb",
+            },
+        ],
+    }
     fleet.add_job(
         "job-z9f3hn",
         display_name="qwen3-8b-support-dpo",

@@ -51,6 +51,8 @@ class Fleet:
         self.events = {}  # id -> list of JobEvent
         self.checkpoints = {}
         self.artifacts = {}
+        self.waits = {}  # id -> WaitExplanation
+        self.plan_wait = None  # of every job file
         self.nodes = []
         self.variants = []
         self.storage = {}
@@ -314,6 +316,12 @@ class Calls:
     def release_job(self, request):
         return self._changed("ReleaseJob", request, held=False, reason="")
 
+    def explain_wait(self, request):
+        job = self._job(request)
+        if job["state"] != "PENDING":
+            raise Refused(400, "FAILED_PRECONDITION", f"{request['name']} does not wait")
+        return self.fleet.waits.get(job["name"].rsplit("/", 1)[-1], {"reason": job["reason"]})
+
     def checkpoint_job(self, request):
         return {"job": self._changed("CheckpointJob", request), "step": "120"}
 
@@ -371,6 +379,8 @@ class Calls:
             "execution": "",
             "note": "",
         }
+        if request.get("explain_wait") and self.fleet.plan_wait:
+            plan.update(placement=self.fleet.plan_wait["reason"], wait=self.fleet.plan_wait)
         return {
             "problems": self.fleet.problems,
             "warnings": [],

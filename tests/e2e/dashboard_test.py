@@ -31,9 +31,9 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.goto(path)
         return page
 
-    def job_text(self, mode, name="job", tables=""):
+    def job_text(self, mode, name="job", tables="", ranks=1):
         """A job file whose data lies on the nodes, so that a page can submit it."""
-        path = self.write_job(mode, ranks=1, name=name, tables=tables)
+        path = self.write_job(mode, ranks=ranks, name=name, tables=tables)
         text = path.read_text().replace(f'data = "{name}.jsonl"', f'data = "node:{self.dir}/{name}.jsonl"')
         return text.replace("[job]", f'[job]\nname = "{name}"')
 
@@ -75,6 +75,37 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.goto("/jobs")
         self.see("1 job")
         self.assertIn("SUCCEEDED", page.locator("tr", has_text=job).inner_text())
+
+    def test_a_waiting_job_is_told_what_would_start_it_sooner(self):
+        gate = self.dir / "gate"
+        # Of a job that seems to end within a minute nobody need be told a way round.
+        first = self.submit(f"train steps=5 pace=1 until={gate}", ranks=4, name="first", tables="max_steps = 1000000")
+        self.wait_for_state(first, "RUNNING")
+        waiting = self.submit("train steps=3 pace=1", ranks=4, name="waiting")
+        page = self.open(f"/jobs/{waiting}")
+        wait = page.get_by_role("region", name="Why it waits")
+        self.see("1 of 1")
+        self.start_worker("node-b", gpus="A100:4")
+        self.see("on 4 x A100")
+        told = self.status(waiting)["wait"]
+        found = next(each for each in told["what_ifs"] if each["change"] == "on 4 x A100")
+        row = wait.locator("tr", has_text="on 4 x A100")
+        self.assertEqual(row.inner_text().split("\t")[1:3], ["now", "-"])
+        self.assertEqual(row.locator("code").inner_text(), found["command"])
+        self.assertEqual(self.axe(), [])
+        page.goto("/submit")
+        page.get_by_label("Job file").last.fill(self.job_text("train steps=3", name="another", ranks=4))
+        page.get_by_role("button", name="Dry run").click()
+        self.see("The job would be accepted.")
+        self.see("on 4 x A100")
+        self.assertIn("2 of 2", wait.inner_text())
+        self.see("sftctl submit job.toml --set compute.gpu_type=A100")
+        page.goto(f"/jobs/{waiting}")
+        self.see("on 4 x A100")
+        gate.write_text("")
+        self.assert_ends(first, 0)
+        page.locator(".state.SUCCEEDED").first.wait_for()
+        self.assertEqual(wait.count(), 0)
 
     def test_problems_of_a_job_file_are_shown_at_their_keys(self):
         page = self.open("/submit")

@@ -1,5 +1,5 @@
 // Words for states and events, the same as sftctl's.
-import { bytes, count, number, oneLine, shortName, utc } from './format.js';
+import { bytes, count, number, oneLine, plural, shortName, utc, whole } from './format.js';
 
 export const STATES = ['PENDING', 'PREPARING', 'RUNNING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
 export const ENDED = new Set(['SUCCEEDED', 'FAILED', 'CANCELLED']);
@@ -36,6 +36,30 @@ export function outlookText(outlook) {
   if (outlook.end_time) parts.push(`end ${utc(outlook.end_time)}${outlook.source === 'measured' ? ' (measured)' : ''}`);
   return parts.join(', ');
 }
+
+// "2 jobs of its project and 1 of other projects, 3.5 GPU-hours".
+export function aheadText(wait) {
+  const own = wait.ahead_own || 0;
+  const others = wait.ahead_others || 0;
+  const parts = [];
+  if (own > 0) parts.push(`${plural(own, 'job')} of its project`);
+  if (others > 0) parts.push(`${own > 0 ? whole(others) : plural(others, 'job')} of other projects`);
+  if (parts.length === 0) return '';
+  const unknown = wait.ahead_unknown || 0;
+  return `${parts.join(' and ')}, ${number(wait.ahead_gpu_hours).toFixed(1)} GPU-hours${unknown > 0
+    ? ` (${whole(unknown)} of unknown run time, counted with an hour)` : ''}`;
+}
+
+// How near the estimates of the last starts came.
+export function pastStartsText(wait) {
+  const all = wait.past_starts || 0;
+  const share = (part) => `${Math.round((100 * (part || 0)) / all)} %`;
+  return all === 0 ? '' : `of the last ${whole(all)} starts ${share(wait.past_within_20)} came within a fifth of ` +
+    `the wait that was expected, ${share(wait.past_within_50)} within a half`;
+}
+
+// When a change would start a job, where that is no time.
+export const soonerText = (whatIf) => (whatIf.now ? 'now' : 'in its turn');
 
 // "12.40 EUR", as sftctl writes millionths; what is not nothing but less than a hundredth is "< 0.01 EUR".
 export function money(micros, currency) {

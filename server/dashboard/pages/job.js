@@ -13,6 +13,7 @@ import { JobCurves, viewOf } from '../parts/curves.js';
 import { JobGpus } from '../parts/gpus.js';
 import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
+import { JobWait } from '../parts/wait.js';
 import { costText, countsAnswers, gpusOf, hasLoss, isEnded, outlookText } from '../lib/words.js';
 
 const VIEWS = { curves: 'Curves', log: 'Log', timeline: 'Timeline', checkpoints: 'Checkpoints', results: 'Results',
@@ -227,7 +228,7 @@ function Head({ job }) {
       started && ['started', html`<${Ago} time=${started} />`],
       job.end_time && ['ended', html`<${Ago} time=${job.end_time} />
         ${started ? ` after ${duration((Date.parse(job.end_time) - Date.parse(started)) / 1000)}` : ''}`],
-      !isEnded(job) && job.outlook && ['expected', outlookText(job.outlook)],
+      !isEnded(job) && job.state !== 'PENDING' && job.outlook && ['expected', outlookText(job.outlook)],
       job.deadline && ['deadline', utc(job.deadline)],
       job.cost && ['cost', costText(job.cost, isEnded(job) ? '' : 'so far')],
       number(job.checkpoint_step) > 0 && ['checkpoint', `step ${number(job.checkpoint_step)}`],
@@ -275,6 +276,7 @@ export function JobPage({ name }) {
   const live = !isEnded(job) && !logPlace?.attempt;
   return html`<${Head} job=${job} />
     ${error ? html`<${Failure} error=${error} />` : null}
+    <${JobWait} key=${job.name} job=${job} />
     <${Verdict} job=${job} brief=${view !== 'curves'} />
     <${Figures} job=${job} />
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>

@@ -5,6 +5,7 @@ import { bytes, count, number, oneLine, plural, shortName, whole } from '../lib/
 import { go, jobLink } from '../lib/router.js';
 import { costText, outlookText } from '../lib/words.js';
 import { Command, Facts, Failure, Table, tell } from '../parts/bits.js';
+import { Wait } from '../parts/wait.js';
 
 const KEPT = 'sft-job-file';
 // A data set is read whole to be hashed; larger ones go by sftctl, which reads them in pieces.
@@ -59,7 +60,7 @@ function Plan({ plan, resolved }) {
   const memory = (plan.memory || []).reduce((sum, item) => sum + number(item.bytes), 0);
   return html`<section><h2>What it would be</h2><${Facts} items=${[
     ['GPUs', `${oneLine(plan.variant)}${plan.nodes > 1 ? `, ${plan.nodes} nodes` : ''}, ${plural(plan.ranks, 'rank')}`],
-    ['placement', oneLine(plan.placement)], ['expected', outlookText(plan.outlook)],
+    ['placement', oneLine(plan.placement)], ['expected', plan.wait?.outlook ? '' : outlookText(plan.outlook)],
     plan.cost && ['cost', costText(plan.cost, 'for the expected run')], ['batch', oneLine(plan.batch)],
     number(plan.total_parameters) > 0 && ['parameters',
       `${count(plan.trainable_parameters)} of ${count(plan.total_parameters)} train`],
@@ -68,6 +69,7 @@ function Plan({ plan, resolved }) {
     number(plan.tokens_per_second) > 0 && ['tokens/s',
       `${count(plan.tokens_per_second)}${plan.speed_from_peaks ? ' (from published peaks)' : ''}`],
     ['execution', oneLine(plan.execution)], ['note', oneLine(plan.note)]]} />
+    ${plan.wait ? html`<${Wait} wait=${plan.wait} said=${plan.placement} />` : null}
     <details><summary>${whole(resolved.length)} resolved keys</summary><${Table} caption="Resolved keys"
       head=${['Key', 'Value', 'Origin']}
       rows=${resolved.map((each) => ({ key: each.key,
@@ -116,7 +118,7 @@ export function SubmitPage() {
     setBusy('');
   };
   const check = () => during('check', async () => setAnswer(await call('JobService/ResolveJob', {
-    source_text: text, file_name: name, for_submit: true, project, request_id: idOf() })));
+    source_text: text, file_name: name, for_submit: true, explain_wait: true, project, request_id: idOf() })));
   const choose = async (needed, file) => {
     const put = (state) => setFiles((seen) => ({ ...seen, [needed.key]: state }));
     if (file.size > MOST_HASHED) {

@@ -1,0 +1,61 @@
+// Why a job waits, and what would start it sooner.
+import { call, isPassing } from '../lib/api.js';
+import { html, useEvery, useState } from '../lib/dom.js';
+import { oneLine, utc } from '../lib/format.js';
+import { aheadText, pastStartsText, soonerText } from '../lib/words.js';
+import { Ago, Command, Facts, Failure, Table } from './bits.js';
+
+// The server makes an answer anew after as long.
+const LOOK_S = 10;
+
+// A start to come, with how long it is until then; `text` in place of a time that is not known.
+const Start = ({ time, text = '' }) => (time
+  ? html`<${Ago} time=${time} /> <span class="dim">${utc(time)}</span>` : text);
+
+// What has a place in no line has no `outlook`.
+const places = ({ outlook, line, ...wait }) => (outlook ? [
+  outlook.place > 0 && ['place', line > 0 ? `${outlook.place} of ${line}` : outlook.place],
+  ['ahead of it', aheadText(wait)],
+  outlook.start_time && ['expected start', html`<${Start} time=${outlook.start_time} />`],
+  outlook.promised_start_time && ['at the latest', html`<${Start} time=${outlook.promised_start_time} />`],
+  outlook.end_time && ['expected end',
+    html`<${Start} time=${outlook.end_time} />${outlook.source === 'measured' ? ' (measured)' : ''}`],
+  outlook.start_time && ['estimates', pastStartsText(wait)],
+] : []);
+
+const WhatIfs = ({ all }) => html`<h3>What would start it sooner</h3>
+  <${Table} caption="What would start it sooner" head=${[{ name: 'Change', class: 'text' }, 'It would start',
+    'At the latest', { name: 'By', class: 'text' }]}
+    rows=${all.map((each) => ({ key: each.command, cells: [oneLine(each.change),
+      html`<${Start} time=${each.now ? '' : each.start_time} text=${soonerText(each)} />`,
+      html`<${Start} time=${each.promised_start_time} text="-" />`, html`<${Command} text=${each.command} />`] }))} />`;
+
+// `wait`: a WaitExplanation; `said`: the reason that stands beside it already.
+export function Wait({ wait, said = '' }) {
+  const whatIfs = wait.what_ifs || [];
+  return html`<section class="wait" aria-label="Why it waits"><h2>Why it waits</h2>
+    ${wait.reason && wait.reason !== said ? html`<p class="reason">${oneLine(wait.reason)}</p>` : null}
+    <${Facts} items=${places(wait)} />
+    ${whatIfs.length > 0 ? html`<${WhatIfs} all=${whatIfs} />` : null}</section>`;
+}
+
+// The same of a job, asked for as long as it waits. Before the first answer it shows what the job itself says.
+export function JobWait({ job }) {
+  const [{ wait, error }, setState] = useState({ wait: null, error: null });
+  const waits = job.state === 'PENDING';
+  useEvery(LOOK_S, async (ended) => {
+    if (!waits) return;
+    let next;
+    try {
+      next = { wait: await call('SchedulingService/ExplainWait', { name: job.name }), error: null };
+    } catch (failure) {
+      // It may have started meanwhile, which the stream tells, or the server is away or busy.
+      if (failure.code === 'FAILED_PRECONDITION' || isPassing(failure)) return;
+      next = { wait: null, error: failure };
+    }
+    if (!ended()) setState(next);
+  }, [job.name, job.state, job.held, job.reason, job.outlook?.place]);
+  if (!waits) return null;
+  return html`<${Wait} wait=${wait || { outlook: job.outlook }} said=${job.reason} />
+    <${Failure} error=${error} />`;
+}
