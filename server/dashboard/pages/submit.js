@@ -69,7 +69,7 @@ function Plan({ plan, resolved }) {
     number(plan.tokens_per_second) > 0 && ['tokens/s',
       `${count(plan.tokens_per_second)}${plan.speed_from_peaks ? ' (from published peaks)' : ''}`],
     ['execution', oneLine(plan.execution)], ['note', oneLine(plan.note)]]} />
-    ${plan.wait ? html`<${Wait} wait=${plan.wait} said=${plan.placement} />` : null}
+    ${plan.wait ? html`<${Wait} wait=${plan.wait} said=${plan.placement} title="Why it would wait" />` : null}
     <details><summary>${whole(resolved.length)} resolved keys</summary><${Table} caption="Resolved keys"
       head=${['Key', 'Value', 'Origin']}
       rows=${resolved.map((each) => ({ key: each.key,

@@ -3,7 +3,7 @@ import { call, isPassing } from '../lib/api.js';
 import { html, useEvery, useState } from '../lib/dom.js';
 import { oneLine, utc } from '../lib/format.js';
 import { aheadText, pastStartsText, soonerText } from '../lib/words.js';
-import { Ago, Command, Facts, Failure, Table } from './bits.js';
+import { Ago, Command, Facts, Failure } from './bits.js';
 
 // The server makes an answer anew after as long.
 const LOOK_S = 10;
@@ -23,20 +23,19 @@ const places = ({ outlook, line, ...wait }) => (outlook ? [
   outlook.start_time && ['estimates', pastStartsText(wait)],
 ] : []);
 
-const WhatIfs = ({ all }) => html`<h3>What would start it sooner</h3>
-  <${Table} caption="What would start it sooner" head=${[{ name: 'Change', class: 'text' }, 'It would start',
-    'At the latest', { name: 'By', class: 'text' }]}
-    rows=${all.map((each) => ({ key: each.command, cells: [oneLine(each.change),
-      html`<${Start} time=${each.now ? '' : each.start_time} text=${soonerText(each)} />`,
-      html`<${Start} time=${each.promised_start_time} text="-" />`, html`<${Command} text=${each.command} />`] }))} />`;
+const WhatIf = ({ whatIf }) => html`<li><strong>${oneLine(whatIf.change)}</strong>: <${Start}
+    time=${whatIf.now ? '' : whatIf.start_time} text=${soonerText(whatIf)} />${whatIf.promised_start_time
+      ? html`, at the latest <${Start} time=${whatIf.promised_start_time} />` : null}
+    <br /><${Command} text=${whatIf.command} /></li>`;
 
 // `wait`: a WaitExplanation; `said`: the reason that stands beside it already.
-export function Wait({ wait, said = '' }) {
+export function Wait({ wait, said = '', title = 'Why it waits' }) {
   const whatIfs = wait.what_ifs || [];
-  return html`<section class="wait" aria-label="Why it waits"><h2>Why it waits</h2>
+  return html`<section aria-label=${title}><h2>${title}</h2>
     ${wait.reason && wait.reason !== said ? html`<p class="reason">${oneLine(wait.reason)}</p>` : null}
     <${Facts} items=${places(wait)} />
-    ${whatIfs.length > 0 ? html`<${WhatIfs} all=${whatIfs} />` : null}</section>`;
+    ${whatIfs.length > 0 ? html`<h3>What would start it sooner</h3><ul class="sooner">
+      ${whatIfs.map((each) => html`<${WhatIf} key=${each.command} whatIf=${each} />`)}</ul>` : null}</section>`;
 }
 
 // The same of a job, asked for as long as it waits. Before the first answer it shows what the job itself says.
