@@ -190,10 +190,10 @@ absl::Status GpuHistory::RemoveOld(int64_t now_us) {
 }
 
 absl::StatusOr<std::map<int, std::vector<GpuHistory::Point>>> GpuHistory::Read(
-    const std::string& node, int64_t begin_us, int64_t now_us, int64_t step_us) {
+    const std::string& node, int64_t begin_us, int64_t end_us, int64_t step_us) {
   Spans spans(step_us);
   // What is before this is in files alone.
-  int64_t fine_from_us = now_us;
+  int64_t fine_from_us = end_us;
   std::deque<Moment> moments;
   const MutexLock files_lock(files_mutex_);
   {
@@ -201,9 +201,9 @@ absl::StatusOr<std::map<int, std::vector<GpuHistory::Point>>> GpuHistory::Read(
     const auto known = nodes_.find(node);
     if (known != nodes_.end()) moments = known->second.moments;
   }
-  if (!moments.empty()) fine_from_us = std::min(now_us, moments.front().time_us);
+  if (!moments.empty()) fine_from_us = std::min(end_us, moments.front().time_us);
   for (const Moment& moment : moments) {
-    if (moment.time_us < begin_us || moment.time_us > now_us) continue;
+    if (moment.time_us < begin_us || moment.time_us > end_us) continue;
     for (const GpuReading& reading : moment.readings) spans.Add(moment.time_us, reading);
   }
   for (int64_t day = begin_us / kDayUs; day <= fine_from_us / kDayUs; ++day) {

@@ -51,10 +51,10 @@ class GpuHistory {
     int64_t time_us = 0;  // its begin
     GpuReading use;
   };
-  // From `begin_us` to now, in spans of `step_us`; by slot, oldest first. Spans without readings
-  // are left out.
+  // From `begin_us` to `end_us`, in spans of `step_us`; by slot, oldest first. Spans without
+  // readings are left out.
   absl::StatusOr<std::map<int, std::vector<Point>>> Read(const std::string& node, int64_t begin_us,
-                                                         int64_t now_us, int64_t step_us)
+                                                         int64_t end_us, int64_t step_us)
       SFT_EXCLUDES(mutex_, files_mutex_);
 
  private:

@@ -16,10 +16,11 @@ constexpr int64_t kSecondUs = 1'000'000;
 constexpr int64_t kDefaultSeconds = 3600, kMaxSeconds = GpuHistory::kDaysKept * int64_t{24} * 3600;
 constexpr int kDefaultPoints = 300, kMaxPoints = 2000;
 
-// As long as it takes for so many points, in whole steps of what is kept.
-int64_t StepOf(int64_t span_us, int points) {
+// As long as it takes for so many points, in whole steps of what is kept of a time `ago_us` before
+// now.
+int64_t StepOf(int64_t span_us, int64_t ago_us, int points) {
   const int64_t kept =
-      span_us <= GpuHistory::kFineKeptUs ? GpuHistory::kFineUs : GpuHistory::kMinuteUs;
+      ago_us <= GpuHistory::kFineKeptUs ? GpuHistory::kFineUs : GpuHistory::kMinuteUs;
   return RoundUp(CeilDiv(span_us, points), kept);
 }
 
@@ -38,11 +39,18 @@ absl::StatusOr<v1::NodeHistory> ClusterService::GetNodeHistory(
         fmt::format("the use of GPUs is told of 1 second to {} days, with 1 to {} points",
                     GpuHistory::kDaysKept, kMaxPoints));
   }
+  const int64_t until = request.until_seconds();
+  if (until < 0 || until >= seconds) {
+    return InvalidArgument(
+        fmt::format("a span that begins {} seconds ago cannot end {} seconds ago", seconds, until));
+  }
   const int64_t now_us = UnixMicros(clock_.Wall());
-  const int64_t step_us = StepOf(seconds * kSecondUs, std::min(most, kMaxPoints));
+  const int64_t step_us =
+      StepOf((seconds - until) * kSecondUs, seconds * kSecondUs, std::min(most, kMaxPoints));
   // Whole steps, so that the points of the next call are at the same times.
   const int64_t begin_us = RoundUp(now_us - seconds * kSecondUs, step_us);
-  SFT_ASSIGN_OR_RETURN(const auto gpus, gpus_.Read(node, begin_us, now_us, step_us));
+  SFT_ASSIGN_OR_RETURN(const auto gpus,
+                       gpus_.Read(node, begin_us, now_us - until * kSecondUs, step_us));
   v1::NodeHistory history;
   history.set_step_seconds(step_us / kSecondUs);
   for (const auto& [slot, points] : gpus) {

@@ -28,6 +28,7 @@ PAGES = {
     "compare": "/compare?jobs=job-k3v9qx,job-m2x6rd,job-t8w2mc",
     "queue": "/queue",
     "fleet": "/fleet",
+    "node": "/fleet?q=gpu-01&use=gpu-01",
     "storage": "/storage",
     "stats": "/stats",
     "audit": "/audit",
@@ -47,6 +48,7 @@ SHOWN = {
     "compare": "Keys that differ",
     "queue": "llama-70b-full",
     "fleet": "fallen off the bus",
+    "node": "the highest of 20s each",
     "storage": "Largest items",
     "stats": "1204.40",
     "audit": "PERMISSION_DENIED",
@@ -61,6 +63,7 @@ IN_PICTURES = {
     "compare": "light",
     "queue": "light",
     "fleet": "dark",
+    "node": "light",
     "submit": "light",
     "storage": "light",
     "stats": "dark",
@@ -542,6 +545,118 @@ class DashboardPageTest(BrowserCase):
         page.get_by_role("button", name="Dry run").click()
         self.see("it could start now")
         self.assertEqual(page.get_by_text("Why it would wait").count(), 0)
+
+    def uplot(self, title):
+        """What a chart draws: names of the curves, and its data."""
+        return self.wait_for(
+            """(title) => {
+          const chart = [...document.querySelectorAll('figure.chart')].find((each) => each.querySelector('strong').textContent === title);
+          chart?.scrollIntoView();
+          const plot = chart?.querySelector('.plot').uplot;
+          return plot?.data[0].length ? {names: plot.series.slice(1).map((each) => each.label), data: plot.data} : null;
+        }""",
+            title,
+        )
+
+    def histories(self):
+        return [request for method, request in self.fleet.calls if method == "GetNodeHistory"]
+
+    def test_a_node_shows_the_use_of_its_gpus_for_two_hours_or_a_week(self):
+        page = self.open("/fleet")
+        node = page.get_by_role("region", name="Node gpu-01")
+        node.wait_for()
+        self.assertEqual(self.histories(), [])
+        node.get_by_role("button", name="Use over time").click()
+        for title, value in (("GPU utilisation", 95), ("GPU memory", 61e9), ("GPU power", 640), ("GPU temperature", 66)):
+            shown = self.uplot(title)
+            self.assertEqual(shown["names"], [f"GPU {slot}" for slot in range(8)])
+            self.assertAlmostEqual(shown["data"][1][-1], value, delta=value / 10)
+            self.assertLess(shown["data"][1][0], value / 1.5)  # before its job
+            self.assertAlmostEqual(shown["data"][0][-1] - shown["data"][0][0], 7200, delta=30)
+        self.see("means of 20s each")
+        node.get_by_role("button", name="week").click()
+        self.see("means of 28m00s each")
+        times = self.uplot("GPU utilisation")["data"][0]
+        self.assertAlmostEqual(times[-1] - times[0], 7 * 86400, delta=3600)
+        self.assertEqual([each["since_seconds"] for each in self.histories()], [7200, 7 * 86400])
+        self.assertIn("use=gpu-01&span=week", page.url)
+        page.reload()
+        self.see("means of 28m00s each")
+        # Another one in its place, which reports no power and no temperature and was away for a while.
+        self.fleet.gpu_use["gpu-02"] = lambda slot, seconds: (
+            None if 1000 < seconds < 3000 else {"utilization_percent": 50, "memory_used_bytes": "1000000000"}
+        )
+        page.get_by_role("region", name="Node gpu-02").get_by_role("button", name="Use over time").click()
+        self.see("means of 20s each")
+        x, y = self.uplot("GPU utilisation")["data"][:2]
+        self.assertEqual(y.count(None), 1)
+        gap = y.index(None)
+        self.assertGreater(x[gap + 1] - x[gap - 1], 1900)
+        self.assertEqual(page.locator("figure.chart").count(), 2)
+        del self.fleet.gpu_use["gpu-02"]
+        page.reload()
+        self.see("It has reported no use of GPUs in that time.")
+
+    def test_a_job_shows_the_use_of_its_own_gpus_while_it_held_them(self):
+        fleet = Fleet()
+        slot = {"gpu_type": "H100", "memory_bytes": "85500000000", "healthy": True, "job": ""}
+        fleet.nodes = [{"name": f"nodes/{name}", "state": "UP", "slots": [{**slot, "index": index} for index in range(4)]} for name in ("a", "b")]
+        for index, name in enumerate(("a", "b")):
+            fleet.gpu_use[name] = lambda slot, seconds, index=index: {
+                "utilization_percent": 10 * index + slot + 1,
+                "memory_used_bytes": "1000000000",
+            }
+        # Two attempts on other slots, an hour ago and a quarter of one, with a pause between them.
+        attempts = [(1, -7000, -5000), (2, -3000, -900)]
+        fleet.add_job(
+            "job-one",
+            "FAILED",
+            attempt=2,
+            start_time=at(-7000),
+            end_time=at(-900),
+            attempts=[
+                {"number": number, "state": "FAILED", "nodes": ["a", "b"], "create_time": at(begin), "end_time": at(end)}
+                for number, begin, end in attempts
+            ],
+        )
+        placed = {1: "a slots 1,2", 2: "a slots 1; b slots 3; goes on from step 3 on a slots 0"}
+        fleet.events["job-one"] = [
+            {"sequence": str(number), "time": at(-7000), "type": "placed", "message": message, "attempt": number}
+            for number, message in placed.items()
+        ]
+        self.open("/jobs/job-one", fleet)
+        section = self.page.get_by_role("region", name="Use of its GPUs")
+        section.wait_for()
+        shown = self.uplot("GPU utilisation")
+        self.assertEqual(shown["names"], ["a GPU 1", "a GPU 2", "b GPU 3"])
+        x, *curves = shown["data"]
+        now = time.time()
+        seen = [[(now - at_x, y) for at_x, y in zip(x, curve, strict=True) if y is not None] for curve in curves]
+        for curve, value, begin, end in ((seen[0], 2, 7000, 900), (seen[1], 3, 7000, 5000), (seen[2], 14, 3000, 900)):
+            self.assertEqual({y for _, y in curve}, {value})
+            self.assertAlmostEqual(curve[0][0], begin, delta=60)
+            self.assertAlmostEqual(curve[-1][0], end, delta=60)
+        self.assertFalse([age for age, _ in seen[0] if 3100 < age < 4900])
+        self.assertIn(None, curves[0])  # a gap, no line over the pause
+        self.uplot("GPU memory")
+        self.assertEqual(self.axe(), [])
+        asked = self.histories()
+        self.assertEqual([each["node"] for each in asked], ["a", "b"])
+        self.assertTrue(all(700 < each["until_seconds"] < 900 for each in asked), asked)
+        # What has ended is not asked for again.
+        self.page.wait_for_timeout(100)
+        self.assertEqual(len(self.histories()), 2)
+
+    def test_a_job_whose_time_is_not_kept_shows_no_use_of_gpus(self):
+        fleet = sample_fleet()
+        ended = {"create_time": at(-9 * 86400), "end_time": at(-8 * 86400)}
+        fleet.jobs["job-m2x6rd"].update(ended, start_time=ended["create_time"])
+        fleet.jobs["job-m2x6rd"]["attempts"][0].update(ended)
+        page = self.open("/jobs/job-m2x6rd", fleet)
+        self.see("all 1,224 points")
+        self.wait_for("() => document.querySelectorAll('.chart .note').length > 5")
+        self.assertEqual(page.get_by_role("region", name="Use of its GPUs").count(), 0)
+        self.assertEqual(self.histories(), [])
 
     def test_every_problem_of_a_job_file_is_shown_at_its_key(self):
         fleet = Fleet()

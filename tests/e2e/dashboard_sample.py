@@ -121,7 +121,7 @@ def add_run(fleet, job, name, steps, total, state="RUNNING", shape=(2.3, 0.62, 2
             "sequence": "2",
             "time": at(first - 90),
             "type": "placed",
-            "message": "attempt 1 on gpu-01: 4 x H100",
+            "message": "gpu-01 slots 0,1,2,3",
             "attempt": 1,
         },
         {
@@ -235,10 +235,27 @@ def add_nodes(fleet):
         "move_time": at(900),
     }
     fleet.nodes[3]["unusable"] = "drained by grace: new driver"
+    fleet.gpu_use = {"gpu-01": busy(2700, 6.1e10), "gpu-02": busy(600, 7.2e10), "gpu-03": busy(0, 0)}
     fleet.variants = [
         {"name": f"H100-{count}x", "gpu_type": "H100", "gpus_per_node": count, "nodes": 4, "nodes_free": free}
         for count, free in ((1, 1), (2, 1), (4, 1), (8, 0))
     ]
+
+
+def busy(begin, shape):
+    """What a GPU does that works since `begin` seconds ago, and nothing before."""
+
+    def use(slot, seconds):
+        wave = math.sin(seconds / 97 + slot)
+        works = seconds < begin
+        return {
+            "utilization_percent": 96 + 2 * wave - 3 * (slot % 2) if works else 0,
+            "memory_used_bytes": str(int(shape + slot * 4e8 + 2e8 * wave) if works else 620_000_000),
+            "power_watts": 640 + 25 * wave + 3 * slot if works else 71,
+            "temperature_celsius": int(66 + 2 * wave + slot / 2) if works else 34,
+        }
+
+    return use
 
 
 def add_failed(fleet):

@@ -53,6 +53,8 @@ class Fleet:
         self.artifacts = {}
         self.waits = {}  # id -> WaitExplanation
         self.plan_wait = None  # of every job file
+        # node -> what its slots did a number of seconds ago: use(slot, seconds) -> GpuUse without its time, or None
+        self.gpu_use = {}
         self.nodes = []
         self.variants = []
         self.storage = {}
@@ -62,7 +64,7 @@ class Fleet:
         self.blobs = set()
         self.token = ""  # what a login takes; empty: none is needed
         self.company = ""  # the provider of a company login; empty: there is none
-        self.calls = []  # (method, request) of what changes something
+        self.calls = []  # (method, request) of what changes something, and of some others
         self.feeds = []  # addresses of the streams that were opened
 
     def add_job(self, job, state="PENDING", **fields):
@@ -350,6 +352,28 @@ class Calls:
 
     def list_variants(self, _):
         return {"variants": self.fleet.variants, "next_page_token": ""}
+
+    def get_node_history(self, request):
+        """As the server does, in whole steps of what it keeps."""
+        since, until = request["since_seconds"], request.get("until_seconds") or 0
+        with self.fleet.lock:
+            self.fleet.calls.append(("GetNodeHistory", request))
+        if not 0 <= until < since <= 7 * 86400:
+            raise Refused(400, "INVALID_ARGUMENT", f"of {since} to {until} seconds ago")
+        node = next((node for node in self.fleet.nodes if node["name"] == f"nodes/{request['node']}"), None)
+        if node is None:
+            raise Refused(404, "NOT_FOUND", f"no node \"{request['node']}\"")
+        kept = 10 if since <= 7200 else 60
+        step = -(-(since - until) // request["max_points"] // kept) * kept
+        now, use = time.time(), self.fleet.gpu_use.get(request["node"], lambda slot, seconds: None)
+        times = range(-int(-(now - since) // step) * step, int(now - until) + 1, step)
+        gpus = []
+        for slot in node["slots"]:
+            told = [(each, use(slot["index"], now - each)) for each in times]
+            points = [{"time": stamp(each), **values} for each, values in told if values]
+            if points:
+                gpus.append({"slot": slot["index"], "points": points})
+        return {"step_seconds": str(step), "gpus": gpus}
 
     def get_storage(self, _):
         return self.fleet.storage

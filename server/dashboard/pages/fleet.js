@@ -8,6 +8,7 @@ import { route, setQuery } from '../lib/router.js';
 import { jobsOf, nodeState, nodeWhy } from '../lib/words.js';
 import { askNode } from '../parts/actions.js';
 import { Ago, diskText, Facts, Failure, JobLinks, State } from '../parts/bits.js';
+import { NodeUse } from '../parts/gpu_charts.js';
 import { SlotCell } from '../parts/gpus.js';
 
 const LOOK_MS = 5000;
@@ -71,7 +72,7 @@ function Node({ node }) {
       node.facts?.interconnect && ['interconnect', oneLine(node.facts.interconnect)],
       ['worker', oneLine(node.worker_version)],
       ['last seen', html`<${Ago} time=${node.last_seen} />`],
-    ]} /></section>`;
+    ]} /><${NodeUse} node=${id} /></section>`;
 }
 
 export function FleetPage() {

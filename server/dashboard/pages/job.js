@@ -10,6 +10,7 @@ import { jobLink, route, setQuery } from '../lib/router.js';
 import { actionsOf, askJob, JobButtons, KEYS } from '../parts/actions.js';
 import { Ago, Bar, Command, Facts, Failure, JobLink, JobLinks, spoken, State } from '../parts/bits.js';
 import { JobCurves, viewOf } from '../parts/curves.js';
+import { JobUse } from '../parts/gpu_charts.js';
 import { JobGpus } from '../parts/gpus.js';
 import { LogText, LogView, MOST_BYTES, readLog, saveLog, TAIL_LINES } from '../parts/log.js';
 import { Checkpoints, Results, Settings, Timeline } from '../parts/job_views.js';
@@ -282,7 +283,7 @@ export function JobPage({ name }) {
     <nav class="tabs" aria-label="Views of the job">${Object.keys(VIEWS).map(link)}</nav>
     ${view === 'curves' ? html`<${JobCurves} job=${job} curve=${curve} view=${curveView} version=${curve.version}
       answers=${countsAnswers(job)}>
-      <${JobGpus} job=${job} /></${JobCurves}>` : null}
+      <${JobGpus} job=${job} /><${JobUse} key=${job.name} job=${job} /></${JobCurves}>` : null}
     ${view === 'log' ? html`<${LogTools} job=${job} place=${logPlace} />
       <${LogView} key=${JSON.stringify(logPlace)} log=${log || new LogText()} version=${version} live=${live}
         error=${logError} onWhole=${wholeLog} onSave=${save} evidence=${job.verdict?.evidence || []} />` : null}

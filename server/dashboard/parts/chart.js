@@ -59,6 +59,7 @@ function makePlot(element, curves, options) {
     width: element.clientWidth,
     height: options.height,
     legend: { show: false },
+    tzDate: (at) => uPlot.tzDate(new Date(1000 * at), 'UTC'),
     padding: [8, 8, 0, 0],
     cursor: {
       sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
@@ -66,11 +67,11 @@ function makePlot(element, curves, options) {
       points: { size: 5 },
     },
     scales: {
-      x: { time: false, range: (plot, low, high) => options.range() || [low, high > low ? high : low + 1] },
-      y: options.log ? { distr: 3 } : { range: (plot, low, high) => rangeOf(low, high) },
+      x: { time: !!options.isTime, range: (plot, low, high) => options.range() || [low, high > low ? high : low + 1] },
+      y: options.log ? { distr: 3 } : { range: (plot, low, high) => options.yRange || rangeOf(low, high) },
     },
     axes: [
-      { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.xText(tick)) },
+      { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.tickText(tick)) },
       { ...axis, size: 54, values: (plot, ticks) => ticks
         .map((tick) => (tick === null ? '' : options.axisText(tick))) },
     ],
@@ -80,7 +81,7 @@ function makePlot(element, curves, options) {
       width: curve.dots ? 1 : curve.faint ? 0.75 : 1.5,
       alpha: curve.faint ? 0.35 : 1,
       dash: curve.dash,
-      spanGaps: curves.length > 1,
+      spanGaps: curves.length > 1 && !options.isTime,
       points: curve.dots ? { show: true, size: 5, fill: colour(curve.colour) } : { show: false },
     }))],
     hooks: {
@@ -131,9 +132,10 @@ function readOut(curves, x, xText) {
 }
 
 // `curves`: {name, x, y, points, parts, colour, dots, faint, text}, x ascending, as of a CurveSeries;
-// `range`: [from, to] of x, or null.
+// `range`: [from, to] of x, or null; `isTime`: x are seconds since 1970, and curves have gaps where they are no
+// numbers; `yRange`: of values whose limits are known.
 export function Chart({ title, note, curves, xName, xText = whole, text = figure, range, onZoom, version, log, sync,
-  height = 190 }) {
+  isTime, yRange, height = 190 }) {
   const holder = useRef(null);
   const values = useRef(null);
   const plot = useRef(null);
@@ -142,7 +144,7 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
   const theme = useTheme();
   const [open, setOpen] = useState(false);
   const shape = curves.map((curve) => `${curve.name}/${curve.colour}/${!!curve.faint}`).join(' ');
-  latest.current = { range, onZoom, curves, xText: (x) => `${xName} ${xText(x)}` };
+  latest.current = { range, onZoom, curves, tickText: xText, xText: (x) => `${xName} ${xText(x)}` };
 
   const data = useMemo(() => {
     if (!inView) return null;
@@ -152,7 +154,8 @@ export function Chart({ title, note, curves, xName, xText = whole, text = figure
   useLayoutEffect(() => {
     if (!inView) return undefined;
     plot.current = makePlot(holder.current, curves, {
-      height, log, sync, xText, axisText: text === figure ? axisFigure : text,
+      height, log, sync, isTime, yRange, axisText: text === figure ? axisFigure : text,
+      tickText: (x) => latest.current.tickText(x),
       range: () => latest.current.range,
       onZoom: (next) => latest.current.onZoom?.(next),
       onCursor: (x) => {

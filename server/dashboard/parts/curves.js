@@ -110,7 +110,7 @@ export function JobCurves({ job, curve, view, version, answers, children }) {
   const ofLimit = curve.of('of_limit');
   const speed = chart('Tokens/s', [of('tokens_per_second', 'tokens/s', 'curve-3', count)], { text: count });
   const tools = html`<${ChartTools} view=${view} extent=${curve.extent} />`;
-  if (answers) return html`${tools}<div class="charts">${speed}</div>`;
+  if (answers) return html`${tools}<div class="charts">${speed}</div>${children}`;
   const grades = curve.grades();
   return html`${tools}<div class="charts">
     ${chart('Loss', losses, { log: view.log })}
