@@ -418,6 +418,7 @@ class DashboardPageTest(BrowserCase):
             [
                 (method, request["name"].rsplit("/", 1)[-1], request["checkpoint"])
                 for method, request in self.fleet.calls
+                if method != "GetNodeHistory"
             ],
             [("CancelJob", "job-t8w2mc", False)],
         )
@@ -546,6 +547,26 @@ class DashboardPageTest(BrowserCase):
         self.see("it could start now")
         self.assertEqual(page.get_by_text("Why it would wait").count(), 0)
 
+    def test_a_running_job_is_paused_and_released(self):
+        page = self.open("/jobs/job-k3v9qx")
+        page.locator(".state.RUNNING").first.wait_for()
+        page.keyboard.press("h")
+        self.see("gives its GPUs back and waits")
+        page.get_by_label("Reason (shown to others)").fill("others first")
+        self.see("sftctl hold job-k3v9qx --pause --reason 'others first'")
+        self.assertEqual(self.axe(), [])
+        page.get_by_role("button", name="Pause the job").click()
+        page.locator(".state.PENDING").first.wait_for()
+        page.keyboard.press("r")
+        page.get_by_role("button", name="Release the job").click()
+        self.wait_for("() => !document.querySelector('dialog')")
+        name = self.fleet.jobs["job-k3v9qx"]["name"]
+        changes = [(method, request) for method, request in self.fleet.calls if method in ("HoldJob", "ReleaseJob")]
+        self.assertEqual(
+            changes,
+            [("HoldJob", {"name": name, "reason": "others first", "pause": True}), ("ReleaseJob", {"name": name})],
+        )
+
     def uplot(self, title):
         """What a chart draws: names of the curves, and its data."""
         return self.wait_for(
@@ -653,8 +674,10 @@ class DashboardPageTest(BrowserCase):
         fleet.jobs["job-m2x6rd"].update(ended, start_time=ended["create_time"])
         fleet.jobs["job-m2x6rd"]["attempts"][0].update(ended)
         page = self.open("/jobs/job-m2x6rd", fleet)
+        with page.expect_response("**/JobService/ListEvents"):
+            page.reload()
         self.see("all 1,224 points")
-        self.wait_for("() => document.querySelectorAll('.chart .note').length > 5")
+        page.wait_for_timeout(500)
         self.assertEqual(page.get_by_role("region", name="Use of its GPUs").count(), 0)
         self.assertEqual(self.histories(), [])
 

@@ -313,7 +313,8 @@ class Calls:
         return self._changed("CancelJob", request, state="CANCELLED", reason="cancelled by ada", end_time=at(0))
 
     def hold_job(self, request):
-        return self._changed("HoldJob", request, held=True, reason="held by ada")
+        paused = {"state": "PENDING"} if request.get("pause") else {}
+        return self._changed("HoldJob", request, held=True, reason="held by ada", **paused)
 
     def release_job(self, request):
         return self._changed("ReleaseJob", request, held=False, reason="")

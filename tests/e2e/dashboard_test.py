@@ -107,6 +107,52 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.locator(".state.SUCCEEDED").first.wait_for()
         self.assertEqual(wait.count(), 0)
 
+    def test_the_use_of_gpus_is_drawn_of_a_node_and_of_a_job(self):
+        job = self.submit(f"train steps={LONG} pace=20", ranks=2)
+        self.wait_for_step(job)
+        page = self.open("/fleet")
+        page.get_by_role("region", name="Node node-a").get_by_role("button", name="Use over time").click()
+        self.see("means of 20s each")
+        labels = "(title) => [...document.querySelectorAll('figure.chart')].find((each) => each.querySelector('strong').textContent === title)?.querySelector('.plot').uplot?.series.slice(1).map((each) => each.label)"
+        self.assertEqual(self.wait_for(labels, "GPU utilisation"), [f"GPU {slot}" for slot in range(4)])
+        page.get_by_role("button", name="week").click()
+        self.see("means of 28m00s each")
+        page.goto(f"/jobs/{job}")
+        page.get_by_role("heading", name="Use of its GPUs").scroll_into_view_if_needed()
+        held = next(
+            text for kind, text in self.events(job) if kind == "placed"
+        )
+        slots = re.fullmatch(r"node-a slots ([\d,]+)", held).group(1).split(",")
+        self.assertEqual(len(slots), 2)
+        self.assertEqual(self.wait_for(labels, "GPU utilisation"), [f"GPU {slot}" for slot in slots])
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+        ask = lambda since, until: page.request.post(
+            "/api/v1/ClusterService/GetNodeHistory",
+            data={"node": "node-a", "since_seconds": since, "until_seconds": until},
+            headers={"Origin": self.url},
+        )
+        self.assertEqual(len(ask(7200, 0).json()["gpus"]), 4)
+        self.assertEqual(ask(7200, 7000).json()["gpus"], [])  # before it was there
+        refused = ask(600, 600)
+        self.assertEqual(refused.status, 400)
+        self.assertIn("cannot end 600 seconds ago", refused.text())
+
+    def test_a_running_job_is_paused_and_goes_on_where_it_was(self):
+        job = self.submit(f"train steps={LONG} pace=20", ranks=1)
+        self.wait_for_step(job)
+        page = self.open(f"/jobs/{job}")
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Pause the job").click()
+        page.locator(".state.PENDING").first.wait_for()
+        self.assertTrue(self.status(job)["held"])
+        page.get_by_role("button", name="Release").click()
+        page.get_by_role("button", name="Release the job").click()
+        page.locator(".state.RUNNING").first.wait_for()
+        self.assertEqual(self.status(job)["attempt"], 2)
+        self.sftctl("cancel", job)
+        self.assert_ends(job, 12)
+
     def test_problems_of_a_job_file_are_shown_at_their_keys(self):
         page = self.open("/submit")
         page.get_by_label("Job file").last.fill(self.job_text("ok").replace('mode = "lora"', 'mode = "lorra"\nrr = 1'))

@@ -43,9 +43,17 @@ const JOB_ACTIONS = {
     confirm: 'Hold the job',
     run: (values) => changeJob('SchedulingService/HoldJob', { name, reason: values.reason || '' }),
   }),
+  pause: (name, id) => ({
+    title: `Pause ${id}?`,
+    text: 'It writes a checkpoint, gives its GPUs back and waits. Released, it goes on from there.',
+    fields: [REASON],
+    command: (values) => withReason(`sftctl hold ${id} --pause`, values.reason),
+    confirm: 'Pause the job',
+    run: (values) => changeJob('SchedulingService/HoldJob', { name, reason: values.reason || '', pause: true }),
+  }),
   release: (name, id) => ({
     title: `Release ${id}?`,
-    text: 'It may start as soon as there is room.',
+    text: 'It may start as soon as there is room; one that was paused goes on from its checkpoint.',
     command: () => `sftctl release ${id}`,
     confirm: 'Release the job',
     run: () => changeJob('SchedulingService/ReleaseJob', { name }),
@@ -80,8 +88,8 @@ export function actionsOf(job) {
   if (isEnded(job)) return job.state !== 'SUCCEEDED' && Number(job.checkpoint_step) > 0 ? ['resume'] : [];
   if (job.state === 'CANCELLING') return [];
   const list = job.state === 'RUNNING' ? ['checkpoint'] : [];
-  if (job.state === 'PENDING') list.push(job.held ? 'release' : 'hold');
-  return [...list, 'cancel'];
+  const holding = job.state === 'PENDING' ? 'hold' : 'pause';
+  return [...list, job.held ? 'release' : holding, 'cancel'];
 }
 
 const NODE_ACTIONS = {
@@ -178,8 +186,9 @@ function Question({ action }) {
   </dialog>`;
 }
 
-const LABELS = { cancel: 'Cancel', hold: 'Hold', release: 'Release', checkpoint: 'Checkpoint', resume: 'Resume' };
-export const KEYS = { cancel: 'c', hold: 'h', release: 'r', checkpoint: 's', resume: 'r' };
+const LABELS = { cancel: 'Cancel', hold: 'Hold', pause: 'Pause', release: 'Release', checkpoint: 'Checkpoint',
+  resume: 'Resume' };
+export const KEYS = { cancel: 'c', hold: 'h', pause: 'h', release: 'r', checkpoint: 's', resume: 'r' };
 
 export const JobButtons = ({ job }) => html`<span class="buttons">${actionsOf(job).map((action) => html`
   <button key=${action} type="button" class=${action === 'cancel' ? 'danger' : ''} aria-keyshortcuts=${KEYS[action]}

@@ -10,7 +10,7 @@ const KEYS = [
   ['g j', 'Jobs'], ['g q', 'Queue'], ['g f', 'Fleet'], ['g c', 'Compare'], ['g n', 'Submit'], ['g t', 'Storage'],
   ['g s', 'Stats'], ['g a', 'Audit'],
   ['1 … 6', 'views of a job'],
-  ['c  h  r  s', 'of a job: cancel, hold, release or resume, save a checkpoint; each asks first'],
+  ['c  h  r  s', 'of a job: cancel, hold or pause, release or resume, save a checkpoint; each asks first'],
   ['n  N', 'next, previous hit in a log'], ['Esc', 'leave a field, close, go back'], ['?', 'this list'],
 ];
 
