@@ -19,6 +19,7 @@
 namespace sft::server {
 namespace {
 
+// "node-a slots 0,1; node-b slots 2": the web page reads it (lib/gpu_use.js).
 std::string DescribePlacement(const sched::Placement& placement) {
   std::vector<std::string> parts;
   for (const sched::Part& part : placement.parts) {

@@ -525,6 +525,14 @@ class DashboardPageTest(BrowserCase):
         wait = page.get_by_role("region", name="Why it waits")
         self.see("sftctl release job-h6u4je")
         self.assertEqual(wait.locator(".facts dt").count(), 0)
+        fleet.waits["job-h6u4je"] = {"reason": "", "what_ifs": []}
+        page.reload()
+        self.see("It starts with the next decision.")
+        with page.expect_response("**/ExplainWait"):  # which says no more than the job's reason
+            page.goto("/jobs/job-z9f3hn")
+        self.see("waits for job-k3v9qx")
+        fleet.jobs["job-z9f3hn"].pop("outlook")
+        wait.wait_for(state="detached")
         for name in ("job-k3v9qx", "job-b7c2ye", "job-m2x6rd"):
             page.goto(f"/jobs/{name}")
             page.locator(".tabs").wait_for()

@@ -119,9 +119,8 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.see("means of 28m00s each")
         page.goto(f"/jobs/{job}")
         page.get_by_role("heading", name="Use of its GPUs").scroll_into_view_if_needed()
-        held = next(
-            text for kind, text in self.events(job) if kind == "placed"
-        )
+        events = map(json.loads, self.sftctl("events", job, "--json").stdout.splitlines())
+        held = next(event["message"] for event in events if event["type"] == "placed")
         slots = re.fullmatch(r"node-a slots ([\d,]+)", held).group(1).split(",")
         self.assertEqual(len(slots), 2)
         self.assertEqual(self.wait_for(labels, "GPU utilisation"), [f"GPU {slot}" for slot in slots])

@@ -16,7 +16,8 @@ const FIGURES = {
 export async function readUse(node, since, until, points) {
   try {
     const answer = await call('ClusterService/GetNodeHistory', { node,
-      since_seconds: Math.min(WEEK_S, Math.ceil(since)), until_seconds: Math.max(0, Math.floor(until)), max_points: points });
+      since_seconds: Math.min(WEEK_S, Math.ceil(since)), until_seconds: Math.max(0, Math.floor(until)),
+      max_points: points });
     return { step: number(answer.step_seconds), gpus: answer.gpus || [] };
   } catch (error) {
     if (error instanceof CallError && error.code === 'NOT_FOUND') return { step: 0, gpus: [] };

@@ -28,11 +28,14 @@ const WhatIf = ({ whatIf }) => html`<li><strong>${oneLine(whatIf.change)}</stron
       ? html`, at the latest <${Start} time=${whatIf.promised_start_time} />` : null}
     <br /><${Command} text=${whatIf.command} /></li>`;
 
-// `wait`: a WaitExplanation; `said`: the reason that stands beside it already.
+// `wait`: a WaitExplanation; `said`: the reason that stands beside it already. Nothing where that says all.
 export function Wait({ wait, said = '', title = 'Why it waits' }) {
   const whatIfs = wait.what_ifs || [];
+  const reason = wait.reason === '' ? 'It starts with the next decision.' : wait.reason;
+  const isNew = reason && reason !== said;
+  if (!isNew && !wait.outlook && whatIfs.length === 0) return null;
   return html`<section aria-label=${title}><h2>${title}</h2>
-    ${wait.reason && wait.reason !== said ? html`<p class="reason">${oneLine(wait.reason)}</p>` : null}
+    ${isNew ? html`<p class="reason">${oneLine(reason)}</p>` : null}
     <${Facts} items=${places(wait)} />
     ${whatIfs.length > 0 ? html`<h3>What would start it sooner</h3><ul class="sooner">
       ${whatIfs.map((each) => html`<${WhatIf} key=${each.command} whatIf=${each} />`)}</ul>` : null}</section>`;
