@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The dashboard of a real server in a browser: jobs submitted, followed, compared and cancelled from the page."""
 
+import datetime
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import time
 
@@ -107,45 +109,78 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         page.locator(".state.SUCCEEDED").first.wait_for()
         self.assertEqual(wait.count(), 0)
 
-    def test_the_use_of_gpus_is_drawn_of_a_node_and_of_a_job(self):
-        job = self.submit(f"train steps={LONG} pace=20", ranks=2)
-        self.wait_for_step(job)
+    def write_gpu_use(self, node, minutes):
+        """What the server would keep of a node whose GPUs report their use (gpu_history.h): simulated ones do not."""
+        folder = self.dir / f"server/gpu-use/{node}"
+        folder.mkdir(parents=True, exist_ok=True)
+        now = int(time.time()) // 60
+        for minute in range(now - minutes, now):
+            with open(folder / str(minute // 1440), "ab") as file:
+                for slot in range(4):
+                    file.write(struct.pack("<4sIHBBHHq", b"SFTU", minute, slot, 90 + slot, 60, 650, 0, 61_000_000_000))
+
+    def test_the_use_of_a_nodes_gpus_is_drawn(self):
+        self.write_gpu_use("node-a", minutes=3 * 60)
         page = self.open("/fleet")
         page.get_by_role("region", name="Node node-a").get_by_role("button", name="Use over time").click()
         self.see("means of 20s each")
-        labels = "(title) => [...document.querySelectorAll('figure.chart')].find((each) => each.querySelector('strong').textContent === title)?.querySelector('.plot').uplot?.series.slice(1).map((each) => each.label)"
-        self.assertEqual(self.wait_for(labels, "GPU utilisation"), [f"GPU {slot}" for slot in range(4)])
+        plot = """(title) => {
+          const chart = [...document.querySelectorAll('figure.chart')].find((each) => each.querySelector('strong').textContent === title);
+          chart?.scrollIntoView();
+          const plot = chart?.querySelector('.plot').uplot;
+          return plot?.data[0].length ? {names: plot.series.slice(1).map((each) => each.label), data: plot.data} : null;
+        }"""
+        for title, value in (("utilisation", 91), ("memory", 61e9), ("power", 650), ("temperature", 60)):
+            shown = self.wait_for(plot, f"GPU {title}")
+            self.assertEqual(shown["names"], [f"GPU {slot}" for slot in range(4)])
+            self.assertEqual(set(shown["data"][2]), {value})  # and no gap between the minutes
+            self.assertIn(len(shown["data"][0]), range(115, 122))
         page.get_by_role("button", name="week").click()
         self.see("means of 28m00s each")
-        page.goto(f"/jobs/{job}")
-        page.get_by_role("heading", name="Use of its GPUs").scroll_into_view_if_needed()
-        events = map(json.loads, self.sftctl("events", job, "--json").stdout.splitlines())
-        held = next(event["message"] for event in events if event["type"] == "placed")
-        slots = re.fullmatch(r"node-a slots ([\d,]+)", held).group(1).split(",")
-        self.assertEqual(len(slots), 2)
-        self.assertEqual(self.wait_for(labels, "GPU utilisation"), [f"GPU {slot}" for slot in slots])
-        self.sftctl("cancel", job)
-        self.assert_ends(job, 12)
-        ask = lambda since, until: page.request.post(
-            "/api/v1/ClusterService/GetNodeHistory",
-            data={"node": "node-a", "since_seconds": since, "until_seconds": until},
-            headers={"Origin": self.url},
+        self.assertIn(len(self.wait_for(plot, "GPU power")["data"][0]), range(6, 9))
+        self.assertEqual(self.axe(), [])
+
+    def test_the_slots_of_a_jobs_attempts_and_the_end_of_a_span_are_what_the_server_says(self):
+        job = self.submit("train steps=3", ranks=2)
+        self.assert_ends(job, 0)
+        self.write_gpu_use("node-a", minutes=30)
+        page = self.open(f"/jobs/{job}")
+        self.see("all 3 points")
+        told = page.evaluate(
+            """async (name) => {
+          const { call } = await import('/assets/lib/api.js');
+          const { slotsOf } = await import('/assets/lib/gpu_use.js');
+          const attempts = await slotsOf(await call('JobService/GetJob', {name}));
+          return [...attempts].map(([attempt, nodes]) => [attempt, [...nodes].map(([node, slots]) => [node, [...slots]])]);
+        }""",
+            job,
         )
-        self.assertEqual(len(ask(7200, 0).json()["gpus"]), 4)
-        self.assertEqual(ask(7200, 7000).json()["gpus"], [])  # before it was there
-        refused = ask(600, 600)
-        self.assertEqual(refused.status, 400)
-        self.assertIn("cannot end 600 seconds ago", refused.text())
+        self.assertEqual(told, [[1, [["node-a", [0, 1]]]]])
+        ask = lambda since, until: page.evaluate(
+            """async ([since_seconds, until_seconds]) => {
+          const { call } = await import('/assets/lib/api.js');
+          const request = {node: 'node-a', since_seconds, until_seconds};
+          return call('ClusterService/GetNodeHistory', request).catch((error) => ({refused: error.message}));
+        }""",
+            [since, until],
+        )
+        times = [point["time"] for point in ask(1500, 600)["gpus"][0]["points"]]
+        ages = [time.time() - datetime.datetime.fromisoformat(each.replace("Z", "+00:00")).timestamp() for each in times]
+        self.assertIn(len(ages), range(13, 16))
+        self.assertTrue(600 < ages[-1] < 740 and 1400 < ages[0] < 1520, ages)
+        self.expected_errors = ("400",)
+        self.assertIn("cannot end 600 seconds ago", ask(600, 600)["refused"])
+        self.assertIn("cannot end -1 seconds ago", ask(600, -1)["refused"])
 
     def test_a_running_job_is_paused_and_goes_on_where_it_was(self):
         job = self.submit(f"train steps={LONG} pace=20", ranks=1)
         self.wait_for_step(job)
         page = self.open(f"/jobs/{job}")
-        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Pause", exact=True).click()
         page.get_by_role("button", name="Pause the job").click()
         page.locator(".state.PENDING").first.wait_for()
         self.assertTrue(self.status(job)["held"])
-        page.get_by_role("button", name="Release").click()
+        page.get_by_role("button", name="Release", exact=True).click()
         page.get_by_role("button", name="Release the job").click()
         page.locator(".state.RUNNING").first.wait_for()
         self.assertEqual(self.status(job)["attempt"], 2)

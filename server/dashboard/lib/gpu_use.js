@@ -3,6 +3,8 @@ import { call, CallError } from './api.js';
 import { millis, number, oneLine, shortName } from './format.js';
 
 export const WEEK_S = 7 * 86400;
+// What is no longer in the server's memory is kept to a minute, however fine the steps are.
+const KEPT_S = 60;
 const COLOURS = 7;
 
 // Name of the figure -> its member of GpuUse.
@@ -25,8 +27,7 @@ export async function readUse(node, since, until, points) {
   }
 }
 
-// A GPU's points as curves, one for each figure: {utilization: {x, y}, ...}. Where nothing was reported for more than
-// a step there is a gap.
+// A GPU's points as curves, one for each figure: {utilization: {x, y}, ...}. Where one is missing there is a gap.
 function curvesOf(points, step) {
   const curves = Object.fromEntries(Object.keys(FIGURES).map((name) => [name, { x: [], y: [], points: 0, parts: 0 }]));
   let last = NaN;
@@ -34,7 +35,7 @@ function curvesOf(points, step) {
     const at = millis(point.time) / 1000;
     for (const [name, member] of Object.entries(FIGURES)) {
       const curve = curves[name];
-      if (at - last > 1.5 * step) {
+      if (at - last > 1.5 * Math.max(step, KEPT_S)) {
         curve.x.push(last + step);
         curve.y.push(NaN);
       }
