@@ -603,6 +603,18 @@ class DashboardPageTest(BrowserCase):
             self.assertLess(shown["data"][1][0], value / 1.5)  # before its job
             self.assertAlmostEqual(shown["data"][0][-1] - shown["data"][0][0], 7200, delta=30)
         self.see("means of 20s each")
+        page.locator(".plot").first.scroll_into_view_if_needed()
+        box = page.locator(".u-over").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 60, steps=5)
+        page.mouse.up()
+        page.get_by_role("button", name="All of the time").wait_for()
+        scales = "() => [...document.querySelectorAll('.plot')].map((plot) => plot.uplot?.scales.x).filter(Boolean).map((x) => x.max - x.min)"
+        for span in self.wait_for(f"() => {{ const all = ({scales})(); return all.every((each) => each < 2000) && all; }}"):
+            self.assertAlmostEqual(span, 0.2 * 7200, delta=100)  # one zoom for all
+        page.get_by_role("button", name="All of the time").click()
+        self.wait_for(f"() => ({scales})().every((each) => each > 7000)")
         node.get_by_role("button", name="week").click()
         self.see("means of 28m00s each")
         times = self.uplot("GPU utilisation")["data"][0]
