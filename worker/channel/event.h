@@ -23,11 +23,12 @@ struct ProgressEvent {
   int64_t total = 0;
 };
 
-// `sft-rank prepare` has finished.
+// Rows that were left out for one reason.
 struct SkippedRows {
   std::string reason;  // "too long"
   int64_t rows = 0;
 };
+// `sft-rank prepare` has finished.
 struct PreparedEvent {
   int64_t rows = 0, used = 0, skipped = 0;
   std::vector<SkippedRows> skipped_by;                  // by reason
