@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -103,10 +102,7 @@ def train(service, args, steps):
     begin = time.monotonic()
     local.wait_for_step(service, job, kill_rank.KILL_AFTER)
     local.wait_for_checkpoint(service, job)
-    pids = local.rank_pids()
-    if len(pids) != args.gpus:
-        raise local.Failure(f"{len(pids)} ranks run, not {args.gpus}")
-    os.kill(pids[-1], signal.SIGKILL)
+    local.kill_last_rank(args.gpus)
     state = service.wait(job)
     service.keep_logs("job", job)
     if state != "SUCCEEDED":

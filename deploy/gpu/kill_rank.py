@@ -12,9 +12,7 @@ wait for 2 s at most. --cpu tries the script itself on CPU slots with a tiny mod
 
 import argparse
 import math
-import os
 import re
-import signal
 import sys
 import time
 
@@ -43,10 +41,7 @@ def check_kill(service, args, size, values, idle):
     job = service.submit("kill", model=service.work / "models" / size, rows=service.work / f"{size}.jsonl",
                          mode="qlora", sharding="", gpus=args.gpus, accumulation=8 // args.gpus, **values)
     local.wait_for_step(service, job, KILL_AFTER)
-    pids = local.rank_pids()
-    if len(pids) != args.gpus:
-        raise local.Failure(f"{len(pids)} ranks run, not {args.gpus}")
-    os.kill(pids[-1], signal.SIGKILL)
+    pids = local.kill_last_rank(args.gpus)
     gone, back = watch_end(args, pids, idle)
     state = service.wait(job)
     service.keep_logs("kill", job)

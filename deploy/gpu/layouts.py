@@ -15,9 +15,7 @@ tries the script itself on CPU slots, with a tiny model. Exit 0 when all of it h
 
 import argparse
 import json
-import os
 import re
-import signal
 import statistics
 import sys
 import time
@@ -64,12 +62,9 @@ def reach(service, job, step):
         local.wait_for_checkpoint(service, job, step)
 
 
-def kill_last_rank(service, job, gpus):
+def seconds_to_go_on(service, job, gpus):
     """Seconds from the kill to the first step of the next attempt that the first had not made."""
-    pids = local.rank_pids()
-    if len(pids) != gpus:
-        raise local.Failure(f"{len(pids)} ranks run, not {gpus}")
-    os.kill(pids[-1], signal.SIGKILL)
+    local.kill_last_rank(gpus)
     begin = time.monotonic()
 
     def on():
@@ -99,7 +94,7 @@ def check_segment(service, args, job, text, begin, last, alone):
     gpus, _ = layout_keys(text)
     reach(service, job, begin + SAVE)
     reach(service, job, begin + SAVE + 2)
-    seconds = kill_last_rank(service, job, gpus)
+    seconds = seconds_to_go_on(service, job, gpus)
     if last:
         state, wanted = service.wait(job), "SUCCEEDED"
     else:
@@ -124,11 +119,9 @@ def check_segment(service, args, job, text, begin, last, alone):
 
 def submit(service, args, values, name, layout):
     gpus, keys = layout_keys(layout)
-    path = service.logs / f"{name}.toml"
-    path.write_text(local.JOB.format(model=service.work / "models" / args.model,
-                                         rows=service.work / f"{args.model}.jsonl", mode="qlora", sharding="",
-                                         gpus=gpus, accumulation=1, **values))
-    return json.loads(service.ctl("submit", path, *set_words(keys), "--json"))["job"]
+    return service.submit(name, *set_words(keys), model=service.work / "models" / args.model,
+                          rows=service.work / f"{args.model}.jsonl", mode="qlora", sharding="", gpus=gpus,
+                          accumulation=1, **values)
 
 
 def check(service, args):

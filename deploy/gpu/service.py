@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,15 @@ def rank_pids():
     return [pid for _, pid in sorted(found)]
 
 
+def kill_last_rank(gpus):
+    """The ranks that ran, the killed one last."""
+    pids = rank_pids()
+    if len(pids) != gpus:
+        raise Failure(f"{len(pids)} ranks run, not {gpus}")
+    os.kill(pids[-1], signal.SIGKILL)
+    return pids
+
+
 class Service:
     """A dev server with its worker, and sftctl against it."""
 
@@ -103,10 +113,10 @@ class Service:
             time.sleep(0.5)
         raise Failure(f"no GPU was registered: {self.logs / 'server.log'}")
 
-    def submit(self, name, **values):
+    def submit(self, name, *words, **values):
         path = self.logs / f"{name}.toml"
         path.write_text(JOB.format(**values))
-        return json.loads(self.ctl("submit", path, "--json"))["job"]
+        return json.loads(self.ctl("submit", path, *words, "--json"))["job"]
 
     def status(self, job):
         return json.loads(self.ctl("status", job, "--json"))

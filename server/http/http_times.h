@@ -13,9 +13,9 @@ namespace sft::server {
 // answer's status: few of both, whatever callers ask. Thread-safe.
 class HttpTimes {
  public:
-  // Of a request with that path; empty: one whose head could not be read. `took`: from when all of
-  // it that was read had come to the head of its answer, so that neither a slow caller nor a stream
-  // that lasts counts.
+  // Counts a request. `path` is empty when its head could not be read. `took` runs from the last
+  // byte read of it to the head of its answer, so neither a slow caller nor a long stream adds to
+  // it.
   void Count(std::string_view path, int status, Nanos took);
 
   // Calls `show` for each that was counted: ("api", "2xx", ...).

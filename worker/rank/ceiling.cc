@@ -29,8 +29,8 @@ using at::Tensor;
 namespace ops = engine::ops;
 
 constexpr double kWarmUp = 0.05, kWindow = 0.2;  // seconds
-// Of products and of attention. With more tokens their rates stay, and the operands of 500,000 took
-// more memory than the job itself.
+// The most tokens that products and attention are timed with. More tokens give the same rates but
+// need more memory: with 500,000 the operands took more than the job itself.
 constexpr int64_t kMostProductTokens = 16384, kMostAttentionTokens = 65536;
 
 // By type of GPU and all that the rates depend on.
