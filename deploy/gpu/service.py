@@ -92,7 +92,7 @@ class Service:
         self.log = open(logs / "server.log", "wb")
         self.process = subprocess.Popen(
             [self.bin / "sft-server", "--dev", "--listen", ADDRESS, "--data-dir", work / "data", "--models",
-             work / "models", "--shared", work / "shared"], stdout=self.log, stderr=self.log, env=environment)
+             work / "models", "--shared", work / "shared", "--disk-full", "off"], stdout=self.log, stderr=self.log, env=environment)
 
     def ctl(self, *words, check=True):
         done = subprocess.run([self.bin / "sftctl", "--server", ADDRESS, *map(str, words)],

@@ -64,6 +64,8 @@ std::vector<std::string> DevWorker::Arguments() const {
   add("--hub-token-file", options_.hub_token_file);
   add("--hub-ca", options_.hub_ca);
   add("--shared", options_.shared);
+  add("--disk-low", options_.disk_low);
+  add("--disk-full", options_.disk_full);
   add("--simulate-gpus", options_.simulate_gpus);
   add("--torch", options_.torch);
   if (options_.cpu_slots >= 0) add("--cpu-slots", std::to_string(options_.cpu_slots));

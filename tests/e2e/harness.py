@@ -185,7 +185,7 @@ class ServiceCase(unittest.TestCase):
         mind how full this machine's disk is, but that of a disk of the test's own (small_disk)."""
         words = [str(part) for part in command]
         programs = {str(BUILD / "bin/sft-server"), str(BUILD / "bin/sft-worker")}
-        if programs & set(words) and not any(word.startswith(str(disk)) for word in words for disk in self.disks):
+        if programs & set(words) and not any(word.startswith(tuple(map(str, self.disks))) for word in words):
             command = (*command, *(() if "--disk-full" in words else ("--disk-full", "off")))
         with open(self.dir / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -39,7 +39,7 @@ class Machine:
     def __init__(self, folder, name, shares=()):
         self.folder = folder
         folder.mkdir(parents=True)
-        for part in ("opt", "lib", "local", "srv", "run", "etc", "etc-work", "home"):
+        for part in ("opt", "local", "srv", "run", "etc", "etc-work", "home"):
             (folder / part).mkdir()
         (folder / "local/bin").mkdir()
         shutil.copy(SOURCE / "tests/e2e/fake_systemctl.py", folder / "local/bin/systemctl")
@@ -52,7 +52,8 @@ class Machine:
         self.run(f"""
             hostname {name}
             mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/etc,workdir={folder}/etc-work /etc
-            mount --bind {folder}/srv /srv && mount --bind {folder}/lib /var/lib
+            mount --bind {folder}/srv /srv
+            mount -t tmpfs -o size=64g tmpfs /var/lib  # a disk that is empty, however full this machine's is
             mount --bind {folder}/local /usr/local && mount --bind {folder}/run /run
             mount --bind {folder}/opt /opt
             mkdir -p /etc/systemd/system /etc/sft

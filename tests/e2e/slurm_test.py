@@ -63,7 +63,7 @@ class SlurmTest(ServiceCase):
             capture_output=True, text=True, check=False, env=self.environment)
 
     def set_up(self):
-        made = self.setup_script("--", "--dev", "--simulate-gpus", "H100:1", "--cpu-slots", "0", "--grace", "1",
+        made = self.setup_script("--", "--dev", "--simulate-gpus", "H100:1", "--cpu-slots", "0", "--grace", "1", "--disk-full", "off",
                                  "--rank-binary", str(BUILD / "tests/sft-fake-rank"))
         self.assertEqual(made.returncode, 0, made.stderr)
 

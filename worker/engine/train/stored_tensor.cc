@@ -375,7 +375,10 @@ Tensor ReadStored(const StoredTensor& tensor, int64_t first, int64_t count,
                   const ReadElements& read) {
   if (!tensor.parts.empty()) return ReadParts(tensor, first, count, read);
   if (count == 0 || tensor.form == StoredForm::kPlain) {
-    const Tensor part = read(tensor.name, tensor.begin + (count == 0 ? 0 : first), count);
+    // In MXFP4 no tensor has the weight's own name.
+    const std::string& name =
+        tensor.form == StoredForm::kMxfp4 ? tensor.beside.front() : tensor.name;
+    const Tensor part = read(name, tensor.begin + (count == 0 ? 0 : first), count);
     const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
     return kept ? part : part.to(at::kFloat);
   }
