@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <numeric>
+#include <string>
+#include <tuple>
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/base/error.h"
@@ -20,13 +23,21 @@ at::Tensor Ramp(int64_t count, at::ScalarType type) {
   return at::arange(count, at::kLong).remainder(97).to(type);
 }
 
-class CommunicatorTest : public ::testing::TestWithParam<int> {};
+// Of so many ranks, in memory (thread_communicator.h) or over Gloo: they are held to the same.
+class CommunicatorTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  bool over_gloo() const { return std::get<0>(GetParam()) == "gloo"; }
+  int world() const { return std::get<1>(GetParam()); }
+  void Run(const std::function<void(Communicator&)>& body) const {
+    over_gloo() ? RunRanksOverGloo(world(), body) : RunRanks(world(), body);
+  }
+};
 
 TEST_P(CommunicatorTest, AllReduceSumsInEveryType) {
-  const int world = GetParam();
-  RunRanks(world, [&](Communicator& comm) {
+  const int world = this->world();
+  Run([&](Communicator& comm) {
     EXPECT_EQ(comm.world(), world);
-    EXPECT_EQ(comm.backend(), world == 1 ? "local" : "gloo");
+    EXPECT_EQ(comm.backend(), world == 1 ? "local" : std::get<0>(GetParam()));
     for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong}) {
       for (const int64_t count : {0, 1, 3, 1000, 70'001}) {
         at::Tensor tensor = Ramp(count, type).mul_(comm.rank() % 2 + 1);
@@ -39,10 +50,10 @@ TEST_P(CommunicatorTest, AllReduceSumsInEveryType) {
 }
 
 TEST_P(CommunicatorTest, SumOfFractionsHasTheSameBitsOnAllRanksAndInEachRun) {
-  const int world = GetParam();
+  const int world = this->world();
   std::vector<std::vector<at::Tensor>> results(2, std::vector<at::Tensor>(world));
   for (auto& run : results) {
-    RunRanks(world, [&](Communicator& comm) {
+    Run([&](Communicator& comm) {
       at::Tensor tensor =
           at::arange(10'007, at::kFloat).mul_(0.1f).add_(1.0f / (comm.rank() + 3)).sin_();
       comm.AllReduceSum(tensor);
@@ -55,11 +66,11 @@ TEST_P(CommunicatorTest, SumOfFractionsHasTheSameBitsOnAllRanksAndInEachRun) {
 }
 
 TEST_P(CommunicatorTest, GathersUnevenAndEmptyPartsOfAnyType) {
-  const int world = GetParam();
+  const int world = this->world();
   std::vector<int64_t> counts(world, 0);
   for (int r = 0; r < world; ++r) counts[r] = r == 1 ? 0 : 5 * r + 2;
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  RunRanks(world, [&](Communicator& comm) {
+  Run([&](Communicator& comm) {
     const int64_t begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
     for (const auto type : {at::kByte, at::kChar, at::kBFloat16, at::kFloat, at::kLong}) {
       const at::Tensor whole = Ramp(total, type);
@@ -71,12 +82,12 @@ TEST_P(CommunicatorTest, GathersUnevenAndEmptyPartsOfAnyType) {
 }
 
 TEST_P(CommunicatorTest, GathersIntoTheBufferThatHoldsTheOwnPart) {
-  const int world = GetParam();
+  const int world = this->world();
   for (const bool even : {true, false}) {
     const std::vector<int64_t> counts =
         even ? std::vector<int64_t>(world, 8) : PartSizes(8 * world - 3, world, 4);
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    RunRanks(world, [&](Communicator& comm) {
+    Run([&](Communicator& comm) {
       const int64_t begin =
           std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
       at::Tensor out = at::full({total}, -1, at::kFloat);
@@ -89,10 +100,10 @@ TEST_P(CommunicatorTest, GathersIntoTheBufferThatHoldsTheOwnPart) {
 }
 
 TEST_P(CommunicatorTest, ReduceScatterGivesEachRankItsPartOfTheAllReduce) {
-  const int world = GetParam();
+  const int world = this->world();
   const std::vector<int64_t> counts = PartSizes(5 * world - 4, world, 3);
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  RunRanks(world, [&](Communicator& comm) {
+  Run([&](Communicator& comm) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const at::Tensor in = Ramp(total, at::kFloat).div_(7).mul_(comm.rank() + 1).to(type);
       at::Tensor summed = in.clone();
@@ -110,8 +121,8 @@ TEST_P(CommunicatorTest, ReduceScatterGivesEachRankItsPartOfTheAllReduce) {
 }
 
 TEST_P(CommunicatorTest, AllToAllGivesEachRankItsPartOfEveryRank) {
-  const int world = GetParam();
-  RunRanks(world, [&](Communicator& comm) {
+  const int world = this->world();
+  Run([&](Communicator& comm) {
     for (const auto type : {at::kByte, at::kBFloat16, at::kFloat, at::kLong}) {
       for (const int64_t count : {0, 1, 5}) {
         const auto part_of = [&](int from, int to) {
@@ -131,8 +142,8 @@ TEST_P(CommunicatorTest, AllToAllGivesEachRankItsPartOfEveryRank) {
 }
 
 TEST_P(CommunicatorTest, BroadcastGivesRootsBytesToAll) {
-  const int world = GetParam();
-  RunRanks(world, [&](Communicator& comm) {
+  const int world = this->world();
+  Run([&](Communicator& comm) {
     const int root = world - 1;
     at::Tensor tensor = comm.rank() == root ? Ramp(33, at::kBFloat16).view({3, 11})
                                             : at::zeros({3, 11}, at::kBFloat16);
@@ -143,7 +154,7 @@ TEST_P(CommunicatorTest, BroadcastGivesRootsBytesToAll) {
 }
 
 TEST_P(CommunicatorTest, CollectivesUnderWayAtOnceDoNotMix) {
-  RunRanks(GetParam(), [&](Communicator& comm) {
+  Run([&](Communicator& comm) {
     std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 20; ++i) {
@@ -158,8 +169,8 @@ TEST_P(CommunicatorTest, CollectivesUnderWayAtOnceDoNotMix) {
 }
 
 TEST_P(CommunicatorTest, SmallValuesAreGatheredInRankOrder) {
-  const int world = GetParam();
-  RunRanks(world, [&](Communicator& comm) {
+  const int world = this->world();
+  Run([&](Communicator& comm) {
     const std::vector<int64_t> all = AllGatherInt64(comm, 10 + comm.rank());
     ASSERT_EQ(static_cast<int>(all.size()), world);
     for (int r = 0; r < world; ++r) EXPECT_EQ(all[r], 10 + r);
@@ -169,11 +180,40 @@ TEST_P(CommunicatorTest, SmallValuesAreGatheredInRankOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 3),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest,
+                         ::testing::Combine(::testing::Values("threads", "gloo"),
+                                            ::testing::Values(1, 2, 3)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + std::to_string(std::get<1>(info.param));
+                         });
+
+TEST(ThreadCommunicatorTest, RanksThatCallDifferentCollectivesAreTold) {
+  EXPECT_THROW(RunRanks(2,
+                        [](Communicator& comm) {
+                          at::Tensor tensor = at::ones({3});
+                          if (comm.rank() == 0) {
+                            comm.AllReduceSum(tensor);
+                          } else {
+                            comm.Broadcast(tensor, 0);
+                          }
+                        }),
+               Error);
+}
+
+TEST(ThreadCommunicatorTest, ARankThatHasLeftIsNotWaitedFor) {
+  try {
+    RunRanks(2, [](Communicator& comm) {
+      if (comm.rank() == 1) return;
+      comm.AllReduceSum(at::ones({3}));
+    });
+    FAIL();
+  } catch (const InfrastructureError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("all-reduce of 3 elements: a rank has left"));
+  }
+}
 
 TEST(CommunicatorErrorsTest, CountsThatDoNotFitAreRefusedBeforeAnythingIsSent) {
-  RunRanks(2, [&](Communicator& comm) {
+  RunRanksOverGloo(2, [&](Communicator& comm) {
     at::Tensor out = at::zeros({4});
     EXPECT_THROW(comm.AllGather(out, at::zeros({3}), {2, 2}), InternalError);
     EXPECT_THROW(comm.AllGather(out, at::zeros({2}, at::kBFloat16), {2, 2}), InternalError);
@@ -185,7 +225,7 @@ TEST(CommunicatorErrorsTest, CountsThatDoNotFitAreRefusedBeforeAnythingIsSent) {
 
 TEST(CommunicatorErrorsTest, APeerThatIsGoneNamesTheCollectiveAndTheRank) {
   const auto run = [] {
-    RunRanks(
+    RunRanksOverGloo(
         2,
         [](Communicator& comm) {
           if (comm.rank() == 1) return;
@@ -216,7 +256,7 @@ TEST(PartSizesTest, CutsInUnitsAndLeavesTheLastRanksShortOrEmpty) {
 }
 
 TEST(SubgroupTest, GroupsOfOneWorldSumApartAndInTheOrderOfTheirMembers) {
-  RunRanks(5, [](Communicator& comm) {
+  RunRanksOverGloo(5, [](Communicator& comm) {
     // 3 and 0 the wrong way round; 1, 2 and 4 beside them.
     const bool pair = comm.rank() == 0 || comm.rank() == 3;
     const std::vector<int> members = pair ? std::vector<int>{3, 0} : std::vector<int>{1, 2, 4};
@@ -232,7 +272,7 @@ TEST(SubgroupTest, GroupsOfOneWorldSumApartAndInTheOrderOfTheirMembers) {
 }
 
 TEST(SubgroupTest, OneListMayBeConnectedTwiceAndAGroupOfOneIsLocal) {
-  RunRanks(2, [](Communicator& comm) {
+  RunRanksOverGloo(2, [](Communicator& comm) {
     for (int i = 0; i < 2; ++i) {
       const auto group = MakeSubgroup(comm, {0, 1});
       EXPECT_EQ(AllReduceSumDouble(*group, 2), 4.0);
@@ -249,9 +289,9 @@ TEST(SubgroupTest, AListWithoutTheCallerOrBeyondTheWorldIsRefused) {
 }
 
 TEST_P(CommunicatorTest, MessagesArriveWholeAndInOrderBothWays) {
-  const int world = GetParam();
+  const int world = this->world();
   if (world == 1) return;
-  RunRanks(world, [&](Communicator& comm) {
+  Run([&](Communicator& comm) {
     if (comm.rank() > 1) return;
     const auto there = MakeSubgroup(comm, {0, 1}), back = MakeSubgroup(comm, {1, 0});
     const bool sends = comm.rank() == 0;
@@ -279,7 +319,7 @@ TEST_P(CommunicatorTest, MessagesArriveWholeAndInOrderBothWays) {
 
 TEST(CommunicatorMessageTest, ASenderThatHasGoneIsNamedAsTheCause) {
   try {
-    RunRanks(
+    RunRanksOverGloo(
         2,
         [](Communicator& comm) {
           if (comm.rank() == 1) return;
@@ -317,7 +357,7 @@ TEST(MeshShapeTest, CoordinatesAndNumbersAgreeForEveryRank) {
 }
 
 TEST(MeshTest, RowsAreNodesAndColumnsTheirReplicas) {
-  RunRanks(6, [](Communicator& comm) {
+  RunRanksOverGloo(6, [](Communicator& comm) {
     const Mesh mesh(comm, {.replicate = 2, .shard = 3});
     EXPECT_EQ(mesh.Group(Axis::kShard).rank(), comm.rank() % 3);
     EXPECT_EQ(mesh.Group(Axis::kShard).world(), 3);
@@ -333,7 +373,7 @@ TEST(MeshTest, RowsAreNodesAndColumnsTheirReplicas) {
 }
 
 TEST(MeshTest, GroupsOfAllAxesHoldTheRanksThatDifferInThemAlone) {
-  RunRanks(8, [](Communicator& comm) {
+  RunRanksOverGloo(8, [](Communicator& comm) {
     const Mesh mesh(comm, {.pipeline = 2, .shard = 2, .context = 2});
     const int rank = comm.rank(), stage = rank / 4 * 4;
     EXPECT_THAT(AllGatherInt64(mesh.Group(Axis::kPipeline), rank),
@@ -350,7 +390,7 @@ TEST(MeshTest, GroupsOfAllAxesHoldTheRanksThatDifferInThemAlone) {
 }
 
 TEST(MeshTest, ContextOverNodesHasAGroupInEachAndOneOfEachPlace) {
-  RunRanks(8, [](Communicator& comm) {
+  RunRanksOverGloo(8, [](Communicator& comm) {
     const Mesh mesh(comm, {.shard = 2, .context = 4, .context_nodes = 2});
     const int rank = comm.rank(), row = rank / 4 * 4;
     EXPECT_THAT(AllGatherInt64(mesh.ContextInNode(), rank),
@@ -359,7 +399,7 @@ TEST(MeshTest, ContextOverNodesHasAGroupInEachAndOneOfEachPlace) {
                 ElementsAre(row + rank % 2, row + rank % 2 + 2));
     EXPECT_EQ(mesh.Group(Axis::kContext).world(), 4);
   });
-  RunRanks(2, [](Communicator& comm) {
+  RunRanksOverGloo(2, [](Communicator& comm) {
     const Mesh in_node(comm, {.context = 2});
     EXPECT_EQ(&in_node.ContextInNode(), &in_node.Group(Axis::kContext));
     EXPECT_EQ(in_node.ContextOverNodes().world(), 1);

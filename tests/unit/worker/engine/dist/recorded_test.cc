@@ -63,7 +63,7 @@ class RecordedTest : public testing::Test {
 };
 
 TEST_F(RecordedTest, EveryRankRecordsTheSameCollectivesAndTheResultsAreTheInnersOwn) {
-  RunRanks(3, [&](Communicator& inner) {
+  RunRanksOverGloo(3, [&](Communicator& inner) {
     channel::FlightRecorder flight = Flight(inner.rank(), 3);
     const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
     at::Tensor tensor = at::full({1000}, comm->rank() + 1, at::kFloat);
@@ -85,7 +85,7 @@ TEST_F(RecordedTest, EveryRankRecordsTheSameCollectivesAndTheResultsAreTheInners
 }
 
 TEST_F(RecordedTest, SubgroupsAreNamedByTheirRanks) {
-  RunRanks(4, [&](Communicator& inner) {
+  RunRanksOverGloo(4, [&](Communicator& inner) {
     channel::FlightRecorder flight = Flight(inner.rank(), 4);
     const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
     const bool even = comm->rank() % 2 == 0;
@@ -100,7 +100,7 @@ TEST_F(RecordedTest, SubgroupsAreNamedByTheirRanks) {
 }
 
 TEST_F(RecordedTest, BothEndsOfAMessageAreOneOperationOfTheirGroup) {
-  RunRanks(2, [&](Communicator& inner) {
+  RunRanksOverGloo(2, [&](Communicator& inner) {
     channel::FlightRecorder flight = Flight(inner.rank(), 2);
     const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
     const auto first = MakeSubgroup(*comm, {0, 1}), second = MakeSubgroup(*comm, {0, 1});
@@ -120,7 +120,7 @@ TEST_F(RecordedTest, BothEndsOfAMessageAreOneOperationOfTheirGroup) {
 }
 
 TEST_F(RecordedTest, ACollectiveThatFailsStaysTheOneThatIsWaitedIn) {
-  EXPECT_ANY_THROW(RunRanks(
+  EXPECT_ANY_THROW(RunRanksOverGloo(
       2,
       [&](Communicator& inner) {
         if (inner.rank() == 1) return;

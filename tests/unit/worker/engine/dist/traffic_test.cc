@@ -140,7 +140,7 @@ TEST(MeshTrafficTest, TheMeshNamesItsAxes) {
     std::sort(names.begin(), names.end());
     EXPECT_EQ(names, (std::vector<std::string>{"replicate", "shard"}));
   };
-  RunRanks(4, [&](Communicator& comm) {
+  RunRanksOverGloo(4, [&](Communicator& comm) {
     auto flight = *channel::FlightRecorder::Create(channel::FlightPath(dir, comm.rank()),
                                                    comm.rank(), 4, Clock::Real());
     body(comm.Connect("all", {0, 1, 2, 3}), flight);

@@ -275,7 +275,7 @@ TEST_F(PipelineTest, ATableOfModulesIsObeyed) {
 TEST_F(PipelineTest, AStageThatHasGoneIsNamedByThoseThatWaitForIt) {
   TrainerOptions options = Options(Method::kLora, {.stages = 3}, 4);
   std::vector<std::string> said(3);
-  RunRanks(
+  RunRanksOverGloo(
       3,
       [&](Communicator& comm) {
         RecordingObserver observer;

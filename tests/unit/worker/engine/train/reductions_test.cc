@@ -157,27 +157,24 @@ class ReductionsTest : public testing::TestWithParam<Case> {
     job.checkpoint.save_strategy = spec::SaveStrategy::kNo;
     std::vector<std::string> told(static_cast<size_t>(world));
     try {
-      RunRanks(
-          world,
-          [&](Communicator& comm) {
-            bool training = false;
-            std::vector<int> everyone;
-            for (int rank = 0; rank < comm.world(); ++rank) everyone.push_back(rank);
-            LeavesOut leaves_out(nullptr, comm, everyone, sums, training);
-            RecordingObserver observer;
-            std::string& text = told[static_cast<size_t>(comm.rank())];
-            observer.on_step = [&](int64_t step) {
-              const StepReport& report = observer.steps.back();
-              text += fmt::format("{} {} {}; ", step, report.loss, report.grad_norm);
-              training = step < 2;  // what is delivered is gathered as it should
-            };
-            observer.on_message = [&](std::string_view) {};
-            Trainer trainer(options, leaves_out, observer);
-            training = true;
-            trainer.Run();
-            text += observer.consistency.weights_sha256;
-          },
-          std::chrono::seconds(30));
+      RunRanks(world, [&](Communicator& comm) {
+        bool training = false;
+        std::vector<int> everyone;
+        for (int rank = 0; rank < comm.world(); ++rank) everyone.push_back(rank);
+        LeavesOut leaves_out(nullptr, comm, everyone, sums, training);
+        RecordingObserver observer;
+        std::string& text = told[static_cast<size_t>(comm.rank())];
+        observer.on_step = [&](int64_t step) {
+          const StepReport& report = observer.steps.back();
+          text += fmt::format("{} {} {}; ", step, report.loss, report.grad_norm);
+          training = step < 2;  // what is delivered is gathered as it should
+        };
+        observer.on_message = [&](std::string_view) {};
+        Trainer trainer(options, leaves_out, observer);
+        training = true;
+        trainer.Run();
+        text += observer.consistency.weights_sha256;
+      });
     } catch (const std::exception& error) {
       return error.what();
     }
