@@ -24,6 +24,10 @@ using at::Tensor;
 const int kSteps = StepsToRun(20);
 constexpr int kGlobalBatch = 12;
 constexpr double kTolerance = 1e-5;
+// Adam's first step moves an element by the learning rate, whichever way; where its gradient should
+// be zero the rounding of the sums decides. In mixtures that is 1.4e-5 of all weights, from the
+// first step on.
+constexpr double kWeightsTolerance = 3e-5;
 
 enum class Method { kFull, kLora, kQlora, kLora8bit };
 
@@ -154,7 +158,7 @@ void ExpectClose(const Curve& actual, const Curve& expected) {
     difference += (actual.weights[i] - expected.weights[i]).square().sum().item<double>();
     size += expected.weights[i].square().sum().item<double>();
   }
-  EXPECT_LT(std::sqrt(difference / size), kTolerance);
+  EXPECT_LT(std::sqrt(difference / size), kWeightsTolerance);
 }
 
 void ExpectSameBits(const Curve& actual, const Curve& expected) {
