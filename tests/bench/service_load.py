@@ -9,6 +9,7 @@ sft-service-load, on the same cores: figures of two cores are those of both toge
 """
 
 import argparse
+import http.client
 import json
 import os
 import pathlib
