@@ -526,6 +526,14 @@ class DashboardPageTest(BrowserCase):
         page.get_by_role("button", name=f"Copy {command}").click()
         self.see("copied")
         self.assertEqual(page.evaluate("navigator.clipboard.readText()"), command)
+        moved = wait.locator(".moved li")
+        self.assertEqual(moved.count(), 3)
+        self.assertRegex(
+            moved.first.inner_text(),
+            r"(?s)^1m ago: job-u7 was submitted ahead of it\nplace 2 → 3\nstart \d{4}-.* UTC → \d{4}-.* UTC$",
+        )
+        page.get_by_role("button", name="Show all 4 changes").click()
+        self.assertIn("2 jobs of other projects", moved.nth(3).inner_text())
         # Said once: the job's reason stands above already.
         self.assertEqual(page.get_by_text("waiting for 8 x H100 on one node").count(), 1)
         with self.fleet.lock:

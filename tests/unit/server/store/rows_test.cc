@@ -10,6 +10,7 @@
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
 #include "server/store/progress.h"
+#include "server/store/schedules.h"
 
 namespace sft::server::store {
 namespace {
@@ -362,6 +363,22 @@ TEST_F(RowsTest, AListReadsTheTextsThatAreAskedFor) {
   JobColumns reason = none;
   reason.reason = true;
   EXPECT_EQ(ListJobs(*db_, {}, reason)->front().reason, "waits");
+}
+
+TEST_F(RowsTest, TheLastChangesOfAWaitAreKept) {
+  AddJob("job-1");
+  AddJob("job-2");
+  for (int i = 1; i <= kMostWaitChanges + 5; ++i) {
+    ASSERT_TRUE(AddWaitChange(*db_, {"job-1", i, {i, 2, 0}, {i + 1, 3, 4}, "why"}).ok());
+  }
+  ASSERT_TRUE(AddWaitChange(*db_, {"job-2", 7, {1, 0, 0}, {2, 0, 0}, "other"}).ok());
+  const auto changes = WaitChangesOf(*db_, "job-1").value();
+  ASSERT_EQ(changes.size(), static_cast<size_t>(kMostWaitChanges));
+  EXPECT_EQ(changes.front().time_us, kMostWaitChanges + 5);
+  EXPECT_EQ(changes.back().time_us, 6);
+  EXPECT_EQ(changes.back().before, (WaitPlace{6, 2, 0}));
+  EXPECT_EQ(changes.back().after, (WaitPlace{7, 3, 4}));
+  EXPECT_EQ(WaitChangesOf(*db_, "job-2")->front().cause, "other");
 }
 
 TEST_F(RowsTest, TheOldestWaitingJobsOfEachTypeAreSeenHoweverManyWaitForAnother) {
