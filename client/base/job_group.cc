@@ -21,6 +21,11 @@ absl::Status CheckGroup(const std::string& group, const v1::ListJobsResponse& pa
   return FailedPrecondition("the server is older than groups of jobs (--group): upgrade it");
 }
 
+absl::Status CheckFiltered(const v1::ListJobsRequest& request, const v1::ListJobsResponse& page) {
+  if (request.filter().empty() || page.filtered()) return absl::OkStatus();
+  return FailedPrecondition("the server is older than the filter of jobs (--filter): upgrade it");
+}
+
 absl::StatusOr<std::vector<v1::Job>> JobsOfGroup(Connection& connection, const GroupFilter& filter,
                                                  size_t limit) {
   v1::ListJobsRequest request;

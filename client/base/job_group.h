@@ -23,6 +23,8 @@ absl::StatusOr<std::vector<v1::Job>> JobsOfGroup(Connection& connection, const G
 
 // An older server does not know groups and lists all jobs: an error in that case.
 absl::Status CheckGroup(const std::string& group, const v1::ListJobsResponse& page);
+// As CheckGroup, for the words of a filter.
+absl::Status CheckFiltered(const v1::ListJobsRequest& request, const v1::ListJobsResponse& page);
 
 // The NOT_FOUND of a group without jobs.
 absl::Status NoGroup(const std::string& group);

@@ -23,6 +23,7 @@ struct ListOptions {
   std::string group;
   std::string owner;
   std::string match;
+  std::string filter;
   std::string sort = "submitted";
   bool reverse = false;
   int limit = 50;
@@ -75,7 +76,8 @@ std::string TableOf(const std::vector<v1::Job>& jobs) {
   return table.Render();
 }
 
-absl::StatusOr<v1::ListJobsRequest> RequestOf(const ListOptions& options) {
+// `whole`: with all that lists have, not only what the table shows.
+absl::StatusOr<v1::ListJobsRequest> RequestOf(const ListOptions& options, bool whole) {
   v1::ListJobsRequest request;
   for (const std::string& name : options.states) {
     v1::Job::State state;
@@ -93,7 +95,13 @@ absl::StatusOr<v1::ListJobsRequest> RequestOf(const ListOptions& options) {
   request.set_owner(options.owner);
   request.set_query(options.match);
   request.set_order_by(OrderBy(options));
+  request.set_filter(options.filter);
   request.set_count(true);
+  if (whole) return request;
+  for (const char* const field : {"state", "reason", "display_name", "variant", "create_time",
+                                  "kind", "progress", "cost", "group"}) {
+    request.add_fields(field);
+  }
   return request;
 }
 
@@ -113,7 +121,7 @@ absl::Status CheckExists(Connection& connection, const ListOptions& options) {
 }
 
 ExitCode List(Connection& connection, const ListOptions& options, bool json) {
-  absl::StatusOr<v1::ListJobsRequest> request = RequestOf(options);
+  absl::StatusOr<v1::ListJobsRequest> request = RequestOf(options, json);
   if (!request.ok()) return Fail(connection, request.status());
   int total = 0;
   std::vector<v1::Job> jobs;
@@ -124,6 +132,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     const auto page = connection.Call(&v1::JobService::Stub::ListJobs, *request);
     if (!page.ok()) return Fail(connection, page.status());
     absl::Status heeded = CheckGroup(options.group, *page);
+    heeded.Update(CheckFiltered(*request, *page));
     if (request->count()) heeded.Update(CheckAsked(options, *page));
     if (!heeded.ok()) return Fail(connection, heeded);
     if (request->count()) total = page->total();
@@ -150,10 +159,13 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
 }  // namespace
 
 void AddList(Command& app, Session& session) {
-  Command* command =
-      app.AddCommand("list", "List jobs, newest first",
-                     "sftctl list --state RUNNING --state PENDING --owner ann --sort started");
+  Command* command = app.AddCommand(
+      "list", "List jobs, newest first",
+      "sftctl list --filter \"state=running,pending owner=ann llama\" --sort started");
   auto options = std::make_shared<ListOptions>();
+  command->AddOption("--filter", options->filter,
+                     "Only jobs like this: state=, kind=, owner=, project=, group=, sweep= with a "
+                     "value, and text of their id, name, owner, variant or reason");
   command->AddOption("--state", options->states, "Only jobs in this state; may be repeated");
   command->AddOption("--sweep", options->sweep, "Only jobs of this sweep");
   command->AddOption("--group", options->group, "Only jobs of this group (job.group)");

@@ -94,7 +94,9 @@ Json JsonOf(const top::Snapshot& snapshot) {
 ExitCode PrintOnce(Connection& connection, const top::View& view, bool json) {
   top::Calls calls(connection);
   top::Snapshot snapshot;
-  top::Fetch(calls, view.query, snapshot);
+  top::Query query = view.query;
+  query.whole = json;
+  top::Fetch(calls, query, snapshot);
   if (!snapshot.status.ok()) return Fail(connection, snapshot.status);
   if (json) {
     connection.console().out << DumpJson(JsonOf(snapshot), 2) << "\n";
@@ -174,8 +176,8 @@ void AddTop(Command& app, Session& session) {
                   "Begin with jobs, nodes or queue; with JOB curve, ranks, log or events")
       ->Among(names);
   command->AddOption("--filter", options->filter,
-                     "Only jobs with this text in their name or id; state=running owner=ann "
-                     "group=G sweep=S project=P; only nodes with it in their name");
+                     "Only jobs like this, as in `list --filter`: \"state=running llama\"; only "
+                     "nodes with it in their name");
   command->AddOption("--interval", options->interval, "How often the server is asked")
       ->ShowDefault();
   command->AddFlag("--once", options->once,

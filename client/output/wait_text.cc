@@ -2,10 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "client/output/format.h"
 
 namespace sft::client {
 namespace {
+
+// The last changes that are printed.
+constexpr int kChangesShown = 3;
 
 // "2 jobs of its project and 1 of others"
 std::string AheadText(const v1::WaitExplanation& wait) {
@@ -41,6 +46,26 @@ std::string StartText(const v1::WhatIf& what_if) {
   return text;
 }
 
+// "place 2 -> 4, start 2026-01-31T12:00:00.000Z -> not known": what has changed of it.
+std::string MoveText(const v1::WaitChange& change) {
+  std::string text;
+  const auto add = [&](const char* what, const std::string& before, const std::string& after) {
+    if (before == after) return;
+    text += fmt::format("{}{} {} -> {}", text.empty() ? "" : ", ", what, before, after);
+  };
+  const auto place = [](int number) { return number > 0 ? std::to_string(number) : "none"; };
+  const auto time = [](bool has, const google::protobuf::Timestamp& at) {
+    return has ? Utc(at) : "not known";
+  };
+  add("place", place(change.place_before()), place(change.place()));
+  add("start", time(change.has_start_time_before(), change.start_time_before()),
+      time(change.has_start_time(), change.start_time()));
+  add("at the latest",
+      time(change.has_promised_start_time_before(), change.promised_start_time_before()),
+      time(change.has_promised_start_time(), change.promised_start_time()));
+  return text;
+}
+
 Json KnownTimeJson(bool has, const google::protobuf::Timestamp& time) {
   return has ? Json(Utc(time)) : Json(nullptr);
 }
@@ -58,7 +83,18 @@ void PrintWait(const v1::WaitExplanation& wait,
                     wait.past_starts(), Percent(wait.past_within_20(), wait.past_starts()),
                     Percent(wait.past_within_50(), wait.past_starts())));
   }
-  const char* label = "sooner";
+  const char* label = "changed";
+  const int shown = std::min(wait.history_size(), kChangesShown);
+  for (int i = 0; i < shown; ++i) {
+    const v1::WaitChange& change = wait.history(i);
+    line(label, fmt::format("{}: {}", Utc(change.time()), MoveText(change)));
+    line("", "  " + change.cause());
+    label = "";
+  }
+  if (wait.history_size() > shown) {
+    line("", fmt::format("and {} earlier changes (--json)", wait.history_size() - shown));
+  }
+  label = "sooner";
   for (const v1::WhatIf& what_if : wait.what_ifs()) {
     line(label, fmt::format("{}: {}", what_if.change(), StartText(what_if)));
     line("", "  " + what_if.command());
@@ -77,6 +113,21 @@ Json WaitJson(const v1::WaitExplanation& wait) {
                         {"end_time", KnownTimeJson(each.has_end_time(), each.end_time())},
                         {"command", each.command()}});
   }
+  Json history = Json::array();
+  for (const v1::WaitChange& each : wait.history()) {
+    history.push_back(
+        {{"time", Utc(each.time())},
+         {"place_before", each.place_before()},
+         {"place", each.place()},
+         {"start_time_before",
+          KnownTimeJson(each.has_start_time_before(), each.start_time_before())},
+         {"start_time", KnownTimeJson(each.has_start_time(), each.start_time())},
+         {"promised_start_time_before",
+          KnownTimeJson(each.has_promised_start_time_before(), each.promised_start_time_before())},
+         {"promised_start_time",
+          KnownTimeJson(each.has_promised_start_time(), each.promised_start_time())},
+         {"cause", each.cause()}});
+  }
   return {{"reason", wait.reason()},
           {"outlook", wait.has_outlook() ? OutlookJson(wait.outlook()) : Json(nullptr)},
           {"line", wait.has_outlook() ? Json(wait.line()) : Json(nullptr)},
@@ -87,7 +138,8 @@ Json WaitJson(const v1::WaitExplanation& wait) {
           {"past_starts", wait.past_starts()},
           {"past_within_20", wait.past_within_20()},
           {"past_within_50", wait.past_within_50()},
-          {"what_ifs", what_ifs}};
+          {"what_ifs", what_ifs},
+          {"history", history}};
 }
 
 }  // namespace sft::client

@@ -1,12 +1,12 @@
 #include "client/top/snapshot.h"
 
-#include <absl/strings/ascii.h>
 #include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <span>
 
+#include "client/base/job_group.h"
 #include "client/output/format.h"
 #include "common/base/ids.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
@@ -22,45 +22,10 @@ constexpr v1::Job::State kActive[] = {v1::Job::PENDING, v1::Job::PREPARING, v1::
                                       v1::Job::CANCELLING};
 constexpr v1::Job::State kEnded[] = {v1::Job::SUCCEEDED, v1::Job::FAILED, v1::Job::CANCELLED};
 
-// Takes "key=value" into the request; false where it is no such word.
-absl::StatusOr<bool> TakeKey(std::string_view word, v1::ListJobsRequest& request) {
-  const size_t sign = word.find_first_of("=:");
-  if (sign == word.npos) return false;
-  const std::string_view key = word.substr(0, sign);
-  const std::string value(word.substr(sign + 1));
-  if (key == "state") {
-    v1::Job::State state;
-    if (!v1::Job::State_Parse(absl::AsciiStrToUpper(value), &state)) {
-      return InvalidArgument(fmt::format(
-          "there is no state \"{}\": PENDING, PREPARING, RUNNING, CANCELLING, SUCCEEDED, FAILED, "
-          "CANCELLED",
-          value));
-    }
-    request.add_states(state);
-  } else if (key == "owner") {
-    request.set_owner(value);
-  } else if (key == "group") {
-    request.set_group(value);
-  } else if (key == "sweep") {
-    request.set_sweep(value);
-  } else if (key == "project") {
-    request.set_project(value);
-  } else {
-    return false;
-  }
-  return true;
-}
-
 // Lists jobs in these states behind those that are there, up to kMaxJobs; returns how many match.
 absl::StatusOr<int64_t> List(Calls& calls, v1::ListJobsRequest request,
                              std::span<const v1::Job::State> states, std::vector<v1::Job>& jobs) {
-  const bool named = request.states_size() > 0;
-  google::protobuf::RepeatedField<int> wanted;
-  for (const v1::Job::State state : states) {
-    if (!named || std::ranges::count(request.states(), state) > 0) wanted.Add(state);
-  }
-  if (wanted.empty()) return 0;
-  *request.mutable_states() = wanted;
+  for (const v1::Job::State state : states) request.add_states(state);
   request.set_count(true);
   int64_t total = 0;
   while (true) {
@@ -68,6 +33,7 @@ absl::StatusOr<int64_t> List(Calls& calls, v1::ListJobsRequest request,
     request.set_page_size(std::max(1, kMaxJobs - static_cast<int>(jobs.size())));
     SFT_ASSIGN_OR_RETURN(const v1::ListJobsResponse page,
                          calls.Call<Jobs>(&Jobs::Stub::ListJobs, request));
+    SFT_RETURN_IF_ERROR(CheckFiltered(request, page));
     if (request.count()) total = page.total();
     request.set_count(false);
     for (const v1::Job& job : page.jobs()) {
@@ -79,9 +45,10 @@ absl::StatusOr<int64_t> List(Calls& calls, v1::ListJobsRequest request,
 }
 
 absl::Status FetchJobs(Calls& calls, const Query& query, Snapshot& into) {
-  SFT_ASSIGN_OR_RETURN(v1::ListJobsRequest request, RequestOf(query));
+  v1::ListJobsRequest request = RequestOf(query);
   into.jobs.clear();
   if (query.page == Page::kQueue) {
+    request.set_order_by("submitted");  // the first in line are among the oldest
     SFT_ASSIGN_OR_RETURN(into.active, List(calls, request, {kActive, 1}, into.jobs));
     // Those in no line, and those of which nothing is known, come last.
     std::ranges::stable_sort(into.jobs, {}, [](const v1::Job& job) {
@@ -186,16 +153,15 @@ absl::Status FetchJob(Calls& calls, const Query& query, Snapshot& into) {
 
 }  // namespace
 
-absl::StatusOr<v1::ListJobsRequest> RequestOf(const Query& query) {
+v1::ListJobsRequest RequestOf(const Query& query) {
   v1::ListJobsRequest request;
   request.set_order_by(query.order);
-  std::string text;
-  for (const std::string& word :
-       std::vector<std::string>(absl::StrSplit(query.filter, ' ', absl::SkipEmpty()))) {
-    SFT_ASSIGN_OR_RETURN(const bool key, TakeKey(word, request));
-    if (!key) text += (text.empty() ? "" : " ") + std::string(word);
+  request.set_filter(query.filter);
+  if (query.whole) return request;
+  for (const char* const field : {"state", "reason", "display_name", "owner", "variant", "held",
+                                  "kind", "progress", "outlook"}) {
+    request.add_fields(field);
   }
-  request.set_query(text);
   return request;
 }
 

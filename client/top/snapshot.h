@@ -18,8 +18,10 @@ enum class Tab { kCurve, kRanks, kLog, kEvents };
 // What a page asks the server for.
 struct Query {
   Page page = Page::kJobs;
-  // Of lists: words for names and ids, and state=, owner=, group=, sweep=, project= with a value.
+  // Of lists of jobs: ListJobsRequest.filter; of nodes a text in their names.
   std::string filter;
+  // Lists have all fields of jobs, not only those that the pages show.
+  bool whole = false;
   std::string order = "submitted desc";
   // Of a job.
   std::string job;
@@ -52,8 +54,8 @@ struct Snapshot {
 // Jobs that a page lists at most, and lines of a log and events.
 inline constexpr int kMaxJobs = 200, kMaxLines = 200;
 
-// The request for a filter; INVALID_ARGUMENT for a state that there is not.
-absl::StatusOr<v1::ListJobsRequest> RequestOf(const Query& query);
+// What the list of a page asks for.
+v1::ListJobsRequest RequestOf(const Query& query);
 
 // Asks for what `query` names, into `snapshot`. On an error `snapshot` is as before, but for its
 // status.

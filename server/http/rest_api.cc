@@ -28,8 +28,12 @@ class JsonExchange final : public Exchange {
   const CallOrigin& origin() const override { return origin_; }
   absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
     SFT_RETURN_IF_ERROR(ReadJson(body_, message));
+    const auto* const fields = message.GetDescriptor()->FindFieldByName("fields");
+    names_fields_ = fields != nullptr && message.GetReflection()->FieldSize(message, fields) > 0;
     return true;
   }
+  // Whether it says which fields the answer shall have: the others are not printed either.
+  bool names_fields() const { return names_fields_; }
   bool Write(const google::protobuf::Message& message) override { return write_(message); }
   bool Gone() const override { return gone_(); }
 
@@ -38,6 +42,7 @@ class JsonExchange final : public Exchange {
   const std::string& body_;
   const std::function<bool(const google::protobuf::Message&)>& write_;
   const std::function<bool()>& gone_;
+  bool names_fields_ = false;
 };
 
 HttpResponse JsonAnswer(std::string body) {
@@ -196,13 +201,15 @@ std::shared_ptr<void> RestApi::TakeStreamThread(const WebCaller& caller) {
 void RestApi::RunUnary(HttpStream& stream, const WebCaller& caller, const Method& method,
                        const std::string& body) {
   std::string answer;
+  const JsonExchange* asked = nullptr;
   const std::function<bool(const google::protobuf::Message&)> take =
       [&](const google::protobuf::Message& message) {
-        answer = JsonOf(message);
+        answer = JsonOf(message, /*defaults=*/!asked->names_fields());
         return true;
       };
   const std::function<bool()> gone = [&] { return stream.Gone(); };
   JsonExchange exchange(caller.origin, body, take, gone);
+  asked = &exchange;
   const absl::Status status = door_.Serve(method, exchange);
   stream.Respond(status.ok() ? JsonAnswer(std::move(answer)) : RestError(status));
 }

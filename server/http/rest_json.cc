@@ -94,10 +94,10 @@ absl::Status ReadJson(std::string_view text, google::protobuf::Message& message)
                                      std::string(read.message()).substr(0, kMostTold)));
 }
 
-std::string JsonOf(const google::protobuf::Message& message) {
+std::string JsonOf(const google::protobuf::Message& message, bool defaults) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
+  options.always_print_primitive_fields = defaults;
   std::string text;
   // Fails for messages alone that hold what JSON has no form for: ours hold none.
   (void)google::protobuf::util::MessageToJsonString(message, &text, options);

@@ -18,8 +18,9 @@ absl::Status ReadJson(std::string_view text, google::protobuf::Message& message)
 // Reads the fields of a message that are single values from a query, "sha256=ab&offset=7", by their
 // names in the .proto files. INVALID_ARGUMENT for one that it has not, or that is none.
 absl::Status ReadFields(std::string_view query, google::protobuf::Message& message);
-// Fields by their names in the .proto files, those of default value too; in one line.
-std::string JsonOf(const google::protobuf::Message& message);
+// Fields by their names in the .proto files, with `defaults` those of default value too; in one
+// line.
+std::string JsonOf(const google::protobuf::Message& message, bool defaults = true);
 
 // {"code": "NOT_FOUND", "message": "...", "details": [{"field": "...", "description": "..."}]}
 std::string ErrorJson(const absl::Status& status);

@@ -127,43 +127,6 @@ absl::Status UseDatasets(Database& db, const JobRecord& job,
 
 }  // namespace
 
-v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
-                              std::string spec_text) const {
-  v1::Job proto = ToProto(job, std::move(spec_text));
-  proto.set_priority(PriorityName(job.priority));
-  proto.set_sweep(schedule.sweep);
-  proto.set_group(schedule.group);
-  proto.set_exclusive(schedule.exclusive);
-  if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
-  if (IsTerminal(job.state)) return proto;
-  proto.set_held(schedule.held);
-  for (const std::string& id : schedule.after) proto.add_after(id);
-  const auto outlook = outlooks_ == nullptr ? std::nullopt : outlooks_->Of(job.id);
-  if (outlook.has_value()) *proto.mutable_outlook() = *outlook;
-  return proto;
-}
-
-absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
-                                         const PriceList& prices, std::string spec_text,
-                                         bool with_lost) const {
-  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
-  v1::Job proto = ViewOfNew(job, schedule, std::move(spec_text));
-  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
-  if (attempt.has_value()) {
-    *proto.mutable_progress() = ToProto(attempt->progress);
-    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                         store::MembersOf(db, attempt->uid));
-    for (const MemberRecord& member : members) proto.add_nodes(member.status.node);
-  }
-  SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
-                       store::ArtifactsOfJob(db, job.id));
-  for (const ArtifactRecord& artifact : artifacts) proto.add_artifacts(ArtifactName(artifact.id));
-  SFT_ASSIGN_OR_RETURN(std::optional<v1::Cost> cost,
-                       CostOfJob(db, prices, job, UnixMicros(clock_.Wall()), with_lost));
-  if (cost.has_value()) *proto.mutable_cost() = *std::move(cost);
-  return proto;
-}
-
 absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name,
                                            std::optional<Texts>* texts) const {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
@@ -326,43 +289,6 @@ absl::StatusOr<JobState> JobManager::StateOf(const std::string& name) {
     return absl::OkStatus();
   }));
   return state;
-}
-
-absl::StatusOr<store::JobPlace> JobManager::PlaceOf(const std::string& name,
-                                                    const store::JobFilter& filter) {
-  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
-  store::JobPlace place;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
-    const auto& visible = filter.visible;
-    if (visible.has_value() && std::ranges::find(*visible, job.project) == visible->end()) {
-      return store::NoJob(ref.id);
-    }
-    place = store::PlaceOf(job, filter.order);
-    return absl::OkStatus();
-  }));
-  return place;
-}
-
-absl::StatusOr<JobManager::Page> JobManager::List(const store::JobFilter& filter, bool count) {
-  Page page;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    if (count) {
-      SFT_ASSIGN_OR_RETURN(page.total, store::CountJobs(db, filter, kMaxCounted));
-    }
-    SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
-    SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> jobs, store::ListJobs(db, filter));
-    for (const JobRecord& job : jobs) {
-      SFT_ASSIGN_OR_RETURN(v1::Job view, View(db, job, prices));
-      if (view.has_progress()) view.mutable_progress()->clear_ranks();
-      page.jobs.push_back(std::move(view));
-    }
-    if (static_cast<int>(jobs.size()) == std::clamp(filter.limit, 1, store::kMaxPage)) {
-      page.next = store::PlaceOf(jobs.back(), filter.order);
-    }
-    return absl::OkStatus();
-  }));
-  return page;
 }
 
 absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "server/core/change_hub.h"
 #include "server/core/outlooks.h"
+#include "server/jobs/job_fields.h"
 #include "server/state/prices.h"
 #include "server/store/job_lists.h"
 #include "server/store/jobs.h"
@@ -76,8 +77,9 @@ class JobManager {
   static constexpr int kMaxCounted = 10'000;
   // A job's place in the order of a list. NOT_FOUND for one that the list's caller does not see.
   absl::StatusOr<store::JobPlace> PlaceOf(const std::string& name, const store::JobFilter& filter);
-  // `count` also asks for the total.
-  absl::StatusOr<Page> List(const store::JobFilter& filter, bool count = false);
+  // `count` also asks for the total. What `fields` leaves out is not read.
+  absl::StatusOr<Page> List(const store::JobFilter& filter, const JobFields& fields = {},
+                            bool count = false);
 
   Clock& clock() const { return clock_; }
 
@@ -101,9 +103,10 @@ class JobManager {
                                                  const std::vector<JobFileRecord>& files,
                                                  const std::string* shared_text,
                                                  const Actor& actor);
-  // The row with what other tables know of it.
+  // The row with what other tables know of it, of which what `fields` leaves out is not read.
   absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job, const PriceList& prices,
-                               std::string spec_text = "", bool with_lost = false) const;
+                               std::string spec_text = "", bool with_lost = false,
+                               const JobFields& fields = {}) const;
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
                     std::string spec_text) const;

@@ -77,6 +77,24 @@ void AddLine(const sched::Snapshot& snapshot, const sched::Decision& decision,
   explanation.set_ahead_unknown(ahead.unknown);
 }
 
+void AddChange(const WaitChange& change, v1::WaitExplanation& explanation) {
+  v1::WaitChange& added = *explanation.add_history();
+  const WaitPlace& before = change.before;
+  const WaitPlace& after = change.after;
+  *added.mutable_time() = ToTimestamp(change.time_us);
+  added.set_place_before(before.place);
+  added.set_place(after.place);
+  if (before.start_us > 0) *added.mutable_start_time_before() = ToTimestamp(before.start_us);
+  if (after.start_us > 0) *added.mutable_start_time() = ToTimestamp(after.start_us);
+  if (before.promised_us > 0) {
+    *added.mutable_promised_start_time_before() = ToTimestamp(before.promised_us);
+  }
+  if (after.promised_us > 0) {
+    *added.mutable_promised_start_time() = ToTimestamp(after.promised_us);
+  }
+  added.set_cause(change.cause);
+}
+
 }  // namespace
 
 std::string ChangeText(const PendingJob& job, const Change& change) {
@@ -201,6 +219,7 @@ absl::StatusOr<v1::WaitExplanation> WaitExplainer::Explain(const std::string& na
       SFT_ASSIGN_OR_RETURN(const Dependencies others, ReadDependencies(db, known.job.schedule));
       known.job.schedule.after = others.left;
       SFT_ASSIGN_OR_RETURN(known.files, store::FilesOfJob(db, known.job.id));
+      SFT_ASSIGN_OR_RETURN(known.history, store::WaitChangesOf(db, known.job.id));
       return ReadFleet(db, known);
     });
   };
@@ -213,6 +232,7 @@ absl::StatusOr<v1::WaitExplanation> WaitExplainer::Explain(const std::string& na
   if (auto kept = Kept(known.job.id)) return *std::move(kept);
   SFT_RETURN_IF_ERROR(read(known, /*all=*/true));
   SFT_ASSIGN_OR_RETURN(v1::WaitExplanation explanation, Answer(known));
+  for (const WaitChange& change : known.history) AddChange(change, explanation);
   Keep(known.job.id, explanation);
   return explanation;
 }

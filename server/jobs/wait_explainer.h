@@ -44,6 +44,7 @@ class WaitExplainer {
     sched::Snapshot snapshot;
     ProjectLimits limits;
     std::vector<EstimateRecord> begun;
+    std::vector<WaitChange> history;
   };
   // Waits for its turn, and ends it.
   class Turn;

@@ -326,8 +326,15 @@ absl::Status Reconciler::Decide(const SchedulerInput& input, int64_t now_us, Cha
   }
   AddDecision(input, decision, by_job, now_us, changed, changes);
   AddPromises(input, decision, changes);
+  const std::vector<WaitChange> moved = waits_.Look(input.snapshot, decision);
+  for (const WaitChange& each : moved) {
+    changes.push_back([&each](Database& db) { return store::AddWaitChange(db, each); });
+  }
   const absl::Status committed = Commit(changes);
-  if (committed.ok()) noted_ = std::move(noted);
+  if (committed.ok()) {
+    noted_ = std::move(noted);
+    waits_.Stored(moved);
+  }
   if (outlooks_ != nullptr) outlooks_->Replace(ExpectJobs(decision, input.live, now_us));
   return committed;
 }

@@ -14,6 +14,7 @@
 #include "server/gangs/gang_life.h"
 #include "server/resume/resume_policy.h"
 #include "server/sched/decide.h"
+#include "server/sched/wait_history.h"
 #include "server/scheduling/scheduler_input.h"
 #include "server/state/records.h"
 #include "server/store/store.h"
@@ -98,6 +99,7 @@ class Reconciler {
   ChangeHub& hub_;
   const Options options_;
   Outlooks* const outlooks_;
+  sched::WaitHistory waits_;
   // Jobs with a stored first estimate, and attempts with a stored estimate of their 50th step.
   std::set<std::string> noted_;
   // Ages of attempts and of drains that have a deadline.

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "server/door/page_token.h"
+#include "server/services/job_words.h"
 #include "server/store/jobs.h"
 
 namespace sft::server {
@@ -125,6 +126,7 @@ absl::StatusOr<JobFilter> FilterOf(const v1::ListJobsRequest& request,
     filter.kinds.push_back(kind);
   }
   filter.visible = std::move(visible);
+  SFT_RETURN_IF_ERROR(AddWords(request.filter(), filter));
   for (const int state : request.states()) {
     if (!v1::Job::State_IsValid(state)) {
       return InvalidArgument(fmt::format("states: {} is no state of a job", state));

@@ -107,11 +107,13 @@ absl::StatusOr<v1::ListJobsResponse> JobService::ListJobs(CallContext& call,
   if (!request.after().empty()) {
     SFT_ASSIGN_OR_RETURN(filter.after, jobs_.PlaceOf(request.after(), filter));
   }
-  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(filter, request.count()));
+  SFT_ASSIGN_OR_RETURN(const JobFields fields, JobFields::Named(request.fields()));
+  SFT_ASSIGN_OR_RETURN(JobManager::Page page, jobs_.List(filter, fields, request.count()));
   v1::ListJobsResponse response;
   for (v1::Job& job : page.jobs) *response.add_jobs() = std::move(job);
   response.set_next_page_token(TokenOf(filter, page.next));
   response.set_total(page.total);
+  response.set_filtered(!request.filter().empty());
   return response;
 }
 

@@ -49,6 +49,22 @@ struct Reservation {
   bool operator==(const Reservation&) const = default;
 };
 
+// Where a waiting job stands: its place in line (0: in none), its expected and its promised start.
+struct WaitPlace {
+  int place = 0;
+  int64_t start_us = 0, promised_us = 0;
+
+  bool operator==(const WaitPlace&) const = default;
+};
+
+// What moved a waiting job.
+struct WaitChange {
+  std::string job;
+  int64_t time_us = 0;
+  WaitPlace before, after;
+  std::string cause;  // for people
+};
+
 // What was expected of a job, and what happened.
 struct EstimateRecord {
   std::string job_id;

@@ -20,6 +20,26 @@ std::string_view WithMetadata(const JobFilter& filter) {
          "json_each(jobs.metadata) has WHERE has.key = asked.key AND has.value = asked.value))";
 }
 
+// Each word in one of them. A clause for each is four times as fast as to look through a list.
+constexpr int kSearched = 5;
+std::string WithWords(const JobFilter& filter) {
+  std::string clauses;
+  for (size_t i = 0; i < filter.words.size(); ++i) {
+    clauses +=
+        " AND (id LIKE ? ESCAPE '\\' OR display_name LIKE ? ESCAPE '\\' OR owner LIKE ? "
+        "ESCAPE '\\' OR variant LIKE ? ESCAPE '\\' OR reason LIKE ? ESCAPE '\\')";
+  }
+  return clauses;
+}
+
+// Bits of states or kinds; none: all.
+template <typename Number>
+int64_t MaskOf(const std::vector<Number>& numbers) {
+  int64_t mask = numbers.empty() ? -1 : 0;
+  for (const Number number : numbers) mask |= int64_t{1} << static_cast<int>(number);
+  return mask;
+}
+
 // What can be looked up in an index is in the statement where it is asked for alone; the rest
 // always is, so that there are few statements.
 std::string Conditions(const JobFilter& filter) {
@@ -29,9 +49,9 @@ std::string Conditions(const JobFilter& filter) {
       "(? = '' OR id IN (SELECT job_id FROM job_schedules WHERE run_group = ? AND run_group != "
       "'')) "
       "AND (? = '' OR id LIKE ? ESCAPE '\\' OR display_name LIKE ? ESCAPE '\\') AND "
-      "((1 << kind) & ?) != 0{}",
+      "((1 << kind) & ?) != 0{}{}",
       filter.owner.empty() ? "" : "owner = ? AND ",
-      filter.project.empty() ? "" : "project = ? AND ", WithMetadata(filter));
+      filter.project.empty() ? "" : "project = ? AND ", WithMetadata(filter), WithWords(filter));
 }
 
 // A pattern of LIKE for a text anywhere.
@@ -48,17 +68,17 @@ void Bind(const JobFilter& filter, Statement& list) {
   if (!filter.owner.empty()) list.Bind(filter.owner);
   if (!filter.project.empty()) list.Bind(filter.project);
   const std::string visible = VisibleJson(filter.visible);
-  int64_t mask = filter.states.empty() ? -1 : 0;
-  for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
-  list.Bind(visible).Bind(visible).Bind(mask);
+  list.Bind(visible).Bind(visible).Bind(MaskOf(filter.states) & MaskOf(filter.states_among));
   list.Bind(filter.sweep).Bind(filter.sweep).Bind(filter.group).Bind(filter.group);
   const std::string pattern = Anywhere(filter.query);
   list.Bind(filter.query).Bind(pattern).Bind(pattern);
-  int64_t kinds = filter.kinds.empty() ? -1 : 0;
-  for (const int kind : filter.kinds) kinds |= int64_t{1} << kind;
-  list.Bind(kinds);
+  list.Bind(MaskOf(filter.kinds) & MaskOf(filter.kinds_among));
   if (!filter.without_metadata && !filter.metadata.empty()) {
     list.Bind(DumpJson(nlohmann::json(filter.metadata)));
+  }
+  for (const std::string& word : filter.words) {
+    const std::string text = Anywhere(word);
+    for (int i = 0; i < kSearched; ++i) list.Bind(text);
   }
 }
 
@@ -100,7 +120,8 @@ JobPlace PlaceOf(const JobRecord& job, JobOrder order) {
   return place;
 }
 
-absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter) {
+absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter,
+                                                const JobColumns& columns) {
   const char* const column = ColumnOf(filter.order);
   const char* const direction = filter.descending ? " DESC" : "";
   const std::string order = column == nullptr
@@ -123,7 +144,7 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return jobs;
-    SFT_ASSIGN_OR_RETURN(JobRecord job, GetJob(db, list.Text(0)));
+    SFT_ASSIGN_OR_RETURN(JobRecord job, GetJob(db, list.Text(0), columns));
     jobs.push_back(std::move(job));
   }
 }

@@ -7,6 +7,7 @@
 
 #include "server/database/sqlite.h"
 #include "server/state/records.h"
+#include "server/store/jobs.h"
 
 // Lists of jobs: filters, orders and counts. As jobs.h.
 
@@ -32,9 +33,15 @@ struct JobFilter {
   std::string group;             // empty: all
   // Text in the id or the name, ASCII letters of either case; empty: all.
   std::string query;
+  // Each of these in the id, the name, the owner, the variant or the reason; case as in `query`.
+  // Few: statements are kept by their number.
+  std::vector<std::string> words;
   std::map<std::string, std::string> metadata;  // all of these; empty: whatever they have
   bool without_metadata = false;                // in place of that: none
   std::vector<int> kinds;                       // sft.v1.Job.Kind; empty: all
+  // Of `states` and `kinds` those that are here too; empty: all.
+  std::vector<JobState> states_among;
+  std::vector<int> kinds_among;
   // Projects whose jobs may be seen; absent: all.
   std::optional<std::vector<std::string>> visible;
   JobOrder order = JobOrder::kSubmitted;
@@ -42,7 +49,8 @@ struct JobFilter {
   std::optional<JobPlace> after;  // absent: from the first
   int limit = 50;
 };
-absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
+absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter,
+                                                const JobColumns& columns = {});
 
 // Names of projects as a JSON array, for json_each; empty: all.
 std::string VisibleJson(const std::optional<std::vector<std::string>>& projects);

@@ -17,13 +17,22 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_JOB_COLUMNS                                                                            \
-  "sequence, id, project, owner, kind, state, reason, display_name, variant, gpu_type, "           \
-  "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
-  "cancel_reason, attempt, verdict, created_us, started_us, ended_us, cancel_checkpoint, "         \
-  "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
-  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys, "  \
-  "priority, metadata"
+#define SFT_JOB_COLUMNS_WITH(reason, warnings, verdict, metadata)                                 \
+  "sequence, id, project, owner, kind, state, " reason                                            \
+  ", display_name, variant, gpu_type, "                                                           \
+  "gpus_per_node, nodes, model, file_name, " warnings                                             \
+  ", request_id, request_hash, "                                                                  \
+  "cancel_requested, cancel_reason, attempt, " verdict                                            \
+  ", created_us, started_us, ended_us, "                                                          \
+  "cancel_checkpoint, restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, " \
+  "saved_step, not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, " \
+  "newer_keys, priority, " metadata
+#define SFT_JOB_COLUMNS SFT_JOB_COLUMNS_WITH("reason", "warnings", "verdict", "metadata")
+// One statement whatever is asked for, as statements are kept: a column whose value is not needed
+// is not read, nor the pages that it lies on.
+#define SFT_ASKED_JOB_COLUMNS                                                                 \
+  SFT_JOB_COLUMNS_WITH("iif(?, reason, '')", "iif(?, warnings, '[]')", "iif(?, verdict, '')", \
+                       "iif(?, metadata, '{}')")
 
 // Ids that clients choose are unique in a project, the column is in the database: those of other
 // projects than the default one are stored with theirs, after a sign that no id has.
@@ -242,6 +251,15 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
   SFT_ASSIGN_OR_RETURN(Statement get,
                        db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE id = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
+  if (!row) return NoJob(id);
+  return ReadJob(get);
+}
+
+absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id, const JobColumns& columns) {
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT " SFT_ASKED_JOB_COLUMNS " FROM jobs WHERE id = ?"));
+  get.Bind(columns.reason).Bind(columns.warnings).Bind(columns.verdict).Bind(columns.metadata);
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
   if (!row) return NoJob(id);
   return ReadJob(get);

@@ -30,6 +30,11 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
 
 // All below without what is large: source_text, spec, resolved_values.
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
+// Of the texts that a row has, those that are read; the others are empty.
+struct JobColumns {
+  bool reason = true, verdict = true, warnings = true, metadata = true;
+};
+absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id, const JobColumns& columns);
 // Fills in source_text and resolved_values.
 absl::Status ReadTexts(Database& db, JobRecord& job);
 // The resolved job. DATA_LOSS says why it cannot be read: it is damaged, or of a newer server.

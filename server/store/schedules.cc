@@ -226,6 +226,45 @@ absl::Status PutPromise(Database& db, const std::string& job_id, const Reservati
   return put.Bind(job_id).Bind(promise.start_us).Bind(Join(promise.nodes)).Run();
 }
 
+absl::Status AddWaitChange(Database& db, const WaitChange& change) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement insert,
+      db.Prepare("INSERT INTO wait_changes (job_id, sequence, time_us, place_before, place, "
+                 "start_before_us, start_us, promised_before_us, promised_us, cause) SELECT ?1, "
+                 "coalesce(max(sequence), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 FROM wait_changes "
+                 "WHERE job_id = ?1"));
+  insert.Bind(change.job).Bind(change.time_us);
+  insert.Bind(change.before.place).Bind(change.after.place);
+  insert.Bind(change.before.start_us).Bind(change.after.start_us);
+  insert.Bind(change.before.promised_us).Bind(change.after.promised_us).Bind(change.cause);
+  SFT_RETURN_IF_ERROR(insert.Run());
+  SFT_ASSIGN_OR_RETURN(
+      Statement remove,
+      db.Prepare("DELETE FROM wait_changes WHERE job_id = ?1 AND sequence <= (SELECT max(sequence) "
+                 "FROM wait_changes WHERE job_id = ?1) - ?2"));
+  return remove.Bind(change.job).Bind(kMostWaitChanges).Run();
+}
+
+absl::StatusOr<std::vector<WaitChange>> WaitChangesOf(Database& db, const std::string& job_id) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT time_us, place_before, place, start_before_us, start_us, "
+                 "promised_before_us, promised_us, cause FROM wait_changes WHERE job_id = ? ORDER "
+                 "BY sequence DESC LIMIT ?"));
+  list.Bind(job_id).Bind(kMostWaitChanges);
+  std::vector<WaitChange> changes;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return changes;
+    WaitChange& change = changes.emplace_back();
+    change.job = job_id;
+    change.time_us = list.Int(0);
+    change.before = {static_cast<int>(list.Int(1)), list.Int(3), list.Int(5)};
+    change.after = {static_cast<int>(list.Int(2)), list.Int(4), list.Int(6)};
+    change.cause = list.Text(7);
+  }
+}
+
 absl::Status InsertEstimate(Database& db, const EstimateRecord& r) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,

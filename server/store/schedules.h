@@ -37,6 +37,12 @@ absl::StatusOr<std::map<std::string, int>> PendingByProject(Database& db);
 absl::StatusOr<std::map<std::string, Reservation>> AllPromises(Database& db);
 absl::Status PutPromise(Database& db, const std::string& job_id, const Reservation& promise);
 
+// What moved a waiting job: its last kMostWaitChanges changes.
+inline constexpr int kMostWaitChanges = 50;
+absl::Status AddWaitChange(Database& db, const WaitChange& change);
+// Newest first.
+absl::StatusOr<std::vector<WaitChange>> WaitChangesOf(Database& db, const std::string& job_id);
+
 // The first estimate of a job stays; a repeat changes nothing.
 absl::Status InsertEstimate(Database& db, const EstimateRecord& record);
 absl::Status SetEstimateAt50(Database& db, const std::string& job_id, int64_t at_us,

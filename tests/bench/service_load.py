@@ -9,6 +9,7 @@ sft-service-load, on the same cores: figures of two cores are those of both toge
 """
 
 import argparse
+import http.client
 import json
 import os
 import pathlib
@@ -175,6 +176,8 @@ def bench_pass(_, report):
     report.add("a decision over 10,000 waiting jobs and 1,000 nodes", result["median_ms"], "ms", 100)
     report.add("  the longest of 20", result["most_ms"], "ms")
     report.add("  jobs that it places", result["placed"], "", 1, at_most=False)
+    report.add("what it moves of those that wait, found", result["told_median_ms"], "ms", 20)
+    report.add("  the longest of 20", result["told_most_ms"], "ms")
 
 
 def bench_follow(bench, report):
@@ -235,6 +238,45 @@ def bench_history(bench, report):
         report.add("  with 100,000", many, "ms")
         report.add("  times as long", many / few, "", 1.5)
     report.add("sftctl stats over 100,000 finished jobs", figures[100_000][2], "ms")
+
+
+# As server/dashboard/lib/job_list.js asks.
+SHOWN = ["state", "reason", "display_name", "owner", "project", "kind", "variant", "nodes", "progress", "outlook",
+         "create_time", "end_time"]
+
+
+def bench_lists(bench, report):
+    """Pages of 5,000 jobs as the web page reads them, over one connection, with all fields and with those that it shows."""
+    web = harness.free_port()
+    bench.fresh(http=f"127.0.0.1:{web}")
+    _, _, sample = bench.upload()
+    bench.kill("server")
+    database = bench.dir / "server/server.db"
+    add_history(database, sample, 5000)
+    with sqlite3.connect(database) as db:
+        db.execute("UPDATE jobs SET display_name = 'qwen3-8b-support-r' || (sequence % 64), reason = ?, metadata = ?",
+                   ("rank 3 of 8 on gpu-07 ended: CUDA out of memory; tried to allocate 2.50 GiB",
+                    json.dumps({"team": "support", "dataset": "tickets-2026-10", "ticket": "ML-4711"})))
+    bench.start_server(http=f"127.0.0.1:{web}")
+    connection = http.client.HTTPConnection("127.0.0.1", web, timeout=60)
+
+    def page(**request):
+        connection.request("POST", "/api/v1/JobService/ListJobs", json.dumps(request),
+                           {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        return body
+    for what, size, words in (("page of 100", 100, ""), ("page of 500", 500, ""), ("100 that a word finds", 100, "r17 memory"),
+                              ("a word that none has", 100, "nowhere")):
+        for fields, name in (([], "all fields"), (SHOWN, "those that are shown")):
+            times = []
+            for _ in range(60):
+                begin = time.perf_counter()
+                body = page(page_size=size, fields=fields, **({"filter": words} if words else {}))
+                times.append((time.perf_counter() - begin) * 1e3)
+            report.add(f"{what} of 5,000 jobs, {name}: bytes", len(body), "")
+            report.add("  median", statistics.median(times), "ms")
 
 
 class Together:
@@ -315,7 +357,7 @@ def bench_together(bench, report):
 
 
 PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "pass": bench_pass, "workers": bench_workers,
-         "follow": bench_follow, "watch": bench_watch, "history": bench_history, "together": bench_together}
+         "follow": bench_follow, "watch": bench_watch, "history": bench_history, "lists": bench_lists, "together": bench_together}
 
 
 def main():

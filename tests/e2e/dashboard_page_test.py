@@ -384,6 +384,15 @@ class DashboardPageTest(BrowserCase):
         self.assertIn("q=group:support", page.url)
         page.reload()
         self.see("4 jobs")
+        with page.expect_request("**/ListJobs") as asked:
+            page.get_by_label("Filter").fill("owner=ada support")
+        request = asked.value.post_data_json
+        self.assertEqual(request["filter"], "owner=ada support")
+        self.assertIn("reason", request["fields"])
+        self.expected_errors = ("400",)
+        page.get_by_label("Filter").fill("onwer=ada")
+        self.see("there is no onwer=")
+        self.see("0 jobs")
 
     def test_the_list_shows_changes_as_they_come(self):
         page = self.open("/jobs")
@@ -397,6 +406,21 @@ class DashboardPageTest(BrowserCase):
         self.see("10 jobs")
         self.see("fresh one")
         self.assertIn("RUNNING", page.locator("tr", has_text="llama-70b-full").inner_text())
+
+    def test_a_job_beyond_the_first_page_that_the_filter_lets_through_no_more_leaves_the_list(self):
+        fleet = Fleet()
+        for number in range(150):
+            fleet.add_job(f"job-{number:03}", "RUNNING", reason="")
+        page = self.open("/jobs?q=state=running", fleet)
+        self.wait_for("""() => { scrollTo(0, document.documentElement.scrollHeight);
+          return document.querySelector('main').innerText.includes('job-000'); }""")
+        self.see("150 jobs")
+        with fleet.lock:
+            fleet.jobs["job-003"].update(state="FAILED", reason="out of memory")
+            fleet.jobs["job-002"].update(progress={"step": "7", "total_steps": "10", "loss": 2.5})
+        self.see("149 jobs")
+        self.assertEqual(page.locator("tr", has_text="job-003").count(), 0)
+        self.assertIn("7/10 loss 2.500", page.locator("tr", has_text="job-002").inner_text())
 
     def test_a_job_is_cancelled_by_keyboard_alone(self):
         page = self.open("/queue")
@@ -502,6 +526,14 @@ class DashboardPageTest(BrowserCase):
         page.get_by_role("button", name=f"Copy {command}").click()
         self.see("copied")
         self.assertEqual(page.evaluate("navigator.clipboard.readText()"), command)
+        moved = wait.locator(".moved li")
+        self.assertEqual(moved.count(), 3)
+        self.assertRegex(
+            moved.first.inner_text(),
+            r"(?s)^1m ago: job-u7 was submitted ahead of it\nplace 2 → 3\nstart \d{4}-.* UTC → \d{4}-.* UTC$",
+        )
+        page.get_by_role("button", name="Show all 4 changes").click()
+        self.assertIn("2 jobs of other projects", moved.nth(3).inner_text())
         # Said once: the job's reason stands above already.
         self.assertEqual(page.get_by_text("waiting for 8 x H100 on one node").count(), 1)
         with self.fleet.lock:

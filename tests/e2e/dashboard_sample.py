@@ -367,6 +367,24 @@ def add_waiting(fleet):
         "past_starts": 412,
         "past_within_20": 289,
         "past_within_50": 391,
+        "history": [
+            {
+                "time": at(-60 * (1 + number)),
+                "place_before": 2,
+                "place": 3,
+                "start_time_before": at(3000),
+                "start_time": at(5100),
+                "cause": cause,
+            }
+            for number, cause in enumerate(
+                (
+                    "job-u7 was submitted ahead of it",
+                    "node gpu-03 cannot be used: drained by ada",
+                    "job-k3v9qx takes 35 min longer than expected",
+                    "2 jobs of other projects were submitted ahead of it",
+                )
+            )
+        ],
         "what_ifs": [
             {
                 "change": "with 4 GPUs in place of 8",

@@ -11,6 +11,7 @@ import http.server
 import json
 import math
 import pathlib
+import re
 import threading
 import time
 import urllib.parse
@@ -169,6 +170,23 @@ def drawn(name, rank, curve, limits, most, half):
     }
 
 
+def matches(job, words):
+    """ListJobsRequest.filter, without quotes."""
+    for word in words.split():
+        key, value = (re.split("[=:]", word, maxsplit=1) + [""])[:2]
+        if key == "state":
+            if job["state"] not in value.upper().split(","):
+                return False
+        elif key in ("owner", "project", "group", "sweep"):
+            if job[key] != value:
+                return False
+        elif "=" in word:
+            raise Refused(400, "INVALID_ARGUMENT", f"filter: there is no {key}=; there are state=, owner=")
+        elif not any(word.lower() in job[key].lower() for key in ("name", "display_name", "owner", "variant", "reason")):
+            return False
+    return True
+
+
 class Refused(Exception):
     def __init__(self, status, code, message, details=()):
         super().__init__(message)
@@ -195,15 +213,23 @@ class Calls:
         }
 
     def list_jobs(self, request):
+        known = list(reversed(self.fleet.jobs.values()))
+        begin, size = int(request.get("page_token") or 0), min(int(request.get("page_size") or 50), 500)
+        if request.get("after"):
+            known = known[[job["name"] for job in known].index(request["after"]) + 1 :]
         jobs = [
             job
-            for job in reversed(self.fleet.jobs.values())
+            for job in known
             if (not request.get("states") or job["state"] in request["states"])
             and all(not request.get(key) or job[key] == request[key] for key in ("project", "sweep", "group"))
+            and matches(job, request.get("filter", ""))
         ]
-        begin, size = int(request.get("page_token") or 0), min(int(request.get("page_size") or 50), 500)
         more = begin + size < len(jobs)
-        return {"jobs": jobs[begin : begin + size], "next_page_token": str(begin + size) if more else ""}
+        page = jobs[begin : begin + size]
+        if request.get("fields"):
+            page = [{key: job[key] for key in ("name", *request["fields"]) if job.get(key)} for job in page]
+            return {"jobs": page, **({"next_page_token": str(begin + size)} if more else {})}
+        return {"jobs": page, "next_page_token": str(begin + size) if more else ""}
 
     def get_job(self, request):
         return self._job(request)

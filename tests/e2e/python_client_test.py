@@ -284,7 +284,8 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(len(client.jobs(state="RUNNING", owner="ann")), 6)
         self.assertEqual(server.bodies("JobService/ListJobs"), [
             {"states": ["RUNNING"], "owner": "ann"}, {"states": ["RUNNING"], "owner": "ann", "page_token": "a"}])
-        self.assertEqual(len(client.jobs(limit=4)), 4)
+        self.assertEqual(len(client.jobs(limit=4, filter="state=running llama")), 4)
+        self.assertEqual(server.bodies("JobService/ListJobs")[2], {"filter": "state=running llama", "page_size": 4})
 
     def test_addresses_tokens_and_authorities_are_found_as_sftctl_finds_them(self):
         folder = self.dir / "sft"

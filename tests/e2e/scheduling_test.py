@@ -3,8 +3,9 @@
 import json
 import os
 import subprocess
+import urllib.request
 
-from harness import BUILD, ServiceCase, run_tests, wait_until
+from harness import BUILD, ServiceCase, free_port, run_tests, wait_until
 
 SUCCEEDED, USAGE, REFUSED, USER_FAILURE, CANCELLED = 0, 2, 5, 10, 12
 
@@ -124,6 +125,39 @@ class SchedulingTest(ServiceCase):
         self.assertIsNone(self.status(waiting)["wait"])
         gate.write_text("")
         self.assert_ends(first, SUCCEEDED)
+
+    def test_a_waiting_job_is_told_what_moved_it(self):
+        web = f"127.0.0.1:{free_port()}"
+        self.start_server(http=web)
+        self.start_worker(gpus="H100:1")
+        gate = self.dir / "gate"
+        first = self.submit_with(self.write_job(f"train steps=5 pace=1 until={gate}", ranks=1, name="first"),
+                                 "--priority", "high")
+        self.wait_for_state(first, "RUNNING")
+        waiting = self.submit("train steps=3 pace=1", ranks=1, name="waiting")
+        wait_until("its place", lambda: self.status(waiting)["wait"]["line"] == 1)
+        self.assertEqual(self.status(waiting)["wait"]["history"], [])
+        ahead = self.submit_with(self.write_job("train steps=3 pace=1", ranks=1, name="ahead"), "--priority", "high")
+
+        def change():
+            history = self.status(waiting)["wait"]["history"]
+            return history and history[0]
+        told = wait_until("what moved it", change)
+        self.assertEqual((told["place_before"], told["place"]), (1, 2))
+        self.assertEqual(told["cause"], f"{ahead} was submitted ahead of it")
+        self.assertRegex(self.sftctl("status", waiting).stdout,
+                         rf"\nchanged    \d{{4}}-.*Z: place 1 -> 2.*\n +{ahead} was submitted ahead of it\n")
+        request = urllib.request.Request(f"http://{web}/api/v1/SchedulingService/ExplainWait",
+                                         json.dumps({"name": waiting}).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            explained = json.load(answer)["history"][0]
+        self.assertEqual((explained["place"], explained["cause"]), (2, told["cause"]))
+        self.kill("server")
+        self.start_server()
+        self.assertEqual(self.status(waiting)["wait"]["history"][-1]["cause"], told["cause"], "it is kept")
+        gate.write_text("")
+        for job in (first, ahead, waiting):
+            self.assert_ends(job, SUCCEEDED)
 
     def test_one_feed_tells_of_jobs_and_nodes_through_a_restart_of_the_server(self):
         self.start_server()

@@ -93,11 +93,14 @@ class Client:
         return Job(self, self.call("JobService/GetJob", {"name": name}))
 
     def jobs(self, state: typing.Union[str, typing.Sequence[str]] = (), owner: str = "", project: str = "", group: str = "",
-             sweep: str = "", query: str = "", order_by: str = "", limit: typing.Optional[int] = None) -> JobList:
+             sweep: str = "", query: str = "", order_by: str = "", limit: typing.Optional[int] = None,
+             filter: str = "") -> JobList:
         """Jobs, newest first or as `order_by` says ("submitted", "started", "ended", "name", with " desc"): all that
-        match, page by page, or the first `limit`. query: a part of the id or name."""
+        match, page by page, or the first `limit`. query: a part of the id or name. filter: words, as in
+        `sftctl list --filter` ("state=running,pending llama")."""
         request = {"states": [state] if isinstance(state, str) and state else list(state), "owner": owner, "group": group,
-                   "project": project, "sweep": sweep, "query": query, "order_by": order_by}
+                   "project": project, "sweep": sweep, "query": query, "order_by": order_by,
+                   "filter": filter}
         return JobList(Job(self, each) for each in self.pages("JobService/ListJobs", request, "jobs", limit))
 
     def close(self) -> None:

@@ -12,16 +12,17 @@ const MOST_ASKED_ALONE = 30;
 const LOOK_AGAIN_MS = 2000;
 const LOSSES = 40;
 
-const searched = (job) => [shortName(job.name), job.display_name, job.owner, job.variant, job.reason, job.project,
-  job.group, job.state].join(' ').toLowerCase();
+// What the list shows of a job.
+const FIELDS = ['state', 'reason', 'display_name', 'owner', 'project', 'kind', 'variant', 'nodes', 'progress',
+  'outlook', 'create_time', 'end_time'];
 
 export class JobList {
   // `request` is ListJobs's; `show(list)` is called when something has changed.
   constructor(request, show) {
     this.request = request;
     this.show = show;
-    // Newest first; null until the first answer. Beside what the server says: id, the text to search, and
-    // the last losses of a running job as the list saw them.
+    // Newest first; null until the first answer. Beside what the server says: id, and the last losses of a
+    // running job as the list saw them.
     this.jobs = null;
     this.token = '';
     this.error = null;
@@ -49,7 +50,7 @@ export class JobList {
     if (job.state === 'RUNNING' && number(step) > 0 && seen.at(-1)?.step !== step) {
       this.losses.set(job.name, [...seen.slice(1 - LOSSES), { step, loss: number(job.progress.loss) }]);
     }
-    return { ...job, id: job.name, losses: this.losses.get(job.name) || [], text: searched(job) };
+    return { ...job, id: job.name, losses: this.losses.get(job.name) || [] };
   }
 
   async guarded(work) {
@@ -64,18 +65,19 @@ export class JobList {
     if (!this.closed) this.show(this);
   }
 
-  list(size, token) {
-    return call('JobService/ListJobs', { ...this.request, page_size: size, page_token: token });
+  async list(size, place) {
+    const page = await call('JobService/ListJobs', { ...this.request, fields: FIELDS, page_size: size, ...place });
+    return { jobs: page.jobs || [], next: page.next_page_token || '' };
   }
 
   begin() {
     return this.guarded(async () => {
-      const page = await this.list(FIRST_PAGE, '');
+      const page = await this.list(FIRST_PAGE, {});
       this.fresh = new Set(page.jobs.map((job) => job.name));
-      const older = page.next_page_token ? (this.jobs || []).filter((job) => !this.fresh.has(job.name)) : [];
+      const older = page.next ? (this.jobs || []).filter((job) => !this.fresh.has(job.name)) : [];
       this.jobs = [...page.jobs.map((job) => this.keep(job)), ...older];
       // What was loaded beyond the first page stays, and so does the place to go on from.
-      if (older.length === 0) this.token = page.next_page_token;
+      if (older.length === 0) this.token = page.next;
     });
   }
 
@@ -83,14 +85,14 @@ export class JobList {
     if (this.busy || !this.token) return;
     this.busy = true;
     this.guarded(async () => {
-      const page = await this.list(NEXT_PAGES, this.token);
+      const page = await this.list(NEXT_PAGES, { page_token: this.token });
       const names = new Set(this.jobs.map((job) => job.name));
       this.jobs = [...this.jobs, ...page.jobs.filter((job) => !names.has(job.name)).map((job) => this.keep(job))];
-      this.token = page.next_page_token;
+      this.token = page.next;
     });
   }
 
-  // Changes of a while together: the first page anew, and what lies beyond it by name.
+  // Changes of a while together: the first page anew, and what lies beyond it one by one.
   changed(ids) {
     for (const id of ids) this.waiting.add(shortName(id));
     if (this.timer !== 0 || this.closed) return;
@@ -104,14 +106,18 @@ export class JobList {
     }, LOOK_AGAIN_MS);
   }
 
+  // The server says whether they are still as the filter asks: each is what comes after the one before it.
   lookBeyond(changed) {
-    const states = this.request.states || [];
-    const beyond = (this.jobs || []).filter((job) => changed.has(shortName(job.name)) && !this.fresh?.has(job.name));
+    const jobs = this.jobs || [];
+    const beyond = [...jobs.keys()].filter((at) => at > 0 && changed.has(shortName(jobs[at].name)) &&
+      !this.fresh?.has(jobs[at].name)).slice(0, MOST_ASKED_ALONE);
     return this.guarded(async () => {
-      const asked = beyond.slice(0, MOST_ASKED_ALONE).map(({ name }) => call('JobService/GetJob', { name }));
-      const now = new Map((await Promise.all(asked)).map((job) => [job.name, this.keep(job)]));
-      this.jobs = this.jobs.map((job) => now.get(job.name) || job)
-        .filter((job) => !now.has(job.name) || states.length === 0 || states.includes(job.state));
+      const pages = await Promise.all(beyond.map((at) => this.list(1, { after: jobs[at - 1].name })));
+      const now = new Map(beyond.map((at, i) => [jobs[at].name, pages[i].jobs[0]]));
+      this.jobs = this.jobs.map((job) => {
+        if (!now.has(job.name)) return job;
+        return now.get(job.name)?.name === job.name ? this.keep(now.get(job.name)) : null;
+      }).filter(Boolean);
     });
   }
 }

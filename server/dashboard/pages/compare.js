@@ -37,8 +37,8 @@ function useRuns(ids, group) {
     let told = false;
     const read = async () => {
       try {
-        const names = group ? (await callAll('JobService/ListJobs', { group, page_size: MOST }, 'jobs', MOST))
-          .map((job) => job.name) : ids;
+        const names = group ? (await callAll('JobService/ListJobs', { group, page_size: MOST, fields: ['name'] },
+          'jobs', MOST)).map((job) => job.name) : ids;
         const jobs = await Promise.all(names.slice(0, MOST).map((name) =>
           call('JobService/GetJob', { name }, stop.signal)));
         for (const job of jobs) if (!curves.has(job.name)) curves.set(job.name, new WholeCurve());

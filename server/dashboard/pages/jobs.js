@@ -1,5 +1,5 @@
 // The list of jobs: pages of the server as it is scrolled, changes as they come.
-import { html, useEffect, useMemo, useRef, useState } from '../lib/dom.js';
+import { html, useEffect, useRef, useState } from '../lib/dom.js';
 import { count, duration, number, oneLine, percent, shortName, whole } from '../lib/format.js';
 import { JobList } from '../lib/job_list.js';
 import { useKeys } from '../lib/keys.js';
@@ -8,27 +8,29 @@ import { gpusOf, isEnded, outlookText, progressText, STATES } from '../lib/words
 import { Ago, Bar, Failure, JobLink, Spark, State } from '../parts/bits.js';
 import { LongTable } from '../parts/list.js';
 
-// The filter box: words to find, and `state:`, `sweep:`, `group:`, `project:` that the server filters by.
-export function parseFilter(text) {
-  const filter = { words: [], request: {} };
-  for (const word of text.trim().split(/\s+/).filter(Boolean)) {
-    const [, name, value] = /^(state|sweep|group|project):(.+)$/.exec(word) || [];
-    if (name === 'state') filter.request.states = value.toUpperCase().split(',')
-      .filter((state) => STATES.includes(state));
-    else if (name) filter.request[name] = value;
-    else filter.words.push(word.toLowerCase());
-  }
-  return filter;
-}
+// As long as the filter is typed the server is not asked.
+const TYPING_MS = 250;
 
-// The jobs of a request, kept up to date: what JobList has, null before its first answer.
-function useJobs(request) {
+// The states that a filter names: "RUNNING,FAILED".
+const STATE_WORD = /^state[:=]/;
+const statesOf = (text) => (text.split(/\s+/).find((word) => STATE_WORD.test(word)) || '').replace(STATE_WORD, '')
+  .toUpperCase();
+
+// The jobs that a filter lets through, kept up to date: what JobList has, null before its first answer. The
+// words are the server's (docs/cli.md).
+function useJobs(filter) {
   const [list, setList] = useState({ shown: null });
+  const asked = useRef(false);
   useEffect(() => {
-    const jobs = new JobList(request, (shown) => setList({ shown }));
-    setList({ shown: null });
-    return () => jobs.close();
-  }, [JSON.stringify(request)]);
+    let jobs = null;
+    const timer = setTimeout(() => { jobs = new JobList({ filter }, (shown) => setList({ shown })); },
+      asked.current ? TYPING_MS : 0);
+    asked.current = true;
+    return () => {
+      clearTimeout(timer);
+      jobs?.close();
+    };
+  }, [filter]);
   return list.shown;
 }
 
@@ -52,13 +54,11 @@ function ends(job) {
 export function JobsPage() {
   const query = route.use().query;
   const text = query.get('q') || '';
-  const filter = useMemo(() => parseFilter(text), [text]);
-  const list = useJobs(filter.request);
-  const { jobs = null, token, error, busy } = list || {};
+  const list = useJobs(text.trim());
+  const { jobs = null, token, error } = list || {};
   const [marked, setMarked] = useState(new Set());
   const field = useRef(null);
-  const shown = useMemo(() => (jobs || []).filter((job) => filter.words.every((word) => job.text.includes(word))),
-    [jobs, filter]);
+  const shown = jobs || [];
   const mark = (job) => {
     const next = new Set(marked);
     if (!next.delete(job.name)) next.add(job.name);
@@ -66,15 +66,10 @@ export function JobsPage() {
   };
   const compare = () => go(`/compare?jobs=${[...marked].map((name) => encodeURIComponent(shortName(name))).join(',')}`);
   useKeys({ '/': () => field.current.focus(), c: () => (marked.size > 1 ? compare() : false) });
-  // Words are looked for in what is loaded: load on until the page is full or all is there.
-  useEffect(() => {
-    if (filter.words.length > 0 && token && !busy) list.more();
-  }, [filter, token, busy]);
-
-  const stateOf = (filter.request.states || []).join(',');
+  const stateOf = statesOf(text);
   const setState = (state) => {
-    const rest = text.split(/\s+/).filter((word) => word && !word.startsWith('state:'));
-    setQuery({ q: [...(state ? [`state:${state}`] : []), ...rest].join(' ') });
+    const rest = text.split(/\s+/).filter((word) => word && !STATE_WORD.test(word));
+    setQuery({ q: [...(state ? [`state=${state}`] : []), ...rest].join(' ') });
   };
   const columns = [
     { name: html`<span class="unseen">Compare</span>`, class: 'mark', cell: (job) =>
@@ -101,7 +96,7 @@ export function JobsPage() {
       <div class="tools">
         <label><span class="unseen">Filter</span><input ref=${field} type="search" class="filter" value=${text}
           aria-keyshortcuts="/"
-          placeholder="filter: words, group:, sweep:, project:"
+          placeholder="filter: text, owner=, group=, sweep=, project="
             onInput=${(event) => setQuery({ q: event.target.value })} /></label>
         <label><span class="unseen">State</span><select value=${stateOf}
           onChange=${(event) => setState(event.target.value)}>

@@ -8,6 +8,10 @@ import { JobButtons } from '../parts/actions.js';
 
 const typeOf = (job) => (job.variant || '').replace(/-\d+x$/, '') || 'not yet known';
 
+// What the page shows of a job, and what its buttons go by.
+const FIELDS = ['state', 'reason', 'display_name', 'owner', 'variant', 'priority', 'held', 'after', 'outlook',
+  'create_time'];
+
 function useQueue() {
   const [state, setState] = useState({ jobs: null, variants: [], error: null });
   useEffect(() => {
@@ -15,7 +19,7 @@ function useQueue() {
     const read = async () => {
       try {
         const [jobs, variants] = await Promise.all([
-          callAll('JobService/ListJobs', { states: ['PENDING'], page_size: 500 }, 'jobs'),
+          callAll('JobService/ListJobs', { states: ['PENDING'], page_size: 500, fields: FIELDS }, 'jobs'),
           callAll('ClusterService/ListVariants', {}, 'variants'),
         ]);
         if (!ended) setState({ jobs, variants, error: null });
@@ -34,7 +38,7 @@ function useQueue() {
 const order = (a, b) => (a.outlook?.place || 1e9) - (b.outlook?.place || 1e9) ||
   Date.parse(a.create_time) - Date.parse(b.create_time);
 
-const why = (job) => (job.held && !job.reason.startsWith('held') ? 'held: ' : '') + oneLine(job.reason);
+const why = (job) => (job.held && !oneLine(job.reason).startsWith('held') ? 'held: ' : '') + oneLine(job.reason);
 
 function Line({ type, jobs, variants }) {
   const free = variants.filter((variant) => variant.gpu_type === type && variant.nodes_free > 0)

@@ -28,15 +28,43 @@ const WhatIf = ({ whatIf }) => html`<li><strong>${oneLine(whatIf.change)}</stron
       ? html`, at the latest <${Start} time=${whatIf.promised_start_time} />` : null}
     <br /><${Command} text=${whatIf.command} /></li>`;
 
+// Changes that are seen before "all" is asked for.
+const CHANGES_SHOWN = 3;
+
+const placeText = (place) => (place > 0 ? place : 'none');
+const timeText = (time) => (time ? utc(time) : 'not known');
+
+// What of its place and starts a change moved: "place 2 → 4".
+const moves = (change) => [
+  ['place', change.place_before || 0, change.place || 0, placeText],
+  ['start', change.start_time_before, change.start_time, timeText],
+  ['at the latest', change.promised_start_time_before, change.promised_start_time, timeText],
+].filter(([, before, after]) => before !== after)
+  .map(([what, before, after, text]) => `${what} ${text(before)} → ${text(after)}`);
+
+// When the place or the start changed, and by what; the newest first.
+function Changes({ history }) {
+  const [all, setAll] = useState(false);
+  return html`<h3>What moved it</h3><ul class="moved">
+    ${(all ? history : history.slice(0, CHANGES_SHOWN)).map((change) => html`<li key=${change.time + change.cause}>
+      <${Ago} time=${change.time} />: ${oneLine(change.cause)}
+      ${moves(change).map((move) => html`<br /><span class="dim">${move}</span>`)}</li>`)}</ul>
+    ${history.length > CHANGES_SHOWN ? html`<button type="button" class="small" aria-expanded=${all}
+      onClick=${() => setAll(!all)}>${all ? 'Show the last ones' : `Show all ${history.length} changes`}</button>`
+    : null}`;
+}
+
 // `wait`: a WaitExplanation; `said`: the reason that stands beside it already. Nothing where that says all.
 export function Wait({ wait, said = '', title = 'Why it waits' }) {
   const whatIfs = wait.what_ifs || [];
+  const history = wait.history || [];
   const reason = wait.reason === '' ? 'It starts with the next decision.' : wait.reason;
   const isNew = reason && reason !== said;
-  if (!isNew && !wait.outlook && whatIfs.length === 0) return null;
+  if (!isNew && !wait.outlook && whatIfs.length === 0 && history.length === 0) return null;
   return html`<section aria-label=${title}><h2>${title}</h2>
     ${isNew ? html`<p class="reason">${oneLine(reason)}</p>` : null}
     <${Facts} items=${places(wait)} />
+    ${history.length > 0 ? html`<${Changes} history=${history} />` : null}
     ${whatIfs.length > 0 ? html`<h3>What would start it sooner</h3><ul class="sooner">
       ${whatIfs.map((each) => html`<${WhatIf} key=${each.command} whatIf=${each} />`)}</ul>` : null}</section>`;
 }

@@ -78,6 +78,7 @@ class FakeServer::Jobs : public v1::JobService::Service {
     if (fake_.counts_jobs && request->count()) {
       response->set_total(static_cast<int>(jobs.size()));
     }
+    response->set_filtered(fake_.knows_filters && !request->filter().empty());
     for (const v1::Job& job : jobs) {
       if (index++ != skip) continue;
       *response->add_jobs() = job;

@@ -45,6 +45,8 @@ class FakeServer {
   bool knows_groups = true;
   // Heeds ListJobsRequest.count; the other fields of this age are remembered alone.
   bool counts_jobs = true;
+  // Says that it has heeded ListJobsRequest.filter.
+  bool knows_filters = true;
   std::vector<v1::ListJobsRequest> listed;
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;

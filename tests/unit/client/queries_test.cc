@@ -179,6 +179,24 @@ TEST(ListTest, AnEarlierServerThatWouldListOthersIsRefused) {
   EXPECT_THAT(run.err, HasSubstr("the server is older than --owner"));
 }
 
+TEST(ListTest, AFilterIsTheServersAndTheTableAsksForWhatItShows) {
+  FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
+  EXPECT_EQ(Sftctl(server, {"list", "--filter", "state=running llama"}).code, kSucceeded);
+  ASSERT_EQ(server.listed.size(), 1u);
+  EXPECT_EQ(server.listed[0].filter(), "state=running llama");
+  EXPECT_THAT(server.listed[0].fields(), ::testing::Contains("progress"));
+  EXPECT_EQ(Sftctl(server, {"list", "--json"}).code, kSucceeded);
+  EXPECT_EQ(server.listed[1].fields_size(), 0) << "a program gets all";
+  server.knows_filters = false;
+  for (const char* const command : {"list", "top"}) {
+    const Outcome run = Sftctl(server, {command, "--filter", "llama"});
+    EXPECT_NE(run.code, kSucceeded);
+    EXPECT_EQ(run.out, "");
+    EXPECT_THAT(run.err, HasSubstr("the server is older than the filter"));
+  }
+}
+
 TEST(ListTest, ASweepThatIsNotThereIsNotFound) {
   FakeServer server;
   const Outcome run = Sftctl(server, {"list", "--sweep", "nope"});

@@ -50,6 +50,21 @@ TEST_F(RestTest, AnswersInProtobufsJson) {
   EXPECT_EQ(JsonIn(Call("JobService/GetJob", "{\"name\": \"" + name + "\"}"))["name"], name);
 }
 
+TEST_F(RestTest, AListHasNoOtherFieldsThanItIsAskedFor) {
+  const std::string name = SubmitOne();
+  const json listed =
+      JsonIn(Call("JobService/ListJobs", "{\"fields\": [\"state\", \"group\", \"create_time\"]}"));
+  ASSERT_EQ(listed["jobs"].size(), 1u);
+  const json& job = listed["jobs"][0];
+  EXPECT_EQ(job.size(), 3u) << job.dump();
+  EXPECT_EQ(job["name"], name);
+  EXPECT_EQ(job["state"], "PENDING");
+  EXPECT_TRUE(job.contains("create_time"));
+  const std::string refused = Call("JobService/ListJobs", "{\"fields\": [\"stat\"]}");
+  EXPECT_EQ(StatusOf(refused), 400);
+  EXPECT_THAT(refused, HasSubstr("has no \\\"stat\\\"; there are name, kind, state"));
+}
+
 TEST_F(RestTest, RefusesWithTheStatusesOfHttp) {
   const auto status = [&](const std::string& method, const std::string& body) {
     return StatusOf(Call(method, body));

@@ -95,6 +95,38 @@ TEST_F(WaitExplainerTest, AWaitingJobIsToldItsLineAndWhatWouldStartItSooner) {
   EXPECT_EQ(of_last.past_within_20(), 1);
 }
 
+TEST_F(WaitExplainerTest, AWaitingJobIsToldWhatMovedIt) {
+  Add("h", "H100", 4);
+  v1::SubmitJobRequest high = Request(kGpuJob);
+  Set(high, "scheduling.priority", "high");
+  ASSERT_EQ(State(SubmitFile(high)), v1::Job::PREPARING);
+  const std::string waiting = SubmitFile(Request(kGpuJob));
+  EXPECT_EQ(Explain(waiting).history_size(), 0);
+  clock_.Advance(WaitExplainer::kKept);
+  JobRecord other;
+  other.id = "job-of-secret";
+  other.project = "secret";
+  other.gpu_type = "H100";
+  other.gpus_per_node = 4;
+  other.nodes = 1;
+  other.priority = sched::kHigh;
+  other.created_us = UnixMicros(clock_.Wall());
+  other.spec.emplace();
+  ASSERT_TRUE(jobs_->Submit(other, {}).ok());
+  const std::string ahead = SubmitFile(high);
+  const v1::WaitExplanation explanation = Explain(waiting);
+  ASSERT_EQ(explanation.history_size(), 1);
+  const v1::WaitChange& change = explanation.history(0);
+  EXPECT_EQ(change.place_before(), 1);
+  EXPECT_EQ(change.place(), 3);
+  EXPECT_TRUE(change.has_promised_start_time_before());
+  EXPECT_FALSE(change.has_promised_start_time()) << "how long the others run is not known";
+  EXPECT_EQ(change.cause(), ahead + " and a job of another project were submitted ahead of it");
+  Tick();
+  clock_.Advance(WaitExplainer::kKept);
+  EXPECT_EQ(Explain(waiting).history_size(), 1) << "once";
+}
+
 TEST_F(WaitExplainerTest, FewerGpusKeepTheBatchAndFormerChangesStay) {
   Add("h", "H100", 4);
   ASSERT_EQ(State(SubmitFile(Gpus(2))), v1::Job::PREPARING);

@@ -126,6 +126,80 @@ TEST_F(ServicesTest, AListHasItsOrderAndItsCountAndTokensBelongToTheirOrder) {
             grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(ServicesTest, AListHasTheFieldsThatItIsAskedFor) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(kTwoRowJob, &job).ok());
+  const auto list = [&](const std::vector<std::string>& fields, v1::ListJobsResponse& page) {
+    v1::ListJobsRequest request;
+    for (const std::string& field : fields) request.add_fields(field);
+    grpc::ClientContext context;
+    return jobs_->ListJobs(&context, request, &page);
+  };
+  v1::ListJobsResponse page;
+  ASSERT_TRUE(list({"state", "priority", "group", "cost"}, page).ok());
+  v1::Job wanted;
+  wanted.set_name(job.name());
+  wanted.set_state(v1::Job::PENDING);
+  wanted.set_priority("normal");
+  ASSERT_EQ(page.jobs_size(), 1);
+  EXPECT_EQ(page.jobs(0).DebugString(), wanted.DebugString());
+  for (const auto& [field, part] :
+       {std::pair("nonsense", "fields: a job in a list has no \"nonsense\"; there are name, kind"),
+        std::pair("source_text", "fields: \"source_text\" is in GetJob alone")}) {
+    const grpc::Status status = list({"state", field}, page);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(part));
+  }
+}
+
+TEST_F(ServicesTest, WordsOfAFilterAreOneLanguage) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
+  for (const char* name : {"name = \"first run\"\ngroup = \"g\"\n", "name = \"lr=1\"\n"}) {
+    std::string text = kTwoRowJob;
+    text.insert(text.find("model"), name);
+    v1::Job job;
+    ASSERT_TRUE(Submit(text, &job).ok());
+  }
+  v1::ListJobsRequest request;
+  v1::ListJobsResponse page;
+  const auto names = [&](const std::string& filter) {
+    request.set_filter(filter);
+    grpc::ClientContext context;
+    const grpc::Status status = jobs_->ListJobs(&context, request, &page);
+    if (!status.ok()) return status.error_message();
+    EXPECT_EQ(page.filtered(), !filter.empty());
+    std::string all;
+    for (const v1::Job& job : page.jobs()) all += "[" + job.display_name() + "]";
+    return all;
+  };
+  EXPECT_EQ(names(""), "[lr=1][first run]");
+  EXPECT_EQ(names("  state=pending,RUNNING kind:sft first "), "[first run]");
+  EXPECT_EQ(names("\"first run\""), "[first run]");
+  EXPECT_EQ(names("run first"), "[first run]");
+  EXPECT_EQ(names("\"run first\""), "");
+  EXPECT_EQ(names("group=g"), "[first run]");
+  EXPECT_EQ(names("group=g state=failed"), "");
+  EXPECT_EQ(names("\"lr=1\""), "[lr=1]");
+  EXPECT_EQ(names("\"lr=1"), "[lr=1]") << "still being typed";
+  EXPECT_EQ(names("owner=nobody"), "");
+  EXPECT_EQ(names("c:x"), "");
+  EXPECT_THAT(names("lr=1"), HasSubstr("filter: there is no lr=; there are state=, kind=, owner="));
+  EXPECT_THAT(names("state=runing"), HasSubstr("filter: there is no state \"runing\"; there are "
+                                               "PENDING, PREPARING"));
+  EXPECT_THAT(names("state="), HasSubstr("there is no state \"\""));
+  EXPECT_THAT(names("kind=kind_unspecified"), HasSubstr("there is no kind"));
+  EXPECT_THAT(names("owner="), HasSubstr("owner= has no value"));
+  EXPECT_THAT(names("group=g group=h"), HasSubstr("no job has both"));
+  EXPECT_THAT(names(std::string(501, 'x')), HasSubstr("has 501 bytes"));
+  EXPECT_EQ(names("first run first run first run first run"), "[first run]");
+  EXPECT_THAT(names("1 2 3 4 5 6 7 8 9"), HasSubstr("at most 8 words"));
+  request.add_states(v1::Job::FAILED);
+  EXPECT_EQ(names("state=pending"), "") << "as both say";
+}
+
 TEST_F(SecureServerTest, EventsOfAProjectAreItsMembers) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   const auto ben = With(UserToken("ben", "beta", v1::VIEWER));

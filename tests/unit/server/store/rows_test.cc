@@ -10,6 +10,7 @@
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
 #include "server/store/progress.h"
+#include "server/store/schedules.h"
 
 namespace sft::server::store {
 namespace {
@@ -313,6 +314,71 @@ TEST_F(RowsTest, ATextIsFoundAnywhereInTheNameOrTheIdAndIsNoPattern) {
   EXPECT_EQ(found("b%l"), "");
   EXPECT_EQ(found("\\"), "");
   EXPECT_EQ(found(""), "job-2 job-1 ");
+}
+
+TEST_F(RowsTest, EachWordOfAFilterIsFoundInOneOfItsTexts) {
+  AddJob("job-1", "", "H100", "Llama 8B 100%", "ann");
+  JobRecord second = AddJob("job-2", "", "H100", "qwen", "ann");
+  ASSERT_TRUE(SetReason(*db_, "job-2", JobState::kPending, "waits for a node", 2, false).ok());
+  const auto found = [&](const std::vector<std::string>& words) {
+    JobFilter filter;
+    filter.words = words;
+    EXPECT_EQ(static_cast<size_t>(CountJobs(*db_, filter, 10).value()),
+              ListJobs(*db_, filter)->size());
+    return Ids(*db_, filter, [] {});
+  };
+  EXPECT_EQ(found({"LLAMA"}), "job-1 ");
+  EXPECT_EQ(found({"ann"}), "job-2 job-1 ");
+  EXPECT_EQ(found({"ann", "for a node"}), "job-2 ");
+  EXPECT_EQ(found({"job-", "0%"}), "job-1 ");
+  EXPECT_EQ(found({"llama", "node"}), "");
+  JobFilter filter;
+  filter.states = {JobState::kPending, JobState::kRunning};
+  filter.states_among = {JobState::kRunning, JobState::kFailed};
+  EXPECT_EQ(Ids(*db_, filter, [] {}), "");
+  filter.states_among = {JobState::kPending};
+  EXPECT_EQ(Ids(*db_, filter, [] {}), "job-2 job-1 ");
+  filter.states_among = {JobState::kFailed};
+  EXPECT_EQ(CountJobs(*db_, filter, 10).value(), 0);
+}
+
+TEST_F(RowsTest, AListReadsTheTextsThatAreAskedFor) {
+  AddJob("job-1");
+  ASSERT_TRUE(SetReason(*db_, "job-1", JobState::kPending, "waits", 2, false).ok());
+  ASSERT_TRUE(db_->Execute("UPDATE jobs SET metadata = '{\"a\":\"b\"}', warnings = "
+                           "'[[\"k\",1,\"m\"]]', verdict = '{\"code\":\"succeeded\"}'")
+                  .ok());
+  const JobRecord whole = ListJobs(*db_, {})->front();
+  EXPECT_EQ(whole.reason, "waits");
+  EXPECT_EQ(whole.verdict.code, "succeeded");
+  EXPECT_EQ(whole.warnings.size(), 1u);
+  EXPECT_EQ(whole.metadata.size(), 1u);
+  const JobColumns none{.reason = false, .verdict = false, .warnings = false, .metadata = false};
+  const JobRecord bare = ListJobs(*db_, {}, none)->front();
+  EXPECT_EQ(bare.id, "job-1");
+  EXPECT_EQ(bare.created_us, whole.created_us);
+  EXPECT_EQ(bare.priority, whole.priority);
+  EXPECT_EQ(bare.reason + bare.verdict.code, "");
+  EXPECT_EQ(bare.warnings.size() + bare.metadata.size(), 0u);
+  JobColumns reason = none;
+  reason.reason = true;
+  EXPECT_EQ(ListJobs(*db_, {}, reason)->front().reason, "waits");
+}
+
+TEST_F(RowsTest, TheLastChangesOfAWaitAreKept) {
+  AddJob("job-1");
+  AddJob("job-2");
+  for (int i = 1; i <= kMostWaitChanges + 5; ++i) {
+    ASSERT_TRUE(AddWaitChange(*db_, {"job-1", i, {i, 2, 0}, {i + 1, 3, 4}, "why"}).ok());
+  }
+  ASSERT_TRUE(AddWaitChange(*db_, {"job-2", 7, {1, 0, 0}, {2, 0, 0}, "other"}).ok());
+  const auto changes = WaitChangesOf(*db_, "job-1").value();
+  ASSERT_EQ(changes.size(), static_cast<size_t>(kMostWaitChanges));
+  EXPECT_EQ(changes.front().time_us, kMostWaitChanges + 5);
+  EXPECT_EQ(changes.back().time_us, 6);
+  EXPECT_EQ(changes.back().before, (WaitPlace{6, 2, 0}));
+  EXPECT_EQ(changes.back().after, (WaitPlace{7, 3, 4}));
+  EXPECT_EQ(WaitChangesOf(*db_, "job-2")->front().cause, "other");
 }
 
 TEST_F(RowsTest, TheOldestWaitingJobsOfEachTypeAreSeenHoweverManyWaitForAnother) {
