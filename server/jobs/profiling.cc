@@ -131,29 +131,6 @@ class NodeRecording {
   bool ended_ = false;
 };
 
-// Ends with the call.
-class ProfileClaim {
- public:
-  ProfileClaim(Mutex& mutex, std::set<std::string>& ids, const std::string& id)
-      : mutex_(mutex), ids_(ids), id_(id) {
-    const MutexLock lock(mutex_);
-    taken_ = ids_.insert(id_).second;
-  }
-  ~ProfileClaim() {
-    const MutexLock lock(mutex_);
-    if (taken_) ids_.erase(id_);
-  }
-  ProfileClaim(const ProfileClaim&) = delete;
-  ProfileClaim& operator=(const ProfileClaim&) = delete;
-  bool taken() const { return taken_; }
-
- private:
-  Mutex& mutex_;
-  std::set<std::string>& ids_;
-  const std::string id_;
-  bool taken_ = false;
-};
-
 absl::Status ReaderGone() { return absl::CancelledError("the caller has gone"); }
 
 // Until all tables are there.
@@ -229,11 +206,32 @@ absl::StatusOr<Profiling::Plan> Profiling::Find(const v1::ProfileJobRequest& req
   return plan;
 }
 
+// Ends with the call.
+class Profiling::Claim {
+ public:
+  Claim(Profiled& profiled, std::string id) : profiled_(profiled), id_(std::move(id)) {
+    const MutexLock lock(profiled_.mutex);
+    taken_ = profiled_.ids.insert(id_).second;
+  }
+  ~Claim() {
+    const MutexLock lock(profiled_.mutex);
+    if (taken_) profiled_.ids.erase(id_);
+  }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  bool taken() const { return taken_; }
+
+ private:
+  Profiled& profiled_;
+  const std::string id_;
+  bool taken_ = false;
+};
+
 absl::Status Profiling::Profile(const v1::ProfileJobRequest& request, const Take& take,
                                 const FileRelay::Gone& gone) {
   SFT_RETURN_IF_ERROR(CheckSteps(request.steps()));
   SFT_ASSIGN_OR_RETURN(const Plan plan, Find(request));
-  const ProfileClaim claim(mutex_, profiled_, plan.job_id);
+  const Claim claim(profiled_, plan.job_id);
   if (!claim.taken()) {
     return Aborted(
         fmt::format("job {} is being profiled by another call: try again when that one "

@@ -37,12 +37,17 @@ class Profiling {
     std::string job_id, attempt_uid;
     std::vector<Place> places;
   };
+  // The jobs that are being profiled.
+  struct Profiled {
+    Mutex mutex;
+    std::set<std::string> ids SFT_GUARDED_BY(mutex);
+  };
+  class Claim;
   absl::StatusOr<Plan> Find(const v1::ProfileJobRequest& request);
 
   Store& store_;
   FileRelay& relay_;
-  Mutex mutex_;
-  std::set<std::string> profiled_ SFT_GUARDED_BY(mutex_);  // ids of jobs
+  Profiled profiled_;
 };
 
 }  // namespace sft::server

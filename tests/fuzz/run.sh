@@ -6,7 +6,7 @@ build=$1 minutes=$2
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(job_file deepspeed_json json_text short_text data_rows safetensors_check chat_template tokenizer_files http_request worker_stream)
+[ ${#targets[@]} -gt 0 ] || targets=(job_file deepspeed_json json_text short_text data_rows safetensors_check chat_template tokenizer_files http_request id_token worker_stream)
 status=0
 for target in "${targets[@]}"; do
   program=$build/tests/fuzz_$target
