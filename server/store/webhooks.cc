@@ -20,6 +20,8 @@ namespace {
 #define SFT_DELIVERY_COLUMNS                                                              \
   "d.sequence, d.id, d.hook, d.type, d.body, d.created_us, d.state, d.tries, d.next_us, " \
   "d.last_us, d.status, d.error"
+#define SFT_OPENAI_TYPES "fine_tuning."
+static_assert(kOpenAiTypes == SFT_OPENAI_TYPES);
 // As SQL compares them.
 #define SFT_WAITS "= 1"
 #define SFT_WAS_LOST "IN (3, 4)"
@@ -251,8 +253,10 @@ absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& a
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
                                                   const std::string& type,
                                                   const std::string& job_id) {
-#define SFT_HEARS(events) \
-  "(" events " = '' OR instr(',' || " events " || ',', ',' || ?2 || ',') > 0)"
+  // Who hears of all hears of each thing once, in this server's words.
+#define SFT_HEARS(events)                                                            \
+  "(" events " = '' AND ?2 NOT LIKE '" SFT_OPENAI_TYPES "%' OR instr(',' || " events \
+  " || ',', ',' || ?2 || ',') > 0)"
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT id FROM webhooks WHERE project IN (?1, '') AND off_us = 0 AND of_jobs = 0 "

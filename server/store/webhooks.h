@@ -18,6 +18,8 @@ enum class DeliveryState : int { kWaiting = 1, kDelivered = 2, kFailed = 3, kDro
 
 // What the url of mail begins with.
 inline constexpr std::string_view kMailScheme = "mailto:";
+// What events in the words of OpenAI's API begin with.
+inline constexpr std::string_view kOpenAiTypes = "fine_tuning.";
 
 // Hooks of a project (of the server: the same), deliveries of a hook that wait, and those that
 // ended and are kept.
@@ -89,7 +91,8 @@ absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& a
                         const std::vector<std::string>& events);
 
 // Hooks that are on and want to hear of the event: those of the project and of the server, and of
-// the job, if it is about one; of an empty project the server's.
+// the job, if it is about one; of an empty project the server's. Events of kOpenAiTypes are for
+// those that name them.
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
                                                   const std::string& type,
                                                   const std::string& job_id = "");
