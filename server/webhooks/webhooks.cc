@@ -235,6 +235,10 @@ absl::StatusOr<v1::RotateWebhookResponse> Webhooks::Rotate(const std::string& pr
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(const WebhookRecord hook, store::GetWebhook(db, project, id));
+        if (hook.of_jobs && hook.created_by != actor.name) {
+          return PermissionDenied(fmt::format(
+              "jobs of {} alone send to it: its secret is told to no one else", hook.created_by));
+        }
         if (hook.format == WebhookFormat::kStandard) return absl::OkStatus();
         return FailedPrecondition(
             hook.format == WebhookFormat::kMail
