@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import urllib.parse
+import urllib.request
 import warnings
 
 import browser
@@ -56,6 +57,10 @@ const ask = async (what, path, options) => {
     for (const path of ['/api/v1/feed?jobs=1', '/api/v1/openapi.json', '/metrics', '/healthz', '/v1/models', '/']) {
       await ask('read', path, { mode, credentials: 'include', signal: AbortSignal.timeout(2000) });
     }
+    const file = new FormData();
+    file.append('purpose', 'fine-tune');
+    file.append('file', new File(['{"text": "planted"}\\n'], 'planted.jsonl'));
+    await ask('file', '/v1/files', { method: 'POST', mode, credentials: 'include', body: file });
     await ask('end', '/session', { method: 'DELETE', mode, credentials: 'include' });
     await ask('raw', '/api/v1/DataService/UploadBlob?purpose=DATASET&size=2', { method: 'POST', mode, body: new Blob(['{}']) });
   }
@@ -143,19 +148,61 @@ class AttackTest(harness.ServiceCase):
         self.addCleanup(site.stop)
         changes = lambda: [each for each in map(json.loads, self.sftctl("admin", "audit", "--json").stdout.splitlines())
                            if each["outcome"] == "OK"]
-        before = changes()
         base = f"http://127.0.0.1:{self.http}"
+
+        def refused():
+            """Requests over HTTP that were answered 4xx."""
+            with urllib.request.urlopen(base + "/metrics", timeout=harness.DEADLINE_S) as answer:
+                counts = re.findall(r'^sft_http_request_duration_seconds_count\{.*status="4xx"\} (\d+)$', answer.read().decode(), re.M)
+            return sum(map(int, counts))
+
+        before, refused_before = changes(), refused()
         self.assertEqual(self.attack(page, site, base, job), [])
         self.assertEqual(self.status(job)["state"], "RUNNING")
         self.assertEqual(changes(), before)
+        self.assertGreaterEqual(refused() - refused_before, 20, "what the page sent did not arrive")
         # The same requests of the page's own do what they say, so it is who asks that was refused.
         page.goto(base + "/jobs")
-        cancelled = page.evaluate("""(name) => fetch('/api/v1/JobService/CancelJob', { method: 'POST',
-            headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name }) }).then((answer) => answer.status)""",
-                                  job)
-        self.assertEqual(cancelled, 200)
+        taken = page.evaluate("""async (name) => {
+          const file = new FormData();
+          file.append('purpose', 'fine-tune');
+          file.append('file', new File(['{"text": "mine"}\\n'], 'mine.jsonl'));
+          const asked = [await fetch('/v1/files', { method: 'POST', body: file }), await fetch('/api/v1/JobService/CancelJob', {
+            method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name }) })];
+          return asked.map((answer) => answer.status);
+        }""", job)
+        self.assertEqual(taken, [200, 200])
         self.assert_ends(job, 12)
-        self.assertEqual(len(changes()), len(before) + 1)
+        self.assertGreater(len(changes()), len(before))
+        with urllib.request.urlopen(base + "/v1/files", timeout=harness.DEADLINE_S) as answer:
+            self.assertEqual([each["filename"] for each in json.load(answer)["data"]], ["mine.jsonl"])
+
+    def test_a_session_serves_its_own_page_even_from_a_link_and_no_other_site(self):
+        page = self.open_browser()
+        made = subprocess.run([str(SERVER), "init", "--data-dir", str(self.dir / "server"), "--name", "127.0.0.1"],
+                              capture_output=True, text=True, check=True).stdout
+        token = re.search(r"^admin token +(\S+)", made, re.M).group(1)
+        self.start("server", SERVER, "--listen", f"0.0.0.0:{self.port}", "--http", f"127.0.0.1:{self.http}", "--data-dir",
+                   self.dir / "server")
+        harness.wait_until("the page", lambda: "web page: " in (self.dir / "server.log").read_text())
+        base = f"http://127.0.0.1:{self.http}"
+        page.goto(base + "/jobs")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_text("There is no job yet").wait_for()
+        cookie, = page.context.cookies(base)
+        self.assertEqual((cookie["name"], cookie["httpOnly"], cookie["secure"], cookie["sameSite"], cookie["path"]),
+                         ("__Host-sft", True, True, "Strict", "/"))
+        site = OtherSite()
+        self.addCleanup(site.stop)
+        self.assertEqual(self.attack(page, site, base, "job-none"), [])
+        site.page = f'<a href="{base}/jobs">a link in a chat</a>'
+        page.goto(site.url)
+        page.get_by_role("link").click()
+        page.get_by_text("There is no job yet").wait_for()
+        changed = page.evaluate("""() => fetch('/api/v1/AuthService/ListAuditRecords', { method: 'POST',
+            headers: { 'Content-Type': 'application/json' }, body: '{}' }).then((answer) => answer.json())""")
+        self.assertEqual([each["method"] for each in changed["records"] if each["outcome"] == "OK"], [])
 
     def test_a_name_of_others_that_leads_to_this_machine_is_not_served(self):
         page = self.open_browser()
