@@ -12,7 +12,9 @@ std::string JobAddresses::Problem(const std::string& url) {
     const auto found = held_.find(url);
     if (found != held_.end() && now < found->second.until) return found->second.problem;
   }
-  std::string problem(Message(guard_.Check(url).status()));
+  const absl::Status checked = guard_.Check(url).status();
+  std::string problem(Message(checked));
+  if (absl::IsUnavailable(checked)) return problem;  // its name may be found the next time
   const MutexLock lock(mutex_);
   if (held_.size() >= kMostHeld) held_.clear();
   held_[url] = {now + kHolds, problem};
