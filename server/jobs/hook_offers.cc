@@ -27,6 +27,12 @@ absl::Status HookOffers::MakeFor(JobRecord& job) {
   if (url.empty()) return absl::OkStatus();
   auto found = offers_.find(url);
   if (found == offers_.end()) {
+    std::string known;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(known, store::FindAddress(db, job.project, job.owner, url));
+      return absl::OkStatus();
+    }));
+    if (!known.empty()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(JobHooks::Offer offer, hooks_->Make());
     found = offers_.emplace(url, std::move(offer)).first;
   }

@@ -20,7 +20,8 @@ class HookOffers {
   HookOffers(const HookOffers&) = delete;
   HookOffers& operator=(const HookOffers&) = delete;
 
-  // Before the job is stored: JobRecord::offered_hook, the same for all jobs with its address.
+  // Before the job is stored: JobRecord::offered_hook, the same for all jobs with its address. Of
+  // the job its project, owner and settings are read.
   absl::Status MakeFor(JobRecord& job);
   // After it was stored: v1::Job::hooks, with the secrets that nobody has been told.
   absl::Status AddTo(v1::Job& job);

@@ -462,19 +462,19 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   return job;
 }
 
-absl::StatusOr<std::string> JobManager::OfferHook(const JobRef& ref, const JobRecord* resolved,
-                                                  HookOffers& offers) {
+absl::StatusOr<std::string> JobManager::OfferHook(const JobRef& ref, const std::string& owner,
+                                                  const JobRecord* resolved, HookOffers& offers) {
   JobRecord made;
-  if (resolved != nullptr) {
-    made.spec = resolved->spec;
-  } else {
-    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const JobRecord ended, store::FindJob(db, ref));
-      absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, ended);
-      if (spec.ok()) made.spec = *std::move(spec);  // else InsertResumed says so
-      return absl::OkStatus();
-    }));
-  }
+  made.owner = owner;
+  if (resolved != nullptr) made.spec = resolved->spec;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord ended, store::FindJob(db, ref));
+    made.project = ended.project;
+    if (made.spec.has_value()) return absl::OkStatus();
+    absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, ended);
+    if (spec.ok()) made.spec = *std::move(spec);  // else InsertResumed says so
+    return absl::OkStatus();
+  }));
   SFT_RETURN_IF_ERROR(offers.MakeFor(made));
   return made.offered_hook;
 }
@@ -484,7 +484,7 @@ absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request, 
   SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   HookOffers offers(store_, hooks_);
-  SFT_ASSIGN_OR_RETURN(const std::string offered, OfferHook(ref, resolved, offers));
+  SFT_ASSIGN_OR_RETURN(const std::string offered, OfferHook(ref, actor.name, resolved, offers));
   absl::StatusOr<v1::Job> view = Internal("not run");
   const absl::Status stored = store_.Write(
       [&](Database& db) -> absl::Status {

@@ -128,8 +128,8 @@ class JobManager {
                                           const JobRecord* resolved,
                                           const std::string& offered_hook);
   // What the resumed job may need, as HookOffers::MakeFor.
-  absl::StatusOr<std::string> OfferHook(const JobRef& ref, const JobRecord* resolved,
-                                        HookOffers& offers);
+  absl::StatusOr<std::string> OfferHook(const JobRef& ref, const std::string& owner,
+                                        const JobRecord* resolved, HookOffers& offers);
 
   Store& store_;
   Clock& clock_;

@@ -220,6 +220,15 @@ absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& rea
   return ForgetOldest(db, hook.id);
 }
 
+absl::StatusOr<std::string> FindAddress(Database& db, const std::string& project,
+                                        const std::string& owner, const std::string& url) {
+  SFT_ASSIGN_OR_RETURN(Statement find,
+                       db.Prepare("SELECT id FROM webhooks WHERE project = ? AND of_jobs = 1 AND "
+                                  "created_by = ? AND url = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(project).Bind(owner).Bind(url).Step());
+  return row ? find.Text(0) : std::string();
+}
+
 absl::Status AskToBeTold(Database& db, const JobRecord& job, const std::string& url,
                          const std::vector<std::string>& events) {
   const bool mail = url.starts_with(kMailScheme);
@@ -230,18 +239,13 @@ absl::Status AskToBeTold(Database& db, const JobRecord& job, const std::string& 
   hook.created_by = job.owner;
   hook.created_us = job.created_us;
   hook.of_jobs = true;
-  {
-    SFT_ASSIGN_OR_RETURN(Statement find,
-                         db.Prepare("SELECT id FROM webhooks WHERE project = ? AND of_jobs = 1 AND "
-                                    "created_by = ? AND url = ?"));
-    SFT_ASSIGN_OR_RETURN(const bool row,
-                         find.Bind(hook.project).Bind(hook.created_by).Bind(hook.url).Step());
-    if (row) hook.id = find.Text(0);
-  }
+  SFT_ASSIGN_OR_RETURN(hook.id, FindAddress(db, job.project, job.owner, url));
   if (hook.id.empty()) {
     hook.id = mail ? RandomId("hook") : job.offered_hook;
-    if (hook.id.empty())
-      return Internal(fmt::format("job {} has no webhook with a secret", job.id));
+    if (hook.id.empty()) {
+      return Aborted(
+          fmt::format("the webhook of {} was removed just now: submit the job again", url));
+    }
     SFT_RETURN_IF_ERROR(MakeRoomForAddress(db, hook.project));
     SFT_RETURN_IF_ERROR(InsertWebhook(db, hook));
   } else {

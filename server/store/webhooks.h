@@ -93,9 +93,12 @@ absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& rea
 
 // Has the job's events told to an address, by the hook that jobs of its owner have for it or a new
 // one: mail where the url begins with kMailScheme, else one with the id job.offered_hook. `events`
-// as WebhookRecord::events.
+// as WebhookRecord::events. ABORTED where neither is there.
 absl::Status AskToBeTold(Database& db, const JobRecord& job, const std::string& url,
                          const std::vector<std::string>& events);
+// The hook by which jobs of an owner tell the address. Empty: there is none.
+absl::StatusOr<std::string> FindAddress(Database& db, const std::string& project,
+                                        const std::string& owner, const std::string& url);
 absl::StatusOr<std::vector<JobHookRecord>> HooksOfJob(Database& db, const std::string& job_id);
 // Removes addresses that jobs have named, where all of these have ended before then, nothing was
 // tried since and nothing waits.

@@ -85,6 +85,11 @@ TEST_F(JobAddressesTest, JobsOfOneOwnerShareTheirWebhookAndOthersDoNot) {
   EXPECT_NE(of_bob.secret(), "");
   EXPECT_EQ(Kept().size(), 2u) << "what no job took is withdrawn";
   EXPECT_EQ(Send(), 3);
+  // Removed by somebody between the look and the submit.
+  const JobRecord late = Naming("https://example.com/gone", {}, "job-1");
+  const absl::Status asked = store_->Write(
+      [&](Database& db) { return store::AskToBeTold(db, late, "https://example.com/gone", {}); });
+  EXPECT_TRUE(absl::IsAborted(asked)) << asked;
 }
 
 TEST_F(JobAddressesTest, ASweepOrARepeatIsToldTheSecretOnce) {
