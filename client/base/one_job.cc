@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "client/output/format.h"
+#include "client/output/job_hooks.h"
 #include "client/output/json.h"
 #include "common/base/json.h"
 #include "sft/v1/data_service.grpc.pb.h"
@@ -87,6 +88,7 @@ absl::StatusOr<v1::Job> SubmitAnswerer(Connection& connection, const Answerer& a
     return InvalidArgument(fmt::format(
         "{}; `sftctl variants` lists types of GPUs, --gpu-type takes one", Message(job.status())));
   }
+  if (job.ok()) PrintSecrets(connection.console().err, *job);
   return job;
 }
 

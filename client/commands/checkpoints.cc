@@ -3,11 +3,12 @@
 #include <set>
 #include <utility>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_follow.h"
 #include "client/base/job_request.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
+#include "client/output/job_hooks.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
@@ -174,6 +175,7 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
       ShortName(job->resumed_from()),
       options.step > 0 ? fmt::format("step {}", options.step) : "its newest checkpoint",
       ShortName(job->name()));
+  PrintSecrets(connection.console().err, *job);
   return kSucceeded;
 }
 

@@ -12,6 +12,7 @@
 #include "client/commands/commands.h"
 #include "client/output/cost.h"
 #include "client/output/format.h"
+#include "client/output/job_hooks.h"
 #include "client/output/json.h"
 #include "client/output/progress.h"
 #include "client/output/text.h"
@@ -104,6 +105,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
     line("progress", progress.phase());
   }
   line("cost", CostText(job));
+  for (const v1::JobHook& hook : job.hooks()) line("told", JobHookText(hook));
   line("submitted", Utc(job.create_time()));
   if (job.has_start_time()) line("started", Utc(job.start_time()));
   if (job.has_end_time()) line("ended", Utc(job.end_time()));

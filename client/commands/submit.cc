@@ -12,6 +12,7 @@
 #include "client/base/rows_text.h"
 #include "client/commands/commands.h"
 #include "client/output/format.h"
+#include "client/output/job_hooks.h"
 #include "client/output/json.h"
 #include "client/output/resolution.h"
 #include "client/output/table.h"
@@ -374,7 +375,13 @@ class Submission {
     if (json_) {
       Json jobs = Json::array();
       for (const v1::Job& job : sweep_.jobs()) jobs.push_back(ShortName(job.name()));
-      out << DumpJson(Json({{"sweep", sweep_.sweep()}, {"jobs", jobs}}), 2) << "\n";
+      Json shown = {{"sweep", sweep_.sweep()}, {"jobs", jobs}};
+      for (const v1::Job& job : sweep_.jobs()) {
+        for (const Json& hook : JobHooksJson(job)) {
+          if (hook.contains("secret")) shown["hooks"].push_back(hook);
+        }
+      }
+      out << DumpJson(shown, 2) << "\n";
       return kSucceeded;
     }
     out << sweep_.sweep() << std::endl;
@@ -382,6 +389,11 @@ class Submission {
         "submitted {} jobs; `sftctl list --sweep {}` shows them, `sftctl cancel --sweep {}` ends "
         "them\n",
         sweep_.jobs_size(), sweep_.sweep(), sweep_.sweep());
+    for (const v1::Job& job : sweep_.jobs()) {
+      const bool new_hook = std::ranges::any_of(
+          job.hooks(), [](const v1::JobHook& hook) { return !hook.secret().empty(); });
+      if (new_hook) PrintSecrets(connection_.console().err, job);
+    }
     return kSucceeded;
   }
 
@@ -395,6 +407,7 @@ class Submission {
           "submitted {}{}; follow it with `sftctl logs {} --follow` or "
           "`sftctl status {} --watch`\n",
           id, job_.reason().empty() ? "" : ": " + job_.reason(), id, id);
+      PrintSecrets(connection_.console().err, job_);
     }
     return options_.follow ? FollowToTheEnd(connection_, id, json_) : kSucceeded;
   }

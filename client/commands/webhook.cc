@@ -43,6 +43,8 @@ std::string FormatName(v1::Webhook::Format format) {
       return "slack";
     case v1::Webhook::MAIL:
       return "mail";
+    case v1::Webhook::OPENAI:
+      return "openai";
     default:
       return "standard";
   }
@@ -50,6 +52,7 @@ std::string FormatName(v1::Webhook::Format format) {
 
 v1::Webhook::Format FormatOf(const WebhookOptions& options) {
   if (options.url.starts_with("mailto:")) return v1::Webhook::MAIL;
+  if (options.format == "openai") return v1::Webhook::OPENAI;
   return options.format == "slack" ? v1::Webhook::SLACK : v1::Webhook::STANDARD;
 }
 
@@ -291,9 +294,11 @@ void AddAdding(Command* webhook, const SharedHookOptions& options, Session& sess
       ->Required();
   add->AddOption("--events", options->events,
                  "Only these, with commas between them (docs/webhooks.md lists them)");
-  add->AddOption("--format", options->format,
-                 "standard (Standard Webhooks) or slack (one text, for Slack's incoming webhooks)")
-      ->Among({"standard", "slack"});
+  add->AddOption(
+         "--format", options->format,
+         "standard (Standard Webhooks), slack (one text, for Slack's incoming webhooks) or "
+         "openai (fine_tuning.job.succeeded, .failed and .cancelled, for the openai client)")
+      ->Among({"standard", "slack", "openai"});
   add->Check([options]() -> std::string {
     const bool mail = options->url.starts_with("mailto:");
     return mail && options->format != "standard" ? "--format is of addresses by HTTP" : "";

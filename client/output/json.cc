@@ -6,6 +6,7 @@
 
 #include "client/output/cost.h"
 #include "client/output/format.h"
+#include "client/output/job_hooks.h"
 #include "client/output/progress.h"
 #include "common/base/json.h"
 
@@ -191,6 +192,7 @@ Json JobJson(const v1::Job& job) {
   Json warnings = Json::array();
   for (const v1::Problem& warning : job.warnings()) warnings.push_back(ProblemJson(warning));
   json["warnings"] = warnings;
+  json["hooks"] = JobHooksJson(job);
   json["resolved"] =
       job.resolved_json().empty() ? Json(nullptr) : ParseOrderedJson(job.resolved_json());
   return json;

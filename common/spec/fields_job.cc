@@ -257,11 +257,19 @@ constexpr Field kJobTable[] = {
      .may_be_empty = true,
      .since = 2,
      .server_only = true},
+    {.key = "notify.webhook",
+     .def = "",
+     .doc =
+         "An address that gets a POST when something of notify.events happens to the job, such as "
+         "\"https://example.com/hooks/sft\". The submit that names it first says the secret by "
+         "which the receiver knows the server (docs/webhooks.md). Empty: none.",
+     .since = 2,
+     .server_only = true},
     {.key = "notify.events",
      .type = Type::kList,
      .def = "job.succeeded,job.failed,job.cancelled",
      .doc = "What they are told of: events of jobs in docs/webhooks.md. Empty: all of them.",
-     .max = 8,
+     .max = 11,
      .may_be_empty = true,
      .since = 2,
      .server_only = true},

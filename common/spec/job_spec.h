@@ -135,6 +135,7 @@ struct JobSpec {
   // Who is told of the job; only the server acts on it.
   struct Notify {
     std::vector<std::string> mail;  // addresses
+    std::string webhook;            // an address by HTTP
     std::vector<std::string> events = {"job.succeeded", "job.failed", "job.cancelled"};
   } notify;
 

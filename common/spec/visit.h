@@ -226,6 +226,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   VisitCompute(s.compute, visit);
   VisitScheduling(s.scheduling, visit);
   visit("notify.mail", s.notify.mail);
+  visit("notify.webhook", s.notify.webhook);
   visit("notify.events", s.notify.events);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);

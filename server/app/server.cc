@@ -39,6 +39,7 @@
 #include "server/stored/housekeeping.h"
 #include "server/stored/standby_copy.h"
 #include "server/stored/uploads.h"
+#include "server/webhooks/job_addresses.h"
 #include "server/webhooks/webhook_sender.h"
 #include "server/webhooks/webhooks.h"
 
@@ -57,15 +58,17 @@ std::function<double()> Chance() {
   };
 }
 
-// Look-ups for new webhooks have threads of their own: slow ones keep nothing from being sent.
+// Look-ups for new webhooks and those of jobs have threads of their own: slow ones keep nothing
+// from being sent.
 struct WebhookGuards {
-  AddressGuard sends, adds;
+  AddressGuard sends, adds, jobs;
 };
 
 absl::StatusOr<WebhookGuards> MakeGuards(const std::vector<std::string>& allowed) {
   SFT_ASSIGN_OR_RETURN(AddressGuard sends, AddressGuard::Make(allowed));
   SFT_ASSIGN_OR_RETURN(AddressGuard adds, AddressGuard::Make(allowed));
-  return WebhookGuards{std::move(sends), std::move(adds)};
+  SFT_ASSIGN_OR_RETURN(AddressGuard jobs, AddressGuard::Make(allowed));
+  return WebhookGuards{std::move(sends), std::move(adds), std::move(jobs)};
 }
 
 MailRules RulesOf(const Server::Settings& settings) {
@@ -100,13 +103,15 @@ struct Server::Parts {
         removal(
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
             hub, [this] { loop.Wake(); }, settings.ages, access.get()),
+        webhook_secrets(settings.data_dir + "/webhooks"),
+        job_addresses(*store, clock, webhook_secrets, std::move(guards.jobs)),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
-                     &disk, &gate.failed(), &gpus),
+                     &disk, &gate.failed(), &gpus, [this] { return job_addresses.Tidy(); }),
         registry(
             settings.workers, *store, clock, hub, [this] { loop.Wake(); }, &gpus, generation.get()),
         relay(registry),
         jobs(
-            *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
+            *store, clock, hub, [this] { loop.Wake(); }, &outlooks, &job_addresses),
         hub_models(settings.hub, clock),
         planner(*store, registry, relay, &hub_models),
         copies(*store, registry, relay),
@@ -115,13 +120,12 @@ struct Server::Parts {
         profiling(*store, relay),
         secrets(settings.data_dir + "/secrets"),
         judges(settings.judges, *store, serving, secrets, clock),
-        intake(*store, *blobs, jobs, planner, &limits, &judges, RulesOf(settings)),
+        intake(*store, *blobs, jobs, planner, &limits, &judges, RulesOf(settings), &job_addresses),
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
         sweeps(*store, intake, jobs),
         projects(*store, clock, &hub_models, &secrets),
-        webhook_secrets(settings.data_dir + "/webhooks"),
         webhook_transport(std::move(guards.sends), HttpOptionsOf(settings.webhook_ca)),
         mail(settings.mail.has_value() ? std::make_unique<SmtpTransport>(*settings.mail, clock)
                                        : nullptr),
@@ -203,6 +207,8 @@ struct Server::Parts {
   StorageSurvey survey;
   Checkpoints checkpoints;
   Removal removal;
+  WebhookSecrets webhook_secrets;
+  JobAddresses job_addresses;
   Housekeeping housekeeping;
   WorkerRegistry registry;
   FileRelay relay;
@@ -222,7 +228,6 @@ struct Server::Parts {
   Backups backups;
   Sweeps sweeps;
   Projects projects;
-  WebhookSecrets webhook_secrets;
   HttpWebhookTransport webhook_transport;
   const std::unique_ptr<SmtpTransport> mail;  // null: none is sent
   WebhookSender webhook_sender;

@@ -159,6 +159,19 @@ absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolutio
   return absl::OkStatus();
 }
 
+void JobIntake::CheckNotify(bool ask_names, spec::Resolution& resolution) {
+  const spec::JobSpec::Notify& notify = resolution.spec.notify;
+  for (const std::string& address : notify.mail) {
+    const std::string problem = mail_.Problem(address);
+    if (problem.empty() || IsFaulty(resolution, "notify.mail")) continue;
+    AddProblem(resolution, "notify.mail", problem);
+  }
+  const bool asks = hooks_ != nullptr && ask_names && !notify.webhook.empty();
+  if (!asks || IsFaulty(resolution, "notify.webhook")) return;
+  const std::string problem = hooks_->Problem(notify.webhook);
+  if (!problem.empty()) AddProblem(resolution, "notify.webhook", problem);
+}
+
 absl::StatusOr<spec::Resolution> JobIntake::Read(
     const std::string& text, const std::string& file_name, const Overrides& overrides,
     const FolderReader& reader, const PrepareOptions& way, Planner::LayoutChoice* layout) {
@@ -179,11 +192,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(
   SFT_RETURN_IF_ERROR(PinCheckpoint(store_, reader.project, resolution));
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   if (judges_ != nullptr) SFT_RETURN_IF_ERROR(judges_->Check(reader.project, resolution));
-  for (const std::string& address : resolution.spec.notify.mail) {
-    const std::string problem = mail_.Problem(address);
-    if (problem.empty() || IsFaulty(resolution, "notify.mail")) continue;
-    AddProblem(resolution, "notify.mail", problem);
-  }
+  CheckNotify(way.ask_hub, resolution);
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
   if (resolution.spec.trains()) ResolveComputeType(*fleet, resolution);

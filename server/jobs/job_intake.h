@@ -6,6 +6,7 @@
 #include "common/spec/resolve.h"
 #include "server/blob/blob_store.h"
 #include "server/core/intake_limits.h"
+#include "server/core/job_hooks.h"
 #include "server/core/mail_rules.h"
 #include "server/jobs/job_manager.h"
 #include "server/jobs/judges.h"
@@ -22,8 +23,8 @@ struct PrepareOptions {
   int together = 1;
   // The ended job that it goes on with, whose checkpoints it has to fit; null: none.
   const JobRecord* resumed = nullptr;
-  // False: no model hub is asked, which may take seconds, and a name that only it knows stays as it
-  // is.
+  // False: neither a model hub is asked nor the name of notify.webhook looked up, which may take
+  // seconds, and a model that only the hub knows stays as it is.
   bool ask_hub = true;
 };
 
@@ -34,16 +35,19 @@ class JobIntake {
   static constexpr size_t kMaxSourceBytes = 1 << 20;
 
   // `limits` keeps jobs out where there is no room, `judges` those whose judges cannot be asked;
-  // null: nothing does. `mail`: to whom they may have mail sent.
+  // null: nothing does. `mail`: to whom they may have mail sent. `hooks` checks the addresses that
+  // they name; null: none is.
   JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner,
-            IntakeLimits* limits = nullptr, Judges* judges = nullptr, MailRules mail = {})
+            IntakeLimits* limits = nullptr, Judges* judges = nullptr, MailRules mail = {},
+            JobHooks* hooks = nullptr)
       : store_(store),
         blobs_(blobs),
         jobs_(jobs),
         planner_(planner),
         limits_(limits),
         judges_(judges),
-        mail_(std::move(mail)) {}
+        mail_(std::move(mail)),
+        hooks_(hooks) {}
 
   // Problems are part of the answer. With for_submit also those that Submit has without its files,
   // and RESOURCE_EXHAUSTED as of Submit.
@@ -81,6 +85,8 @@ class JobIntake {
                                         const Overrides& overrides, const FolderReader& reader,
                                         const PrepareOptions& options = {},
                                         Planner::LayoutChoice* layout = nullptr);
+  // To whom the job may have its events told.
+  void CheckNotify(bool ask_names, spec::Resolution& resolution);
   // That no path leads into the folder of another project's job.
   absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
   // A data set that the project has sent.
@@ -111,6 +117,7 @@ class JobIntake {
   IntakeLimits* const limits_;
   Judges* const judges_;
   const MailRules mail_;
+  JobHooks* const hooks_;
 };
 
 }  // namespace sft::server

@@ -142,6 +142,7 @@ absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name,
   SFT_ASSIGN_OR_RETURN(const PriceList prices, store::ReadPrices(db));
   SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job, prices, (*texts)->spec, /*with_lost=*/true));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
+  SFT_RETURN_IF_ERROR(AddHooks(db, job.id, proto));
   return proto;
 }
 
@@ -187,13 +188,11 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitSweep(
   return SubmitAll(std::move(jobs), files, &source_text, actor);
 }
 
-absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord> jobs,
-                                                           const std::vector<JobFileRecord>& files,
-                                                           const std::string* shared_text,
-                                                           const Actor& actor) {
-  std::vector<v1::Job> views(jobs.size());
-  std::vector<store::JobTexts> texts;
-  for (const JobRecord& job : jobs) texts.push_back(store::TextsOf(job));
+absl::Status JobManager::InsertAll(std::vector<JobRecord>& jobs,
+                                   const std::vector<store::JobTexts>& texts,
+                                   const std::vector<JobFileRecord>& files,
+                                   const std::string* shared_text, const Actor& actor,
+                                   std::vector<v1::Job>& views) {
   for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
     const size_t end = std::min(begin + kMaxTogether, jobs.size());
     SFT_RETURN_IF_ERROR(store_.Write(
@@ -231,11 +230,31 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
         },
         actor.audit));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord> jobs,
+                                                           const std::vector<JobFileRecord>& files,
+                                                           const std::string* shared_text,
+                                                           const Actor& actor) {
+  std::vector<v1::Job> views(jobs.size());
+  std::vector<store::JobTexts> texts;
+  HookOffers offers(store_, hooks_);
+  for (JobRecord& job : jobs) {
+    texts.push_back(store::TextsOf(job));
+    SFT_RETURN_IF_ERROR(offers.MakeFor(job));
+  }
+  SFT_RETURN_IF_ERROR(InsertAll(jobs, texts, files, shared_text, actor, views));
   // Outside of the transactions, which others wait for.
   for (size_t i = 0; i < jobs.size(); ++i) {
-    if (!views[i].name().empty()) continue;
-    views[i] = ViewOfNew(jobs[i], jobs[i].schedule,
-                         shared_text == nullptr ? std::move(texts[i].spec) : "");
+    if (views[i].name().empty()) {
+      views[i] = ViewOfNew(jobs[i], jobs[i].schedule,
+                           shared_text == nullptr ? std::move(texts[i].spec) : "");
+    }
+    const spec::JobSpec::Notify& notify = jobs[i].spec->notify;
+    if (!notify.mail.empty() || !notify.webhook.empty()) {
+      SFT_RETURN_IF_ERROR(offers.AddTo(views[i]));
+    }
   }
   for (const JobRecord& job : jobs) hub_.Bump(job.id);
   wake_();
@@ -294,7 +313,8 @@ absl::StatusOr<JobState> JobManager::StateOf(const std::string& name) {
 absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
                                                     const v1::ResumeJobRequest& request,
                                                     const JobRef& ref, const std::string& owner,
-                                                    const JobRecord* resolved) {
+                                                    const JobRecord* resolved,
+                                                    const std::string& offered_hook) {
   SFT_ASSIGN_OR_RETURN(JobRecord ended, store::FindJob(db, ref));
   SFT_RETURN_IF_ERROR(store::ReadTexts(db, ended));
   SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
@@ -357,6 +377,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
         fmt::format("job {} cannot go on: {}; submit the job again", ended.id, Message(used)));
   }
   SFT_RETURN_IF_ERROR(used);
+  job.offered_hook = offered_hook;
   SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
   SFT_RETURN_IF_ERROR(store::AddEvent(
       db, job.id,
@@ -367,20 +388,40 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   return job;
 }
 
+absl::StatusOr<std::string> JobManager::OfferHook(const JobRef& ref, const std::string& owner,
+                                                  const JobRecord* resolved, HookOffers& offers) {
+  JobRecord made;
+  made.owner = owner;
+  if (resolved != nullptr) made.spec = resolved->spec;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord ended, store::FindJob(db, ref));
+    made.project = ended.project;
+    if (made.spec.has_value()) return absl::OkStatus();
+    absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, ended);
+    if (spec.ok()) made.spec = *std::move(spec);  // else InsertResumed says so
+    return absl::OkStatus();
+  }));
+  SFT_RETURN_IF_ERROR(offers.MakeFor(made));
+  return made.offered_hook;
+}
+
 absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request, const Actor& actor,
                                            const JobRecord* resolved) {
   SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+  HookOffers offers(store_, hooks_);
+  SFT_ASSIGN_OR_RETURN(const std::string offered, OfferHook(ref, actor.name, resolved, offers));
   absl::StatusOr<v1::Job> view = Internal("not run");
   const absl::Status stored = store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(const JobRecord job,
-                             InsertResumed(db, request, ref, actor.name, resolved));
+                             InsertResumed(db, request, ref, actor.name, resolved, offered));
         view = ViewOf(db, {job.project, job.id});
         return view.status();
       },
       actor.audit);
   if (!stored.ok()) return stored;
+  SFT_RETURN_IF_ERROR(offers.AddTo(*view));
   hub_.Bump(ref.id);
   SFT_ASSIGN_OR_RETURN(const JobRef made, ParseJobName(view->name()));
   hub_.Bump(made.id);

@@ -7,7 +7,9 @@
 
 #include "common/base/clock.h"
 #include "server/core/change_hub.h"
+#include "server/core/job_hooks.h"
 #include "server/core/outlooks.h"
+#include "server/jobs/hook_offers.h"
 #include "server/jobs/job_fields.h"
 #include "server/state/prices.h"
 #include "server/store/job_lists.h"
@@ -26,10 +28,16 @@ absl::Status CheckResumeRequest(const v1::ResumeJobRequest& request);
 class JobManager {
  public:
   // `wake` asks for a reconcile tick soon.
-  // `outlooks`, where it is given, tells what is expected of them.
+  // `outlooks`, where it is given, tells what is expected of them; `hooks` makes the webhooks that
+  // they name, of which there are none without it.
   JobManager(Store& store, Clock& clock, ChangeHub& hub, std::function<void()> wake,
-             const Outlooks* outlooks = nullptr)
-      : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)), outlooks_(outlooks) {}
+             const Outlooks* outlooks = nullptr, JobHooks* hooks = nullptr)
+      : store_(store),
+        clock_(clock),
+        hub_(hub),
+        wake_(std::move(wake)),
+        outlooks_(outlooks),
+        hooks_(hooks) {}
 
   // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job
   // of the first call; ALREADY_EXISTS when that was another job. What the project's limits forbid
@@ -103,6 +111,10 @@ class JobManager {
                                                  const std::vector<JobFileRecord>& files,
                                                  const std::string* shared_text,
                                                  const Actor& actor);
+  // Stores them, but those that their request ids have stored already: `views` gets these.
+  absl::Status InsertAll(std::vector<JobRecord>& jobs, const std::vector<store::JobTexts>& texts,
+                         const std::vector<JobFileRecord>& files, const std::string* shared_text,
+                         const Actor& actor, std::vector<v1::Job>& views);
   // The row with what other tables know of it, of which what `fields` leaves out is not read.
   absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job, const PriceList& prices,
                                std::string spec_text = "", bool with_lost = false,
@@ -116,13 +128,18 @@ class JobManager {
   absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,
                                           const JobRef& ref, const std::string& owner,
-                                          const JobRecord* resolved);
+                                          const JobRecord* resolved,
+                                          const std::string& offered_hook);
+  // What the resumed job may need, as HookOffers::MakeFor.
+  absl::StatusOr<std::string> OfferHook(const JobRef& ref, const std::string& owner,
+                                        const JobRecord* resolved, HookOffers& offers);
 
   Store& store_;
   Clock& clock_;
   ChangeHub& hub_;
   const std::function<void()> wake_;
   const Outlooks* const outlooks_;
+  JobHooks* const hooks_;
 };
 
 }  // namespace sft::server

@@ -79,6 +79,9 @@ struct JobRecord {
   std::string newer_keys;  // for whose sake
   int priority = 1;        // number of spec::Priority
   std::map<std::string, std::string> metadata;  // that its submitter has attached
+  // The id of the webhook that is made for notify.webhook where there is none of its address; its
+  // secret is kept already. Empty: there is one. Not with the row.
+  std::string offered_hook;
   // Read by store::GetSchedule, not with the row.
   ScheduleRecord schedule;
   int64_t created_us = 0;

@@ -174,13 +174,15 @@ absl::StatusOr<std::vector<JobRecord>> ReadJobs(Statement& statement) {
   }
 }
 
-// notify.mail
-absl::Status AskForMails(Database& db, const JobRecord& job) {
+absl::Status AskForNotices(Database& db, const JobRecord& job) {
   if (!job.spec.has_value()) return absl::OkStatus();
-  for (const std::string& address : job.spec->notify.mail) {
-    SFT_RETURN_IF_ERROR(AskForMail(db, job, address, job.spec->notify.events));
+  const spec::JobSpec::Notify& notify = job.spec->notify;
+  for (const std::string& address : notify.mail) {
+    SFT_RETURN_IF_ERROR(
+        AskToBeTold(db, job, fmt::format("{}{}", kMailScheme, address), notify.events));
   }
-  return absl::OkStatus();
+  return notify.webhook.empty() ? absl::OkStatus()
+                                : AskToBeTold(db, job, notify.webhook, notify.events);
 }
 
 }  // namespace
@@ -244,7 +246,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
     add.Bind(file.client_path).Bind(file.node_path);
     SFT_RETURN_IF_ERROR(add.Run());
   }
-  SFT_RETURN_IF_ERROR(AskForMails(db, job));
+  SFT_RETURN_IF_ERROR(AskForNotices(db, job));
   return TellJob(db, "job.queued", job, Verdict(), job.created_us);
 }
 

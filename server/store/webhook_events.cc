@@ -1,8 +1,11 @@
 #include "server/store/webhook_events.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "common/base/clock.h"
+#include "common/base/ids.h"
 #include "common/base/json.h"
 #include "server/state/names.h"
 #include "server/store/jobs.h"
@@ -24,6 +27,9 @@ constexpr WebhookEvent kEvents[] = {
     {"checkpoint.committed", true, "a checkpoint can be gone on from"},
     {"budget.warned", true, "a project has spent the share of its budget that it is warned at"},
     {"budget.reached", true, "a project has used up its budget: no more of its jobs start"},
+    {"fine_tuning.job.succeeded", true, "as job.succeeded of a training job, in OpenAI's words"},
+    {"fine_tuning.job.failed", true, "as job.failed"},
+    {"fine_tuning.job.cancelled", true, "as job.cancelled"},
     {"node.suspect", false, "a node is silent"},
     {"node.held", false, "an operator keeps work off a node"},
     {"disk.low", false, "the server's disk is below its first mark"},
@@ -34,18 +40,47 @@ std::string BodyOf(std::string_view type, int64_t now_us, Json data) {
       {"type", type}, {"timestamp", FormatUtc(FromUnixMicros(now_us))}, {"data", std::move(data)}});
 }
 
-// `make_data` is asked only where somebody wants to hear of it.
-template <typename MakeData>
-absl::Status Tell(Database& db, std::string_view type, const std::string& project, int64_t now_us,
-                  const MakeData& make_data, const std::string& job_id = "") {
+// `make_body` is asked only where somebody wants to hear of it.
+template <typename MakeBody>
+absl::Status TellBody(Database& db, std::string_view type, const std::string& project,
+                      int64_t now_us, const MakeBody& make_body, const std::string& job_id) {
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> hooks,
                        HooksFor(db, project, std::string(type), job_id));
   if (hooks.empty()) return absl::OkStatus();
-  const std::string body = BodyOf(type, now_us, make_data());
+  const std::string body = make_body();
   for (const std::string& hook : hooks) {
     SFT_RETURN_IF_ERROR(Enqueue(db, hook, std::string(type), body, now_us).status());
   }
   return absl::OkStatus();
+}
+
+template <typename MakeData>
+absl::Status Tell(Database& db, std::string_view type, const std::string& project, int64_t now_us,
+                  const MakeData& make_data, const std::string& job_id = "") {
+  return TellBody(
+      db, type, project, now_us, [&] { return BodyOf(type, now_us, make_data()); }, job_id);
+}
+
+// The end of a job as OpenAI's API tells it, which knows jobs that train alone.
+absl::Status TellOpenAi(Database& db, std::string_view end, const JobRecord& job, int64_t now_us) {
+  constexpr int kTrains = 1;  // sft.v1.Job.SFT
+  if (job.kind != kTrains) return absl::OkStatus();
+  const std::string type = fmt::format("{}{}", kOpenAiTypes, end);
+  return TellBody(
+      db, type, job.project, now_us,
+      [&] {
+        return DumpJson(Json{{"id", "evt_" + RandomUuid()},
+                             {"object", "event"},
+                             {"created_at", now_us / 1'000'000},
+                             {"type", type},
+                             {"data", {{"id", job.id}}}});
+      },
+      job.id);
+}
+
+absl::Status TellEnd(Database& db, std::string_view end, const JobRecord& job, int64_t now_us) {
+  SFT_RETURN_IF_ERROR(TellJob(db, end, job, job.verdict, now_us));
+  return TellOpenAi(db, end, job, now_us);
 }
 
 Json DataOf(const JobRecord& job) {
@@ -82,11 +117,11 @@ absl::Status TellEdge(Database& db, const JobRecord& job, int64_t now_us) {
     case JobState::kRunning:
       return TellJob(db, "job.started", job, Verdict(), now_us);
     case JobState::kSucceeded:
-      return TellJob(db, "job.succeeded", job, job.verdict, now_us);
+      return TellEnd(db, "job.succeeded", job, now_us);
     case JobState::kFailed:
-      return TellJob(db, "job.failed", job, job.verdict, now_us);
+      return TellEnd(db, "job.failed", job, now_us);
     case JobState::kCancelled:
-      return TellJob(db, "job.cancelled", job, job.verdict, now_us);
+      return TellEnd(db, "job.cancelled", job, now_us);
     case JobState::kPending:  // told by who knows why
     case JobState::kPreparing:
     case JobState::kCancelling:

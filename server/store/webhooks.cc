@@ -20,6 +20,8 @@ namespace {
 #define SFT_DELIVERY_COLUMNS                                                              \
   "d.sequence, d.id, d.hook, d.type, d.body, d.created_us, d.state, d.tries, d.next_us, " \
   "d.last_us, d.status, d.error"
+#define SFT_OPENAI_TYPES "fine_tuning."
+static_assert(kOpenAiTypes == SFT_OPENAI_TYPES);
 // As SQL compares them.
 #define SFT_WAITS "= 1"
 #define SFT_WAS_LOST "IN (3, 4)"
@@ -218,25 +220,32 @@ absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& rea
   return ForgetOldest(db, hook.id);
 }
 
-absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& address,
-                        const std::vector<std::string>& events) {
+absl::StatusOr<std::string> FindAddress(Database& db, const std::string& project,
+                                        const std::string& owner, const std::string& url) {
+  SFT_ASSIGN_OR_RETURN(Statement find,
+                       db.Prepare("SELECT id FROM webhooks WHERE project = ? AND of_jobs = 1 AND "
+                                  "created_by = ? AND url = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, find.Bind(project).Bind(owner).Bind(url).Step());
+  return row ? find.Text(0) : std::string();
+}
+
+absl::Status AskToBeTold(Database& db, const JobRecord& job, const std::string& url,
+                         const std::vector<std::string>& events) {
+  const bool mail = url.starts_with(kMailScheme);
   WebhookRecord hook;
   hook.project = job.project;
-  hook.url = fmt::format("{}{}", kMailScheme, address);
-  hook.format = WebhookFormat::kMail;
+  hook.url = url;
+  hook.format = mail ? WebhookFormat::kMail : WebhookFormat::kStandard;
   hook.created_by = job.owner;
   hook.created_us = job.created_us;
   hook.of_jobs = true;
-  {
-    SFT_ASSIGN_OR_RETURN(Statement find,
-                         db.Prepare("SELECT id FROM webhooks WHERE project = ? AND of_jobs = 1 AND "
-                                    "created_by = ? AND url = ?"));
-    SFT_ASSIGN_OR_RETURN(const bool row,
-                         find.Bind(hook.project).Bind(hook.created_by).Bind(hook.url).Step());
-    if (row) hook.id = find.Text(0);
-  }
+  SFT_ASSIGN_OR_RETURN(hook.id, FindAddress(db, job.project, job.owner, url));
   if (hook.id.empty()) {
-    hook.id = RandomId("hook");
+    hook.id = mail ? RandomId("hook") : job.offered_hook;
+    if (hook.id.empty()) {
+      return Aborted(
+          fmt::format("the webhook of {} was removed just now: submit the job again", url));
+    }
     SFT_RETURN_IF_ERROR(MakeRoomForAddress(db, hook.project));
     SFT_RETURN_IF_ERROR(InsertWebhook(db, hook));
   } else {
@@ -248,11 +257,39 @@ absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& a
   return ask.Run();
 }
 
+absl::StatusOr<std::vector<JobHookRecord>> HooksOfJob(Database& db, const std::string& job_id) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_HOOK_COLUMNS
+                                  ", m.asked FROM webhooks JOIN (SELECT hook, events AS asked FROM "
+                                  "job_mail WHERE job_id = ?) m ON m.hook = id ORDER BY url"));
+  list.Bind(job_id);
+  std::vector<JobHookRecord> hooks;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return hooks;
+    hooks.push_back({ReadHook(list), absl::StrSplit(list.Text(14), ',', absl::SkipEmpty())});
+  }
+}
+
+absl::Status ForgetIdleAddresses(Database& db, int64_t before_us) {
+  // What was tried lately is passed over without a look at its jobs, which may be many.
+  SFT_ASSIGN_OR_RETURN(
+      Statement forget,
+      db.Prepare("DELETE FROM webhooks WHERE of_jobs = 1 AND created_us < ?1 AND tried_us < ?1 AND "
+                 "NOT EXISTS (SELECT 1 FROM webhook_deliveries d WHERE d.hook = webhooks.id AND "
+                 "d.state " SFT_WAITS
+                 ") AND NOT EXISTS (SELECT 1 FROM job_mail m JOIN jobs j ON j.id = m.job_id WHERE "
+                 "m.hook = webhooks.id AND (j.state " SFT_IS_LIVE " OR j.ended_us >= ?1))"));
+  return forget.Bind(before_us).Run();
+}
+
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
                                                   const std::string& type,
                                                   const std::string& job_id) {
-#define SFT_HEARS(events) \
-  "(" events " = '' OR instr(',' || " events " || ',', ',' || ?2 || ',') > 0)"
+  // Who hears of all hears of each thing once, in this server's words.
+#define SFT_HEARS(events)                                                            \
+  "(" events " = '' AND ?2 NOT LIKE '" SFT_OPENAI_TYPES "%' OR instr(',' || " events \
+  " || ',', ',' || ?2 || ',') > 0)"
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT id FROM webhooks WHERE project IN (?1, '') AND off_us = 0 AND of_jobs = 0 "

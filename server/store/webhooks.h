@@ -18,11 +18,13 @@ enum class DeliveryState : int { kWaiting = 1, kDelivered = 2, kFailed = 3, kDro
 
 // What the url of mail begins with.
 inline constexpr std::string_view kMailScheme = "mailto:";
+// What events in the words of OpenAI's API begin with.
+inline constexpr std::string_view kOpenAiTypes = "fine_tuning.";
 
 // Hooks of a project (of the server: the same), deliveries of a hook that wait, and those that
 // ended and are kept.
 inline constexpr int kMaxHooks = 20, kMaxWaiting = 1000, kMaxEnded = 1000;
-// Addresses of a project that jobs ask to be told (WebhookRecord::of_jobs).
+// Addresses of a project that jobs have named (WebhookRecord::of_jobs).
 inline constexpr int kMaxJobAddresses = 200;
 // Only each time that a hook has been told so much more it is looked for those beyond kMaxWaiting.
 inline constexpr int kTrimEvery = 64;
@@ -42,8 +44,14 @@ struct WebhookRecord {
   int64_t rest_until_us = 0;  // no try before
   int64_t delivered_us = 0;   // the last time that it took something
   int64_t tried_us = 0;       // the last try; 0: none
-  // Mail that jobs of `created_by` have asked for: it hears of those alone (AskForMail).
+  // An address that jobs of `created_by` have named: it hears of those alone (AskToBeTold).
   bool of_jobs = false;
+};
+
+// A hook that a job has named, and what it is told of the job.
+struct JobHookRecord {
+  WebhookRecord hook;
+  std::vector<std::string> events;  // empty: all
 };
 
 // One event for one hook.
@@ -83,13 +91,22 @@ absl::Status SwitchOn(Database& db, const std::string& id);
 absl::Status SwitchOff(Database& db, WebhookRecord& hook, const std::string& reason,
                        int64_t now_us);
 
-// Has the job's events told to an address (notify.mail), by the hook that there is for it or a new
-// one. `events` as WebhookRecord::events.
-absl::Status AskForMail(Database& db, const JobRecord& job, const std::string& address,
-                        const std::vector<std::string>& events);
+// Has the job's events told to an address, by the hook that jobs of its owner have for it or a new
+// one: mail where the url begins with kMailScheme, else one with the id job.offered_hook. `events`
+// as WebhookRecord::events. ABORTED where neither is there.
+absl::Status AskToBeTold(Database& db, const JobRecord& job, const std::string& url,
+                         const std::vector<std::string>& events);
+// The hook by which jobs of an owner tell the address. Empty: there is none.
+absl::StatusOr<std::string> FindAddress(Database& db, const std::string& project,
+                                        const std::string& owner, const std::string& url);
+absl::StatusOr<std::vector<JobHookRecord>> HooksOfJob(Database& db, const std::string& job_id);
+// Removes addresses that jobs have named, where all of these have ended before then, nothing was
+// tried since and nothing waits.
+absl::Status ForgetIdleAddresses(Database& db, int64_t before_us);
 
 // Hooks that are on and want to hear of the event: those of the project and of the server, and of
-// the job, if it is about one; of an empty project the server's.
+// the job, if it is about one; of an empty project the server's. Events of kOpenAiTypes are for
+// those that name them.
 absl::StatusOr<std::vector<std::string>> HooksFor(Database& db, const std::string& project,
                                                   const std::string& type,
                                                   const std::string& job_id = "");

@@ -100,6 +100,7 @@ void Housekeeping::Loop() {
   while (true) {
     absl::Status done = Tick();
     if (removal_ != nullptr) done.Update(removal_->Retain());
+    if (tidy_hooks_ != nullptr) done.Update(tidy_hooks_());
     if (!done.ok()) spdlog::warn("housekeeping: {}", Message(done));
     const MonoTime next = clock_.Mono() + kPeriod;
     while (clock_.Mono() < next) {

@@ -25,11 +25,12 @@ class Housekeeping {
 
   static constexpr std::chrono::seconds kShortPeriod{5};
 
-  // All but the time are borrowed; the last four may be null. `thin_after` counts from a job's
-  // end; 0: never.
+  // All but the time are borrowed; the last five may be null. `thin_after` counts from a job's
+  // end; 0: never. `tidy_hooks` removes webhooks of jobs that ended long ago.
   Housekeeping(Store& store, Clock& clock, MetricLog& metrics, TensorBoard& tensorboard,
                Nanos thin_after, Removal* removal = nullptr, DiskWatch* disk = nullptr,
-               FailedCalls* failed = nullptr, GpuHistory* gpus = nullptr)
+               FailedCalls* failed = nullptr, GpuHistory* gpus = nullptr,
+               std::function<absl::Status()> tidy_hooks = nullptr)
       : store_(store),
         clock_(clock),
         metrics_(metrics),
@@ -38,7 +39,8 @@ class Housekeeping {
         removal_(removal),
         disk_(disk),
         failed_(failed),
-        gpus_(gpus) {}
+        gpus_(gpus),
+        tidy_hooks_(std::move(tidy_hooks)) {}
   ~Housekeeping() { Stop(); }
 
   // Starts a thread that ticks.
@@ -67,6 +69,7 @@ class Housekeeping {
   DiskWatch* const disk_;
   FailedCalls* const failed_;
   GpuHistory* const gpus_;
+  const std::function<absl::Status()> tidy_hooks_;
   v1::NodeDisk::Level disk_level_ = v1::NodeDisk::OK;  // of the ticking thread alone
   bool low_ = false;  // webhooks were told of it; used by the one who looks around
   Mutex mutex_;

@@ -73,6 +73,11 @@ absl::Status WebhookSecrets::Remove(const std::string& hook) const {
   return io::RemoveAll(dir_ + "/" + hook);
 }
 
+absl::StatusOr<std::vector<std::string>> WebhookSecrets::List() const {
+  if (!io::Exists(dir_)) return std::vector<std::string>();
+  return io::ListDir(dir_);
+}
+
 std::string MakeWebhookSecret() {
   unsigned char bytes[32];
   // It fails only where the system has no randomness, as TLS would.

@@ -24,6 +24,8 @@ class WebhookSecrets {
   // Keeps it; the newest one of those before it stays in use for kOverlapUs.
   absl::Status Put(const std::string& hook, const std::string& secret, int64_t now_us) const;
   absl::Status Remove(const std::string& hook) const;
+  // The webhooks that have one.
+  absl::StatusOr<std::vector<std::string>> List() const;
 
  private:
   const std::string dir_;

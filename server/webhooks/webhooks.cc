@@ -1,6 +1,7 @@
 #include "server/webhooks/webhooks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -17,12 +18,20 @@ using store::DeliveryRecord;
 using store::WebhookFormat;
 using store::WebhookRecord;
 
+bool IsOpenAi(const std::string& event) { return event.starts_with(store::kOpenAiTypes); }
+
+v1::Webhook::Format FormatOf(const WebhookRecord& hook) {
+  const bool openai = hook.format == WebhookFormat::kStandard && !hook.events.empty() &&
+                      std::ranges::all_of(hook.events, IsOpenAi);
+  return openai ? v1::Webhook::OPENAI : static_cast<v1::Webhook::Format>(hook.format);
+}
+
 v1::Webhook ToProto(const WebhookRecord& hook) {
   v1::Webhook proto;
   proto.set_id(hook.id);
   proto.set_project(hook.project);
   proto.set_url(hook.url);
-  proto.set_format(static_cast<v1::Webhook::Format>(hook.format));
+  proto.set_format(FormatOf(hook));
   for (const std::string& event : hook.events) proto.add_events(event);
   proto.set_created_by(hook.created_by);
   *proto.mutable_create_time() = ToTimestamp(hook.created_us);
@@ -51,6 +60,17 @@ v1::WebhookDelivery ToProto(const DeliveryRecord& delivery, const WebhookRecord&
   return proto;
 }
 
+// As WebhookRecord::events.
+std::vector<std::string> EventsOf(v1::Webhook::Format format,
+                                  const google::protobuf::RepeatedPtrField<std::string>& asked) {
+  std::vector<std::string> events(asked.begin(), asked.end());
+  if (format != v1::Webhook::OPENAI || !events.empty()) return events;
+  for (const store::WebhookEvent& event : store::WebhookEvents()) {
+    if (event.type.starts_with(store::kOpenAiTypes)) events.emplace_back(event.type);
+  }
+  return events;
+}
+
 absl::Status CheckEvents(const v1::AddWebhookRequest& request, bool of_project) {
   const auto events = store::WebhookEvents();
   for (const std::string& asked : request.events()) {
@@ -69,9 +89,13 @@ absl::Status CheckEvents(const v1::AddWebhookRequest& request, bool of_project) 
           fmt::format("{} concerns no project: an admin hears of it with --of-server", asked));
     }
   }
-  return request.events_size() <= static_cast<int>(events.size())
-             ? absl::OkStatus()
-             : InvalidArgument("an event is named twice");
+  if (request.events_size() > static_cast<int>(events.size())) {
+    return InvalidArgument("an event is named twice");
+  }
+  const bool openai = std::ranges::all_of(request.events(), IsOpenAi);
+  if (request.format() != v1::Webhook::OPENAI || openai) return absl::OkStatus();
+  return InvalidArgument(fmt::format("of OpenAI's format are {} alone",
+                                     fmt::join(EventsOf(v1::Webhook::OPENAI, {}), ", ")));
 }
 
 // To the second, within what a time can be.
@@ -108,7 +132,7 @@ absl::StatusOr<v1::AddWebhookResponse> Webhooks::Add(const std::string& project,
   hook.format = mail    ? WebhookFormat::kMail
                 : slack ? WebhookFormat::kSlack
                         : WebhookFormat::kStandard;
-  hook.events = {request.events().begin(), request.events().end()};
+  hook.events = EventsOf(request.format(), request.events());
   hook.created_by = actor.name;
   hook.created_us = now_us();
   v1::AddWebhookResponse response;
@@ -211,6 +235,10 @@ absl::StatusOr<v1::RotateWebhookResponse> Webhooks::Rotate(const std::string& pr
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(const WebhookRecord hook, store::GetWebhook(db, project, id));
+        if (hook.of_jobs && hook.created_by != actor.name) {
+          return PermissionDenied(fmt::format(
+              "jobs of {} alone send to it: its secret is told to no one else", hook.created_by));
+        }
         if (hook.format == WebhookFormat::kStandard) return absl::OkStatus();
         return FailedPrecondition(
             hook.format == WebhookFormat::kMail

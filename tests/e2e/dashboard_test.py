@@ -78,6 +78,24 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.see("1 job")
         self.assertIn("SUCCEEDED", page.locator("tr", has_text=job).inner_text())
 
+    def test_the_page_says_the_secret_of_a_jobs_webhook_once(self):
+        self.kill("server")
+        self.start_server("--webhook-allow", "127.0.0.0/8", http=f"127.0.0.1:{self.http}")
+        page = self.open("/submit")
+        text = self.job_text("ok", tables='[notify]\nwebhook = "http://127.0.0.1:9/mine"')
+        page.get_by_label("Job file").last.fill(text)
+        page.get_by_role("button", name="Dry run").click()
+        self.see("The job would be accepted.")
+        page.get_by_role("button", name="Submit", exact=True).click()
+        self.see("The secret of its webhook")
+        self.assertRegex(page.get_by_role("alert").inner_text(), r"whsec_[A-Za-z0-9+/]{43}=")
+        self.assertEqual(self.axe(), [])
+        page.get_by_role("alert").get_by_role("link").click()
+        self.see("http://127.0.0.1:9/mine")
+        self.assertNotIn("whsec_", page.content())
+        # The next job goes by the same webhook.
+        self.submit_text(page, text)
+
     def test_a_waiting_job_is_told_what_would_start_it_sooner(self):
         gate = self.dir / "gate"
         # Of a job that seems to end within a minute nobody need be told a way round.

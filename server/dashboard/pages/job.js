@@ -233,6 +233,8 @@ function Head({ job }) {
       job.deadline && ['deadline', utc(job.deadline)],
       job.cost && ['cost', costText(job.cost, isEnded(job) ? '' : 'so far')],
       number(job.checkpoint_step) > 0 && ['checkpoint', `step ${number(job.checkpoint_step)}`],
+      (job.hooks || []).length > 0 && ['told', job.hooks.map((hook) =>
+        `${oneLine(hook.url)}${hook.off_time ? ` (off: ${oneLine(hook.off_reason)})` : ''}`).join(', ')],
     ]} />`;
 }
 

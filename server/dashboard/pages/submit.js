@@ -4,7 +4,7 @@ import { html, useRef, useState } from '../lib/dom.js';
 import { bytes, count, number, oneLine, plural, shortName, whole } from '../lib/format.js';
 import { go, jobLink } from '../lib/router.js';
 import { costText, outlookText } from '../lib/words.js';
-import { Command, Facts, Failure, Table, tell } from '../parts/bits.js';
+import { Command, Facts, Failure, JobLink, Table, tell } from '../parts/bits.js';
 import { Wait } from '../parts/wait.js';
 
 const KEPT = 'sft-job-file';
@@ -56,6 +56,12 @@ function NeededFile({ needed, state, onChoose }) {
       'choose the file, so that the server can be asked whether it has it'}</span></li>`;
 }
 
+// A webhook that was made for a job: this is the one time that its secret is there.
+const Secret = ({ made }) => html`<section role="alert"><h2>The secret of its webhook</h2>
+    <p><code>${oneLine(made.hook.webhook)}</code> tells <code>${oneLine(made.hook.url)}</code> of <${JobLink}
+      name=${made.job.name} />. The receiver knows this server by the secret, which is not shown again:</p>
+    <p><code>${made.hook.secret}</code></p></section>`;
+
 function Plan({ plan, resolved }) {
   const memory = (plan.memory || []).reduce((sum, item) => sum + number(item.bytes), 0);
   return html`<section><h2>What it would be</h2><${Facts} items=${[
@@ -86,12 +92,14 @@ export function SubmitPage() {
   const [files, setFiles] = useState({});
   const [busy, setBusy] = useState('');
   const [over, setOver] = useState(false);
+  const [made, setMade] = useState(null);
   // The same id until the file changes, so that a second click makes no second job.
   const request = useRef({ text: '', id: '' });
   const area = useRef(null);
   const numbers = useRef(null);
 
   const change = (next) => {
+    setMade(null);
     setText(next);
     sessionStorage.setItem(KEPT, next);
     setAnswer(null);
@@ -144,7 +152,9 @@ export function SubmitPage() {
       files: needed.map((each) => files[each.key].file) });
     sessionStorage.removeItem(KEPT);
     tell(`${shortName(job.name)} ${job.state}`);
-    go(jobLink(job.name));
+    const hook = (job.hooks || []).find((each) => each.secret);
+    if (hook) setMade({ job, hook });
+    else go(jobLink(job.name));
   });
   const toLine = (line) => {
     const lines = text.split('\n');
@@ -183,6 +193,7 @@ export function SubmitPage() {
         <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer
           ? '' : ' --dry-run'}`} /></p>
     </section><section aria-live="polite">
+      ${made ? html`<${Secret} made=${made} />` : null}
       ${!answer && !error ? html`<p class="dim">${HINT}</p>` : null}
       ${error && problems.length === 0 ? html`<${Failure} error=${error} />` : null}
       <${Problems} problems=${problems} name=${name} onLine=${toLine} />

@@ -43,6 +43,10 @@ TEST_F(WebhookCommandTest, AddPrintsTheSecretOnce) {
   EXPECT_TRUE(server_.webhook_request.of_server());
   EXPECT_EQ(server_.webhook_request.format(), v1::Webhook::SLACK);
   EXPECT_EQ(ParseJson(slack.out).at("secret"), "");
+  const Outcome openai =
+      Sftctl(server_, {"webhook", "add", "https://example.com/hook", "--format", "openai"});
+  EXPECT_EQ(openai.code, kSucceeded) << openai.err;
+  EXPECT_EQ(server_.webhook_request.format(), v1::Webhook::OPENAI);
   EXPECT_EQ(Sftctl(server_, {"webhook", "add", "https://x", "--format", "teams"}).code, kUsage);
 }
 

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,10 +40,26 @@ TEST(NotifyTest, WhatIsNoAddressOrNoEventOfAJobIsRefused) {
       << "more than 5";
 }
 
+TEST(NotifyTest, AWebhookIsOneAddressByHttp) {
+  const Resolution named = ResolveText(Minimal(
+      "[notify]\nwebhook = \"https://example.com/hook\"\nevents = [\"fine_tuning.job.failed\"]\n"));
+  ASSERT_TRUE(named.ok()) << Describe(named.problems);
+  EXPECT_TRUE(named.warnings.empty()) << Describe(named.warnings);
+  EXPECT_EQ(named.spec.notify.webhook, "https://example.com/hook");
+  for (const char* bad : {"mailto:ann@example.com", "ftp://example.com/", "example.com"}) {
+    const Resolution r = ResolveText(Minimal(fmt::format("[notify]\nwebhook = \"{}\"\n", bad)));
+    EXPECT_THAT(Describe(r.problems), HasSubstr("notify.webhook")) << bad;
+  }
+  const Resolution long_one = ResolveText(
+      Minimal("[notify]\nwebhook = \"https://example.com/" + std::string(2000, 'a') + "\"\n"));
+  EXPECT_THAT(Describe(long_one.problems), HasSubstr("at most 2000 bytes"));
+}
+
 TEST(NotifyTest, EventsForNobodyAreAWarning) {
   const Resolution r = ResolveText(Minimal("[notify]\nevents = [\"job.failed\"]\n"));
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
-  EXPECT_THAT(Describe(r.warnings), HasSubstr("has no effect without notify.mail"));
+  EXPECT_THAT(Describe(r.warnings),
+              HasSubstr("has no effect without notify.mail or notify.webhook"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The REST API, the feed and the page's files, over HTTP to a whole server.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -211,6 +212,37 @@ TEST_F(RestTest, TheDescriptionNamesEachMethodAndEachCanBeCalled) {
     EXPECT_THAT(StatusOf(answer), testing::AnyOf(200, 400, 404, 503)) << path << answer;
     EXPECT_THAT(answer, Not(HasSubstr("there is no /api"))) << path;
   }
+}
+
+// Links, pictures and reloads send GETs, with cookies: no method is called by one, nor by anything
+// but its own.
+TEST_F(RestTest, OnlyTheMethodOfHttpThatChangesIsOneThatNoLinkSends) {
+  const int port = PortOf(*server_);
+  for (const auto& [name, method] : server_->methods().all()) {
+    if (!RestApi::Serves(method) && !RestApi::ServesUpload(method)) continue;
+    std::string path = "/api/v1/" + name;
+    path[path.find('.')] = '/';
+    for (const char* verb : {"GET", "HEAD", "DELETE", "PATCH", "OPTIONS", "post"}) {
+      const std::string answer =
+          Talk(port, fmt::format("{} {}?name=x HTTP/1.1\r\nHost: localhost\r\nConnection: "
+                                 "close\r\nContent-Type: application/json\r\n\r\n",
+                                 verb, path));
+      EXPECT_EQ(StatusOf(answer), 405) << verb << path << answer;
+      EXPECT_THAT(answer, Not(HasSubstr("Access-Control"))) << verb << path;
+    }
+  }
+}
+
+TEST_F(RestTest, AZeroInAQueryIsRefused) {
+  for (const char* query : {"job=a%00b", "jobs=1%00", "%00=1", "job=%0", "job=a&cursor=m%001"}) {
+    EXPECT_EQ(StatusOf(GetPath(std::string("/api/v1/feed?") + query)), 400) << query;
+  }
+  const std::string upload = Talk(
+      PortOf(*server_),
+      "POST /api/v1/DataService/UploadBlob?purpose=DATASET&size=2&display_name=a%00b HTTP/1.1\r\n"
+      "Host: localhost\r\nConnection: close\r\nContent-Type: application/octet-stream\r\n"
+      "Content-Length: 2\r\n\r\n{}");
+  EXPECT_EQ(StatusOf(upload), 400) << upload;
 }
 
 // Reads events of a feed until one of this name, and returns its data and id.

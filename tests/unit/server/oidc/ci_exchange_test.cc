@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include "common/io/file.h"
 #include "tests/unit/server/oidc/fake_issuer.h"
 
@@ -144,6 +148,9 @@ TEST_F(CiExchangeTest, AJobThatNoRuleNamesGetsNothing) {
       Github({{"ref", {"refs/heads/main"}}}),
       Github({{"event_name", "pull_request"}}),
       Github({{"event_name", "pull_request_target"}}),
+      Github({{"event_name", "pull_request_review"}}),
+      Github({{"event_name", "pull_request_review_comment"}}),
+      Github({{"event_name", {"push"}}}),
       Github({{"event_name", nullptr}}),
       // The audience of one rule and the repository of another.
       Github({{"repository_id", "5"}}),
@@ -152,6 +159,7 @@ TEST_F(CiExchangeTest, AJobThatNoRuleNamesGetsNothing) {
       Gitlab({{"ref_protected", true}}),
       Gitlab({{"ref_type", "tag"}}),
       Gitlab({{"pipeline_source", "merge_request_event"}}),
+      Gitlab({{"pipeline_source", "external_pull_request_event"}}),
   };
   for (const Json& claims : bad) {
     EXPECT_TRUE(absl::IsPermissionDenied(Exchange(claims).status())) << claims;
@@ -200,6 +208,25 @@ TEST_F(CiExchangeTest, ATokenIsGoodOnceAlsoAfterARestart) {
   EXPECT_TRUE(access_->LogIn(*Exchange(Github({{"jti", "id-2"}})), token).ok());
   // Another issuer's ids are others.
   EXPECT_TRUE(access_->LogIn(*Exchange(Gitlab()), token).ok());
+}
+
+TEST_F(CiExchangeTest, OfManyWhoBringOneTokenAtOnceOneIsLetIn) {
+  const Json claims = Github();
+  std::atomic<int> let_in = 0, refused = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      const auto vouched = Exchange(claims);
+      ASSERT_TRUE(vouched.ok()) << vouched.status();
+      TokenRecord token;
+      const absl::Status status = access_->LogIn(*vouched, token).status();
+      ++(status.ok() ? let_in : refused);
+      EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status)) << status;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(let_in, 1);
+  EXPECT_EQ(refused, 7);
 }
 
 }  // namespace

@@ -54,6 +54,8 @@ TEST(JwtTest, TokensOfBothAlgorithmsAreTaken) {
   Json header = Rsa().Header();
   header["jku"] = "https://evil.example.com/keys";
   header["jwk"] = Signer::Rsa("r1").Jwk();
+  header["x5u"] = "https://evil.example.com/chain.pem";
+  header["x5c"] = {"AAAA"};
   EXPECT_EQ(Check(Rsa().Sign(header, Claims())), absl::OkStatus());
 }
 
@@ -94,6 +96,12 @@ TEST(JwtTest, ForgedTokensAreRefused) {
   const std::string body = good.substr(0, good.rfind('.'));
   const std::string key = DumpJson(Rsa().Jwk());
   const Signer other = Signer::Rsa("r1");
+  // Signed with a key that the token brings along, or says where to get.
+  const auto bringing = [&](const char* name, const Json& value) {
+    Json all = other.Header();
+    all[name] = value;
+    return other.Sign(all, Claims());
+  };
   const auto header = [](const Json& changes) {
     Json all = Rsa().Header();
     all.merge_patch(changes);
@@ -115,6 +123,9 @@ TEST(JwtTest, ForgedTokensAreRefused) {
       {Rsa().Sign(header({{"alg", "ES256"}}), Claims()), "signature"},
       {Ec().Sign(header({{"alg", "RS256"}, {"kid", "e1"}}), Claims()), "signature"},
       {other.Sign(Claims()), "signature"},
+      {bringing("jwk", other.Jwk()), "signature"},
+      {bringing("jku", "https://evil.example.com/keys"), "signature"},
+      {bringing("x5u", "https://evil.example.com/chain.pem"), "signature"},
       {flipped, "signature"},
       {body + ".", "signature"},
       {body, "three parts"},

@@ -84,6 +84,80 @@ TEST_F(WebhookServiceTest, AProjectsWebhooksAreItsSubmitters) {
   EXPECT_THAT(audit, Not(HasSubstr(made.secret())));
 }
 
+TEST_F(WebhookServiceTest, AJobsWebhookIsItsOwnersAndNobodyElseIsToldItsSecret) {
+  const Channel ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  const Channel carl = With(UserToken("carl", "alpha", v1::SUBMITTER));
+  const Channel eve = With(UserToken("eve", "alpha", v1::VIEWER));
+  const Channel bob = With(UserToken("bob", "beta", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
+  v1::SubmitJobRequest submit;
+  submit.set_source_text(std::string(kSecretJob) +
+                         "[notify]\nwebhook = \"https://8.8.8.8/mine\"\nevents = "
+                         "[\"job.preempted\"]\n");
+  submit.set_file_name("job.toml");
+  submit.add_files()->set_key("job.data");
+  submit.mutable_files(0)->set_sha256(io::Sha256Hex(kSecretRows));
+  v1::Job job;
+  {
+    grpc::ClientContext context;
+    const grpc::Status submitted = v1::JobService::NewStub(ann)->SubmitJob(&context, submit, &job);
+    ASSERT_TRUE(submitted.ok()) << submitted.error_message();
+  }
+  ASSERT_EQ(job.hooks_size(), 1);
+  const std::string id = job.hooks(0).webhook(), secret = job.hooks(0).secret();
+  EXPECT_EQ(secret.find("whsec_"), 0u);
+  v1::GetJobRequest get;
+  get.set_name(job.name());
+  for (const Channel& reader : {ann, carl, eve, With(admin_token_)}) {
+    grpc::ClientContext context;
+    v1::Job seen;
+    ASSERT_TRUE(v1::JobService::NewStub(reader)->GetJob(&context, get, &seen).ok());
+    EXPECT_EQ(seen.hooks(0).webhook(), id);
+    EXPECT_THAT(seen.DebugString(), Not(HasSubstr(secret)));
+  }
+  v1::ListWebhooksResponse list, of_bob;
+  ASSERT_TRUE(List(eve, &list).ok());
+  ASSERT_EQ(list.webhooks_size(), 1);
+  EXPECT_TRUE(list.webhooks(0).of_jobs());
+  EXPECT_THAT(list.DebugString(), Not(HasSubstr(secret)));
+  // Another project's user sees none of it, and changes nothing.
+  ASSERT_TRUE(List(bob, &of_bob).ok());
+  EXPECT_EQ(of_bob.webhooks_size(), 0);
+  const auto hooks = v1::WebhookService::NewStub(bob);
+  v1::ListWebhookDeliveriesRequest deliveries;
+  v1::ReplayWebhookRequest replay;
+  v1::TestWebhookRequest test;
+  for (const char* project : {"", "alpha"}) {
+    const StatusCode refused =
+        *project == 0 ? StatusCode::NOT_FOUND : StatusCode::PERMISSION_DENIED;
+    deliveries.set_id(id);
+    deliveries.set_project(project);
+    replay.set_id(id);
+    replay.set_project(project);
+    test.set_id(id);
+    test.set_project(project);
+    grpc::ClientContext contexts[3];
+    v1::ListWebhookDeliveriesResponse page;
+    v1::ReplayWebhookResponse replayed;
+    v1::WebhookDelivery tested;
+    EXPECT_EQ(hooks->ListWebhookDeliveries(&contexts[0], deliveries, &page).error_code(), refused);
+    EXPECT_EQ(hooks->ReplayWebhook(&contexts[1], replay, &replayed).error_code(), refused);
+    EXPECT_EQ(hooks->TestWebhook(&contexts[2], test, &tested).error_code(), refused);
+  }
+  EXPECT_EQ(Remove(bob, id).error_code(), StatusCode::NOT_FOUND);
+  // Her colleague may remove it, and gets no secret of it.
+  v1::RotateWebhookResponse made;
+  EXPECT_EQ(Rotate(carl, id, &made).error_code(), StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Rotate(With(admin_token_), id, &made).error_code(), StatusCode::NOT_FOUND)
+      << "not of the admin's own project";
+  ASSERT_TRUE(Rotate(ann, id, &made).ok());
+  EXPECT_NE(made.secret(), secret);
+  std::string audit;
+  for (const v1::AuditRecord& record : Audit()) audit += record.DebugString();
+  EXPECT_THAT(audit, Not(HasSubstr(secret)));
+  EXPECT_TRUE(Remove(carl, id).ok());
+}
+
 TEST_F(WebhookServiceTest, TheServersWebhooksAreItsAdmins) {
   const Channel ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   const Channel admin = With(admin_token_);

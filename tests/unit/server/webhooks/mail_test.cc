@@ -281,7 +281,8 @@ TEST_F(MailHookTest, AddressesOfJobsThatHaveEndedMakeRoomForOthers) {
   more.owner = "ann";
   more.id = ended;
   const auto ask = [&](const std::string& address) {
-    return store_->Write([&](Database& db) { return store::AskForMail(db, more, address, {}); });
+    return store_->Write(
+        [&](Database& db) { return store::AskToBeTold(db, more, "mailto:" + address, {}); });
   };
   EXPECT_EQ(ask("b@example.com").code(), absl::StatusCode::kResourceExhausted)
       << "the first has something to be told";
