@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The dashboard's pages in a browser, against answers that are made here (dashboard_server.py)."""
 
+import hashlib
 import io
 import json
 import os
@@ -731,6 +732,127 @@ class DashboardPageTest(BrowserCase):
         self.assertEqual(
             [(method, request["source_text"]) for method, request in fleet.calls], [("SubmitJob", "[lora]\nr = 4\n")]
         )
+
+    def drop(self, *files):
+        """Drops files on the page, as (name, text)."""
+        self.page.evaluate(
+            """(files) => {
+          const data = new DataTransfer();
+          for (const [name, text] of files) data.items.add(new File([text], name));
+          const event = (type) => new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true});
+          const field = document.querySelector('.editor textarea');
+          field.dispatchEvent(event('dragover'));
+          field.dispatchEvent(event('drop'));
+        }""",
+            files,
+        )
+
+    def needing(self, *needed):
+        fleet = Fleet()
+        fleet.needed = [{"key": key, "path": path, "from_override": False, "line": 4} for key, path in needed]
+        return fleet
+
+    def test_a_job_file_is_dropped_together_with_its_data(self):
+        fleet = self.needing(("job.data", "rows/train.jsonl"), ("data.val", "val.json"))
+        page = self.open("/submit", fleet)
+        train, val = '{"text": "a"}\n{"text": "b"}\n', '[{"text": "c"}]\n'
+        self.drop(("train.jsonl", train), ("mine.toml", '[job]\ndata = "rows/train.jsonl"\n'))
+        self.see("train.jsonl: the dry run says what of the job it is")
+        self.assertIn("rows/train.jsonl", page.get_by_label("Job file").last.input_value())
+        page.get_by_role("button", name="Dry run").click()
+        self.see("29 B, 2 rows, on the server".replace("29", str(len(train))))
+        submit = page.get_by_role("button", name="Submit", exact=True)
+        self.assertTrue(submit.is_disabled())
+        self.drop(("other.jsonl", "{}"), ("more.jsonl", "{}"))
+        self.see("the job names no file other.jsonl, more.jsonl")
+        self.drop(("val.json", val))  # no job file, as the job names it
+        self.see(f"{len(val)} B, 1 row, on the server")
+        self.assertEqual(self.axe(), [])
+        submit.click()
+        self.see("waiting for 4 x H100")
+        sent = [request for method, request in fleet.calls if method == "SubmitJob"][0]["files"]
+        self.assertEqual(
+            sent,
+            [
+                {"key": key, "sha256": hashlib.sha256(text.encode()).hexdigest(), "size": len(text), "client_path": name}
+                for key, name, text in (("job.data", "train.jsonl", train), ("data.val", "val.json", val))
+            ],
+        )
+
+    def test_a_file_is_hashed_and_sent_in_slices_from_where_the_server_has_it(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (5 << 20) + 17]
+        hashes = page.evaluate(
+            """async (sizes) => {
+          const { Sha256 } = await import('/assets/lib/sha256.js');
+          return sizes.map((size) => {
+            const bytes = Uint8Array.from({length: size}, (_, i) => (i * 7 + size) % 251);
+            const sha = new Sha256();
+            for (let at = 0, step = 1; at < size; at += step, step = 2 * step + 1) sha.update(bytes.subarray(at, at + step));
+            return sha.digest();
+          });
+        }""",
+            sizes,
+        )
+        content = lambda size: bytes((i * 7 + size) % 251 for i in range(size))
+        self.assertEqual(hashes, [hashlib.sha256(content(size)).hexdigest() for size in sizes])
+        data = b'{"text": "one"}\n' * 500_000
+        name = hashlib.sha256(data).hexdigest()
+        fleet.blobs[name] = data[:1_000_003]
+        page.get_by_role("button", name="Dry run").click()
+        # Never more than a slice of it at once.
+        page.evaluate(
+            """() => {
+          window.longest = 0;
+          const read = Blob.prototype.arrayBuffer;
+          Blob.prototype.arrayBuffer = function () { window.longest = Math.max(window.longest, this.size); return read.call(this); };
+        }"""
+        )
+        page.get_by_label("job.data").set_input_files({"name": "train.jsonl", "mimeType": "", "buffer": data})
+        self.see("8.00 MB, 500,000 rows, on the server")
+        self.assertEqual([(each["sha256"], each["offset"]) for each in fleet.uploads], [(name, "1000003")])
+        self.assertEqual(fleet.blobs[name], data)
+        self.assertLessEqual(page.evaluate("window.longest"), 2 << 20)
+
+    def test_another_path_or_project_needs_its_file_chosen_anew(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        page.get_by_role("button", name="Dry run").click()
+        field = page.get_by_label("job.data")
+        field.set_input_files({"name": "mine.jsonl", "mimeType": "", "buffer": b"{}\n"})
+        self.see("on the server (mine.jsonl)")
+        fleet.needed[0]["path"] = "other.jsonl"
+        page.get_by_label("Job file").last.fill("[job]\n")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("once other.jsonl is there")
+        fleet.needed[0]["path"] = "train.jsonl"
+        page.get_by_role("textbox", name="project").fill("vision")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("once train.jsonl is there")
+        field.set_input_files({"name": "mine.jsonl", "mimeType": "", "buffer": b"[]\n"})
+        self.see("on the server (mine.jsonl)")
+        self.assertEqual([each["project"] for each in fleet.uploads], ["", "vision"])
+
+    def test_what_is_no_job_file_is_refused_in_words(self):
+        page = self.open("/submit", Fleet())
+        page.get_by_label("Job file", exact=True).first.set_input_files(
+            {"name": "job.toml", "mimeType": "", "buffer": b"#" * ((1 << 20) + 1)}
+        )
+        self.see("job.toml has 1.05 MB, a job file at most 1 MiB")
+        self.assertIn("[job]", page.get_by_label("Job file").last.input_value())
+
+    def test_a_file_that_changes_while_it_is_sent_is_told(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        page.get_by_role("button", name="Dry run").click()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "train.jsonl"
+            path.write_bytes(b"{}\n")
+            page.route("**/StatBlob", lambda route: (path.write_bytes(b"{}\n{}\n"), route.continue_()))
+            self.expected_errors = ("ERR_UPLOAD_FILE_CHANGED",)
+            page.get_by_label("job.data").set_input_files(path)
+            self.see("train.jsonl cannot be read, or has changed since it was chosen: choose it again")
 
     def test_the_log_is_searched_and_shows_what_the_verdict_says(self):
         page = self.open("/jobs/job-b7c2ye")
