@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -71,6 +72,52 @@ IN_PICTURES = {
     "audit": "light",
 }
 HOSTILE = '<img src=x onerror="window.hostile=1"> & "quotes"'
+# Markup, overrides of direction, what cannot be seen, controls, wide characters, and a word that is too long.
+WORST = (
+    '<img src=x onerror="window.hostile=1"></script><script>window.hostile=1</script>'
+    "\u202e\u2066\u200f\u200b\ufeff\u0000\u0007\u009b\u001b[31m\U000e0041模型🙂" + "W" * 300
+)
+# What the server alone makes: ids, hashes, and JSON or base64 that a page reads.
+OF_THE_SERVER = {
+    "name", "next_page_token", "sha256", "resolved_json", "data", "token_id", "event", "resumed_from", "warning"
+}
+# Enums, numbers and times.
+NO_TEXT = r"[A-Z][A-Z0-9_]+|-?[0-9]+|NaN|\d{4}-\d\d-\d\dT.*Z|(projects|nodes|artifacts)/[^ ]*|job-[a-z0-9]*"
+# Texts of answers that the sample's pages leave out.
+NOT_SHOWN = {"category", "incarnation", "job", "node", "phase", "process", "source"}
+# In place of SHOWN, where long words push it out of sight or the page is another one.
+IN_SIGHT = {
+    "job": "Timeline",
+    "timeline": "forms",
+    "checkpoints": "server",
+    "compare": "Figures",
+    "node": "Use over time",
+    "its log": "rank 0",
+    "dry run": "unknown key",
+    "its data": "a/train.jsonl",
+}
+LOOK = """() => {
+  const raw = new RegExp('[\\\\u{0}-\\\\u{8}\\\\u{b}-\\\\u{1f}\\\\u{7f}-\\\\u{9f}\\\\u{61c}\\\\u{200b}\\\\u{200e}\\\\u{200f}' +
+    '\\\\u{2028}-\\\\u{202e}\\\\u{2060}-\\\\u{206f}\\\\u{feff}\\\\u{e0000}-\\\\u{e007f}]', 'u');
+  const found = [];
+  const all = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
+  let told = '';
+  while (all.nextNode()) {
+    const node = all.currentNode;
+    const values = node.nodeType === Node.TEXT_NODE ? [node.data]
+      : [...node.attributes].map((each) => each.value);
+    told += values.join(' ');
+    found.push(...values.filter((each) => raw.test(each)).map((each) =>
+      `${node.parentElement.tagName} ${(node.parentElement).className} ${JSON.stringify(each.slice(0, 100))}`));
+  }
+  return {
+    hostile: window.hostile,
+    elements: document.querySelectorAll('main img, main script').length,
+    raw: found,
+    wide: Math.max(0, document.documentElement.scrollWidth - innerWidth),
+    shown: [...new Set([...told.matchAll(/\u00ab([a-z_0-9]+)\u00bb/g)].map((each) => each[1]))],
+  };
+}"""
 MANY_JOBS = 5000
 MANY_POINTS = 100_000
 # An idle machine needs half a second.
@@ -176,6 +223,49 @@ class DashboardPageTest(BrowserCase):
                 [None, 0],
                 name,
             )
+
+    def spoiled(self, value, key="", of=""):
+        """An answer in which every text that others can choose is hostile, and says of which field it is."""
+        if isinstance(value, dict):
+            return {name: self.spoiled(each, name, key) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.spoiled(each, key, of) for each in value]
+        if not isinstance(value, str) or (key in OF_THE_SERVER and of != "user") or re.fullmatch(NO_TEXT, value):
+            return value
+        if value.startswith("{"):
+            return json.dumps(self.spoiled(json.loads(value)))
+        self.spoiled_fields.add(key)
+        return f"{value}\u00ab{key}\u00bb{WORST}"
+
+    def test_every_text_of_every_answer_stays_text_on_every_page(self):
+        fleet = sample_fleet()
+        self.spoiled_fields, shown, wrong = set(), set(), {}
+        fleet.spoil = self.spoiled
+        fleet.jobs["job-k3v9qx"]["cost"] = {"currency": "euro", "micros": "2500000", "micros_per_hour": "1000000"}
+        for key, log in fleet.logs.items():
+            fleet.logs[key] = log + WORST.encode() + b"\n"
+        fleet.needed = [{"key": "job.data", "path": "a/train.jsonl", "from_override": False, "line": 4}]
+        pages = {**PAGES, "its log": "/jobs/job-k3v9qx?view=log", "dry run": "/submit", "its data": "/submit"}
+        for width in (1280, 390):
+            page = self.new_page(self.serve(fleet), width=width)
+            for name, path in pages.items():
+                page.goto(path)
+                if name in ("dry run", "its data"):
+                    problems = [{"key": "lora.rr", "line": 2, "message": "unknown key"}]
+                    fleet.problems = problems if name == "dry run" else []
+                    page.get_by_role("button", name="Dry run").click()
+                self.see({**SHOWN, **IN_SIGHT}[name])
+                page.evaluate("scrollTo(0, document.body.scrollHeight)")
+                page.wait_for_timeout(300)
+                found = page.evaluate(LOOK)
+                shown |= {(name, field) for field in found.pop("shown")}
+                if found != {"hostile": None, "elements": 0, "raw": [], "wide": 0}:
+                    wrong[f"{name} of {width}"] = found
+            self.assert_clean(page)
+        self.assertEqual(wrong, {}, json.dumps(wrong, indent=1))
+        fields = {field for _, field in shown}
+        self.assertLessEqual(self.spoiled_fields - fields, NOT_SHOWN)
+        self.assertLessEqual({"currency", "display_name", "evidence", "forms", "product_name", "peer"}, fields)
 
     def test_a_curve_of_100000_points_keeps_its_spikes_and_shows_its_gaps(self):
         fleet = self.one_job(MANY_POINTS)

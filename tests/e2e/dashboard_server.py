@@ -69,6 +69,7 @@ class Fleet:
         self.company = ""  # the provider of a company login; empty: there is none
         self.calls = []  # (method, request) of what changes something, and of some others
         self.feeds = []  # addresses of the streams that were opened
+        self.spoil = lambda answer: answer  # what is done to each answer before it is sent
 
     def add_job(self, job, state="PENDING", **fields):
         with self.lock:
@@ -479,7 +480,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _event(self, data, event="", identity=""):
         head = (f"event: {event}\n" if event else "") + (f"id: {identity}\n" if identity else "")
-        self.wfile.write(f"{head}data: {json.dumps(data)}\n\n".encode())
+        self.wfile.write(f"{head}data: {json.dumps(self.server.fleet.spoil(data))}\n\n".encode())
         self.wfile.flush()
 
     def _is_allowed(self):
@@ -541,12 +542,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             answer = method(request)
             if isinstance(answer, dict):
-                self._json(200, answer)
+                self._json(200, self.server.fleet.spoil(answer))
                 return
             answers = iter(answer)
             first = next(answers, None)
         except Refused as refused:
-            self._json(refused.status, refused.body)
+            self._json(refused.status, self.server.fleet.spoil(refused.body))
             return
         self._begin_stream()
         for message in ([first] if first is not None else []):

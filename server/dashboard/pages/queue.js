@@ -6,7 +6,7 @@ import { number, oneLine, plural, shortName } from '../lib/format.js';
 import { Ago, Failure, JobLink, JobLinks, Table } from '../parts/bits.js';
 import { JobButtons } from '../parts/actions.js';
 
-const typeOf = (job) => (job.variant || '').replace(/-\d+x$/, '') || 'not yet known';
+const typeOf = (job) => oneLine(job.variant).replace(/-\d+x$/, '') || 'not yet known';
 
 function useQueue() {
   const [state, setState] = useState({ jobs: null, variants: [], error: null });
