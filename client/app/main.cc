@@ -9,7 +9,7 @@
 int main(int argc, char** argv) {
   using namespace sft::client;
   Interrupt::Install();
-  Console console{std::cout, std::cerr, isatty(STDERR_FILENO) == 1, 80};
+  Console console{std::cout, std::cerr, isatty(STDERR_FILENO) == 1, 80, isatty(STDOUT_FILENO) == 1};
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) console.width = size.ws_col;
   const Connect connect = [&](const std::string& flag) -> std::unique_ptr<Connection> {

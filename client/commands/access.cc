@@ -6,6 +6,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 #include "common/base/json.h"
 #include "sft/v1/auth_service.grpc.pb.h"
 
@@ -160,9 +161,9 @@ ExitCode CreateToken(Connection& connection, const TokenOptions& options, bool j
     connection.console().out << DumpJson(token, 2) << "\n";
     return kSucceeded;
   }
-  connection.console().out << made->secret() << "\n";
+  connection.console().out << OneLine(made->secret()) << "\n";
   connection.console().err << fmt::format(
-      "token {}, until {}; it is shown once\n", made->token().id(),
+      "token {}, until {}; it is shown once\n", OneLine(made->token().id()),
       made->token().has_expire_time() ? Utc(made->token().expire_time()) : "it is revoked");
   return kSucceeded;
 }

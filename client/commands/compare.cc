@@ -11,6 +11,7 @@
 #include "client/output/evaluation.h"
 #include "client/output/evaluation_pairs.h"
 #include "client/output/format.h"
+#include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"

@@ -13,6 +13,7 @@
 #include "client/base/packed_folder.h"
 #include "client/base/rows_text.h"
 #include "client/commands/commands.h"
+#include "client/output/json.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
 #include "common/base/json.h"

@@ -8,6 +8,7 @@
 
 #include "client/commands/commands.h"
 #include "client/output/format.h"
+#include "client/output/json.h"
 #include "client/output/text.h"
 #include "common/base/bytes.h"
 #include "common/base/env.h"
@@ -48,7 +49,7 @@ class Doctor {
       CheckStorage();
     }
     CheckVariables();
-    connection_.console().out << (json ? report_.Json() : Lines(report_.Text()));
+    connection_.console().out << (json ? PrintedJson(report_.Json()) : Lines(report_.Text()));
     if (report_.ExitCode() == 0) return kSucceeded;
     return unreachable_ ? kUnreachable : kRefused;
   }

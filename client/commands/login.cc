@@ -10,6 +10,7 @@
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
@@ -139,12 +140,13 @@ void PrintIdentity(Connection& connection, const v1::Identity& identity, bool js
                              << "\n";
     return;
   }
-  connection.console().out << fmt::format(
-      "{} ({}) at {}{}\n", user.name(), RolesText(user), connection.server(),
+  const std::string who = fmt::format(
+      "{} ({}) at {}{}", user.name(), RolesText(user), connection.server(),
       identity.token_id().empty() ? ", without a token"
       : expires
           ? fmt::format(", token {} until {}", identity.token_id(), Utc(identity.expire_time()))
           : fmt::format(", token {}", identity.token_id()));
+  connection.console().out << OneLine(who) << "\n";
 }
 
 void CompareClocks(Connection& connection, const v1::Identity& identity) {

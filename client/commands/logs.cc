@@ -6,6 +6,8 @@
 #include "client/base/job_follow.h"
 #include "client/commands/commands.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
+#include "common/base/utf8.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -42,8 +44,11 @@ class LogReader {
   }
 
   absl::Status Run() {
-    return ReadThroughOutages(connection_, request_.follow(),
-                              [this](bool& heard, bool& ended) { return Stream(heard, ended); });
+    absl::Status status =
+        ReadThroughOutages(connection_, request_.follow(),
+                           [this](bool& heard, bool& ended) { return Stream(heard, ended); });
+    connection_.console().out << Lines(begun_) << std::flush;
+    return status;
   }
   bool printed() const { return printed_; }
 
@@ -56,7 +61,7 @@ class LogReader {
     while (reader->Read(&response)) {
       heard = true;
       SayWhatIsNotThere(response);
-      connection_.console().out << response.data() << std::flush;
+      Print(response.data());
       printed_ = printed_ || !response.data().empty();
       request_.set_offset(response.offset() + static_cast<int64_t>(response.data().size()));
       request_.clear_tail_lines();
@@ -64,6 +69,19 @@ class LogReader {
       ended = ended || response.end_of_file();
     }
     return reader->Finish();
+  }
+
+  // A pipe or a file gets the log's bytes; a terminal shows its control characters.
+  void Print(const std::string& data) {
+    std::ostream& out = connection_.console().out;
+    if (!connection_.console().out_terminal) {
+      out << data << std::flush;
+      return;
+    }
+    begun_ += data;
+    const size_t whole = begun_.size() - BytesOfBegunCharacter(begun_);
+    out << Lines(std::string_view(begun_).substr(0, whole)) << std::flush;
+    begun_.erase(0, whole);
   }
 
   void SayWhatIsNotThere(const v1::ReadLogResponse& response) {
@@ -82,6 +100,7 @@ class LogReader {
   Connection& connection_;
   v1::ReadLogRequest request_;
   bool printed_ = false;
+  std::string begun_;  // the first bytes of a character whose others come with the next piece
 };
 
 ExitCode Logs(Connection& connection, const LogOptions& options) {

@@ -111,7 +111,7 @@ ExitCode PullModels(Connection& connection, const ModelCacheOptions& options, bo
     connection.console().out << DumpJson(Json{{"model", pulled->model()}, {"nodes", nodes}}, 2)
                              << "\n";
   } else {
-    connection.console().out << pulled->model() << "\n";
+    connection.console().out << OneLine(pulled->model()) << "\n";
   }
   return code;
 }

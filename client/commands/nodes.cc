@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<v1::Node>> AllNodes(Connection& connection) {
     warning = page.warning();
     request.set_page_token(page.next_page_token());
   } while (!request.page_token().empty());
-  if (!warning.empty()) connection.console().err << "sftctl: " << warning << "\n";
+  if (!warning.empty()) connection.console().err << "sftctl: " << OneLine(warning) << "\n";
   return nodes;
 }
 

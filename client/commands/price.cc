@@ -4,6 +4,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 #include "common/base/json.h"
 #include "common/base/money.h"
 #include "sft/v1/operator_service.grpc.pb.h"
@@ -107,9 +108,11 @@ ExitCode SetPrice(Connection& connection, const PriceOptions& options, bool json
   if (json) {
     connection.console().out << DumpJson(PriceJson(*price), 2) << "\n";
   } else {
-    connection.console().out << fmt::format(
-        "{}: {} an hour from {}\n", TypeName(*price),
-        ExactMoneyText(price->micros_per_hour(), price->currency()), Utc(price->start_time()));
+    connection.console().out << OneLine(fmt::format(
+                                    "{}: {} an hour from {}", TypeName(*price),
+                                    ExactMoneyText(price->micros_per_hour(), price->currency()),
+                                    Utc(price->start_time())))
+                             << "\n";
   }
   return kSucceeded;
 }

@@ -12,6 +12,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
@@ -112,7 +113,7 @@ absl::StatusOr<Profiled> Receive(Connection& connection, const ProfileOptions& o
   while (saved.ok() && reader->Read(&response)) {
     if (!quiet && !response.waiting().empty() && response.waiting() != waited_for) {
       waited_for = response.waiting();
-      connection.console().err << "waiting for " << waited_for << "\n";
+      connection.console().err << "waiting for " << OneLine(waited_for) << "\n";
     }
     if (response.has_rank()) profiled.ranks.push_back(response.rank());
     if (!response.trace().empty()) saved = file.Add(response.trace());
@@ -197,9 +198,9 @@ std::string AboutRank(const v1::RankProfile& rank) {
   if (rank.steps() <= 0) return fmt::format("rank {}: no step\n", rank.rank());
   const double step = rank.seconds() / rank.steps();
   const double before = rank.step_seconds_before();
-  std::string text =
-      fmt::format("rank {} on {}: steps {} to {}, {:.4f} s each", rank.rank(), rank.device(),
-                  rank.first_step(), rank.first_step() + rank.steps() - 1, step);
+  std::string text = fmt::format("rank {} on {}: steps {} to {}, {:.4f} s each", rank.rank(),
+                                 OneLine(rank.device()), rank.first_step(),
+                                 rank.first_step() + rank.steps() - 1, step);
   if (before > 0) {
     text += fmt::format(" ({:.4f} s before: {:+.1f} % by the recording or by chance)", before,
                         100 * (step / before - 1));
@@ -209,7 +210,7 @@ std::string AboutRank(const v1::RankProfile& rank) {
     text += fmt::format("  its trace lacks the last {} of {} events: ask for fewer steps\n",
                         rank.events_left_out(), rank.events() + rank.events_left_out());
   }
-  for (const std::string& note : rank.notes()) text += "  " + note + "\n";
+  for (const std::string& note : rank.notes()) text += "  " + OneLine(note) + "\n";
   return text;
 }
 

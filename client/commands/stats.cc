@@ -116,7 +116,7 @@ void Print(Connection& connection, const v1::Stats& stats, const std::string& by
   std::ostream& out = connection.console().out;
   const v1::StatsRow& total = stats.total();
   const auto line = [&](std::string_view key, const std::string& value) {
-    out << fmt::format("{:<12}{}\n", key, OneLine(value));
+    out << fmt::format("{:<12}{}\n", OneLine(key), OneLine(value));
   };
   line("from", fmt::format("{} to {}", Utc(stats.begin()), Utc(stats.end())));
   for (const v1::TypeUse& type : stats.types()) {

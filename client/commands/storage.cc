@@ -256,7 +256,7 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
     connection.console().out << DumpJson(QuotaJson(*quota), 2) << "\n";
   } else {
     connection.console().out << fmt::format(
-        "{}: data sets {}, artifacts {}\n", quota->project(),
+        "{}: data sets {}, artifacts {}\n", OneLine(quota->project()),
         UsageText(quota->dataset_used(), quota->dataset_bytes()),
         UsageText(quota->artifact_used(), quota->artifact_bytes()));
   }

@@ -4,6 +4,7 @@
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
 #include "common/base/json.h"
 #include "sft/v1/web_service.grpc.pb.h"
 
@@ -26,7 +27,7 @@ ExitCode RunWeb(Connection& connection, bool no_open, bool json) {
                 << "\n";
     return kSucceeded;
   }
-  console.out << url << "\n" << std::flush;
+  console.out << OneLine(url) << "\n" << std::flush;
   if (!made->code().empty()) console.err << "good once, for a minute\n";
   if (!no_open && HasDesktop(console)) (void)OpenBrowser(url);
   return kSucceeded;

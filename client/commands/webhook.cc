@@ -127,9 +127,9 @@ ExitCode AddHook(Connection& connection, const WebhookOptions& options, bool jso
     out << DumpJson(object, 2) << "\n";
     return kSucceeded;
   }
-  out << added->webhook().id() << "\n";
+  out << OneLine(added->webhook().id()) << "\n";
   if (!added->secret().empty()) {
-    out << added->secret() << "\n";
+    out << OneLine(added->secret()) << "\n";
     connection.console().err << "The second line is its secret, by which the receiver knows what "
                                 "is from this server: it is not shown again.\n";
   }
@@ -258,7 +258,7 @@ ExitCode RotateHook(Connection& connection, const WebhookOptions& options, bool 
     connection.console().out << DumpJson(Json{{"secret", made->secret()}}, 2) << "\n";
     return kSucceeded;
   }
-  connection.console().out << made->secret() << "\n";
+  connection.console().out << OneLine(made->secret()) << "\n";
   connection.console().err
       << "The old secret signs too for 24 hours; this one is not shown again.\n";
   return kSucceeded;

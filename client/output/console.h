@@ -10,6 +10,7 @@ struct Console {
   std::ostream& err;
   bool terminal = false;  // err is a terminal: a bar may be redrawn there
   int width = 80;
+  bool out_terminal = false;  // so is out
 };
 
 }  // namespace sft::client

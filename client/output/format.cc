@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "client/output/text.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 
@@ -12,7 +13,7 @@ namespace sft::client {
 
 std::string ShortName(const std::string& name) {
   const size_t slash = name.rfind('/');
-  return slash == std::string::npos ? name : name.substr(slash + 1);
+  return OneLine(slash == std::string::npos ? name : name.substr(slash + 1));
 }
 
 std::string ProjectOfName(const std::string& name) {

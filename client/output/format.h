@@ -7,7 +7,7 @@
 
 namespace sft::client {
 
-// Shortens "projects/p/jobs/job-abc" to "job-abc".
+// Shortens "projects/p/jobs/job-abc" to "job-abc"; control characters, which no id has, are shown.
 std::string ShortName(const std::string& name);
 // "p" of "projects/p/jobs/job-abc"; empty where a name says none.
 std::string ProjectOfName(const std::string& name);

@@ -9,6 +9,8 @@
 #include "client/output/job_hooks.h"
 #include "client/output/progress.h"
 #include "common/base/json.h"
+#include "common/base/plain_text.h"
+#include "common/base/utf8.h"
 
 namespace sft::client {
 namespace {
@@ -31,6 +33,34 @@ Json PreferenceJson(const v1::Preference& preference) {
 }
 
 }  // namespace
+
+std::string PrintedJson(std::string_view json) {
+  constexpr char32_t kPlane = 0x10000;
+  std::string shown;
+  for (std::string_view rest = json; !rest.empty();) {
+    const std::string_view before = rest;
+    bool valid = false;
+    const char32_t character = TakeCharacter(rest, valid);
+    if (character == '\n' || !IsControl(character)) {
+      shown += before.substr(0, before.size() - rest.size());
+    } else if (character < kPlane) {
+      shown += fmt::format("\\u{:04x}", static_cast<uint32_t>(character));
+    } else {
+      const auto high = static_cast<uint32_t>((character - kPlane) >> 10);
+      shown += fmt::format("\\u{:04x}\\u{:04x}", 0xd800 + high,
+                           0xdc00 + static_cast<uint32_t>(character & 0x3ff));
+    }
+  }
+  return shown;
+}
+
+std::string DumpJson(const nlohmann::json& value, int indent) {
+  return PrintedJson(sft::DumpJson(value, indent));
+}
+
+std::string DumpJson(const nlohmann::ordered_json& value, int indent) {
+  return PrintedJson(sft::DumpJson(value, indent));
+}
 
 namespace {
 

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "sft/v1/artifact.pb.h"
 #include "sft/v1/cluster_service.pb.h"
@@ -12,6 +13,13 @@
 // The stable JSON that --json prints; described in docs/cli.md. Members are only ever added.
 
 namespace sft::client {
+
+// JSON text for a terminal: the same values, with control characters as "\u009b". (Those of the
+// text itself are line breaks alone; all others are in its strings.)
+std::string PrintedJson(std::string_view json);
+// In place of sft::DumpJson, for what is printed.
+std::string DumpJson(const nlohmann::json& value, int indent = -1);
+std::string DumpJson(const nlohmann::ordered_json& value, int indent = -1);
 
 using Json = nlohmann::ordered_json;
 

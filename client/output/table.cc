@@ -6,7 +6,7 @@
 
 namespace sft::client {
 
-Table::Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+Table::Table(std::vector<std::string> header) { Add(std::move(header)); }
 
 void Table::Add(std::vector<std::string> row) {
   for (std::string& cell : row) cell = OneLine(cell);

@@ -2,14 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "common/base/utf8.h"
 
 namespace sft {
 
 bool IsControl(char32_t character) {
-  return character < 0x20 || (character >= 0x7f && character < 0xa0) ||
-         (character >= 0x202a && character <= 0x202e) ||
-         (character >= 0x2066 && character <= 0x2069);
+  // C0, C1, direction marks and overrides, separators of lines, what is invisible and joins
+  // nothing, and tags.
+  static constexpr std::pair<char32_t, char32_t> kControls[] = {
+      {0x00, 0x1f},     {0x7f, 0x9f},     {0x61c, 0x61c},   {0x200b, 0x200b}, {0x200e, 0x200f},
+      {0x2028, 0x202e}, {0x2060, 0x206f}, {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+  return std::ranges::any_of(kControls, [character](const auto& range) {
+    return character >= range.first && character <= range.second;
+  });
 }
 
 bool IsPlain(std::string_view text) {

@@ -9,7 +9,8 @@
 
 namespace sft {
 
-// True for C0 and C1 controls, and for the marks that change the direction of text.
+// True for C0 and C1 controls, for the marks that change the direction of text, and for characters
+// that cannot be seen. (Joiners can, in what they join: letters of Persian and Hindi, emoji.)
 bool IsControl(char32_t character);
 // True for valid UTF-8 without such characters.
 bool IsPlain(std::string_view text);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -33,6 +34,15 @@ char32_t TakeCharacter(std::string_view& text, bool& valid) {
           (character < 0xd800 || character > 0xdfff);
   text.remove_prefix(valid ? length : 1);
   return valid ? character : kReplacementCharacter;
+}
+
+size_t BytesOfBegunCharacter(std::string_view text) {
+  constexpr size_t kMostBegun = 3;
+  for (size_t bytes = 1; bytes <= std::min(kMostBegun, text.size()); ++bytes) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - bytes]);
+    if ((byte & 0xc0) != 0x80) return LengthOf(byte) > bytes ? bytes : 0;
+  }
+  return 0;
 }
 
 size_t FindInvalidUtf8(std::string_view text) {

@@ -17,6 +17,10 @@ inline constexpr char32_t kReplacementCharacter = 0xfffd;
 // kReplacementCharacter and clears `valid`; one byte is consumed each time.
 char32_t TakeCharacter(std::string_view& text, bool& valid);
 
+// Bytes at the end of `text` that begin a character and do not end it; 0 if it ends with a whole
+// one.
+size_t BytesOfBegunCharacter(std::string_view text);
+
 // The position of the first byte that is not UTF-8; npos if there is none.
 size_t FindInvalidUtf8(std::string_view text);
 inline bool IsUtf8(std::string_view text) { return FindInvalidUtf8(text) == text.npos; }

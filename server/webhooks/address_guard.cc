@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "common/base/utf8.h"
 #include "common/hub/http.h"
 #include "server/webhooks/name_lookup.h"
 
@@ -144,9 +145,11 @@ absl::StatusOr<WebhookTarget> TargetOf(const std::string& url) {
   const std::string origin = hub::OriginOf(url);
   const auto refuse = [] {
     return InvalidArgument(
-        "a webhook's address is like https://example.com/hooks/1, without a user or spaces");
+        "a webhook's address is like https://example.com/hooks/1, without a user, spaces or "
+        "characters "
+        "that cannot be seen");
   };
-  if (origin.empty()) return refuse();
+  if (origin.empty() || !FindHidden(url).empty()) return refuse();
   WebhookTarget target;
   target.tls = origin.starts_with("https://");
   target.port = target.tls ? 443 : 80;

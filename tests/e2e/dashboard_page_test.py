@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The dashboard's pages in a browser, against answers that are made here (dashboard_server.py)."""
 
+import hashlib
 import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -70,6 +72,52 @@ IN_PICTURES = {
     "audit": "light",
 }
 HOSTILE = '<img src=x onerror="window.hostile=1"> & "quotes"'
+# Markup, overrides of direction, what cannot be seen, controls, wide characters, and a word that is too long.
+WORST = (
+    '<img src=x onerror="window.hostile=1"></script><script>window.hostile=1</script>'
+    "\u202e\u2066\u200f\u200b\ufeff\u0000\u0007\u009b\u001b[31m\U000e0041模型🙂" + "W" * 300
+)
+# What the server alone makes: ids, hashes, and JSON or base64 that a page reads.
+OF_THE_SERVER = {
+    "name", "next_page_token", "sha256", "resolved_json", "data", "token_id", "event", "resumed_from", "warning"
+}
+# Enums, numbers and times.
+NO_TEXT = r"[A-Z][A-Z0-9_]+|-?[0-9]+|NaN|\d{4}-\d\d-\d\dT.*Z|(projects|nodes|artifacts)/[^ ]*|job-[a-z0-9]*"
+# Texts of answers that the sample's pages leave out.
+NOT_SHOWN = {"category", "incarnation", "job", "node", "phase", "process", "source"}
+# In place of SHOWN, where long words push it out of sight or the page is another one.
+IN_SIGHT = {
+    "job": "Timeline",
+    "timeline": "forms",
+    "checkpoints": "server",
+    "compare": "Figures",
+    "node": "Use over time",
+    "its log": "rank 0",
+    "dry run": "unknown key",
+    "its data": "a/train.jsonl",
+}
+LOOK = """() => {
+  const raw = new RegExp('[\\\\u{0}-\\\\u{8}\\\\u{b}-\\\\u{1f}\\\\u{7f}-\\\\u{9f}\\\\u{61c}\\\\u{200b}\\\\u{200e}\\\\u{200f}' +
+    '\\\\u{2028}-\\\\u{202e}\\\\u{2060}-\\\\u{206f}\\\\u{feff}\\\\u{e0000}-\\\\u{e007f}]', 'u');
+  const found = [];
+  const all = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
+  let told = '';
+  while (all.nextNode()) {
+    const node = all.currentNode;
+    const values = node.nodeType === Node.TEXT_NODE ? [node.data]
+      : [...node.attributes].map((each) => each.value);
+    told += values.join(' ');
+    found.push(...values.filter((each) => raw.test(each)).map((each) =>
+      `${node.parentElement.tagName} ${(node.parentElement).className} ${JSON.stringify(each.slice(0, 100))}`));
+  }
+  return {
+    hostile: window.hostile,
+    elements: document.querySelectorAll('main img, main script').length,
+    raw: found,
+    wide: Math.max(0, document.documentElement.scrollWidth - innerWidth),
+    shown: [...new Set([...told.matchAll(/\u00ab([a-z_0-9]+)\u00bb/g)].map((each) => each[1]))],
+  };
+}"""
 MANY_JOBS = 5000
 MANY_POINTS = 100_000
 # An idle machine needs half a second.
@@ -175,6 +223,49 @@ class DashboardPageTest(BrowserCase):
                 [None, 0],
                 name,
             )
+
+    def spoiled(self, value, key="", of=""):
+        """An answer in which every text that others can choose is hostile, and says of which field it is."""
+        if isinstance(value, dict):
+            return {name: self.spoiled(each, name, key) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.spoiled(each, key, of) for each in value]
+        if not isinstance(value, str) or (key in OF_THE_SERVER and of != "user") or re.fullmatch(NO_TEXT, value):
+            return value
+        if value.startswith("{"):
+            return json.dumps(self.spoiled(json.loads(value)))
+        self.spoiled_fields.add(key)
+        return f"{value}\u00ab{key}\u00bb{WORST}"
+
+    def test_every_text_of_every_answer_stays_text_on_every_page(self):
+        fleet = sample_fleet()
+        self.spoiled_fields, shown, wrong = set(), set(), {}
+        fleet.spoil = self.spoiled
+        fleet.jobs["job-k3v9qx"]["cost"] = {"currency": "euro", "micros": "2500000", "micros_per_hour": "1000000"}
+        for key, log in fleet.logs.items():
+            fleet.logs[key] = log + WORST.encode() + b"\n"
+        fleet.needed = [{"key": "job.data", "path": "a/train.jsonl", "from_override": False, "line": 4}]
+        pages = {**PAGES, "its log": "/jobs/job-k3v9qx?view=log", "dry run": "/submit", "its data": "/submit"}
+        for width in (1280, 390):
+            page = self.new_page(self.serve(fleet), width=width)
+            for name, path in pages.items():
+                page.goto(path)
+                if name in ("dry run", "its data"):
+                    problems = [{"key": "lora.rr", "line": 2, "message": "unknown key"}]
+                    fleet.problems = problems if name == "dry run" else []
+                    page.get_by_role("button", name="Dry run").click()
+                self.see({**SHOWN, **IN_SIGHT}[name])
+                page.evaluate("scrollTo(0, document.body.scrollHeight)")
+                page.wait_for_timeout(300)
+                found = page.evaluate(LOOK)
+                shown |= {(name, field) for field in found.pop("shown")}
+                if found != {"hostile": None, "elements": 0, "raw": [], "wide": 0}:
+                    wrong[f"{name} of {width}"] = found
+            self.assert_clean(page)
+        self.assertEqual(wrong, {}, json.dumps(wrong, indent=1))
+        fields = {field for _, field in shown}
+        self.assertLessEqual(self.spoiled_fields - fields, NOT_SHOWN)
+        self.assertLessEqual({"currency", "display_name", "evidence", "forms", "product_name", "peer"}, fields)
 
     def test_a_curve_of_100000_points_keeps_its_spikes_and_shows_its_gaps(self):
         fleet = self.one_job(MANY_POINTS)
@@ -763,6 +854,127 @@ class DashboardPageTest(BrowserCase):
         self.assertEqual(
             [(method, request["source_text"]) for method, request in fleet.calls], [("SubmitJob", "[lora]\nr = 4\n")]
         )
+
+    def drop(self, *files):
+        """Drops files on the page, as (name, text)."""
+        self.page.evaluate(
+            """(files) => {
+          const data = new DataTransfer();
+          for (const [name, text] of files) data.items.add(new File([text], name));
+          const event = (type) => new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true});
+          const field = document.querySelector('.editor textarea');
+          field.dispatchEvent(event('dragover'));
+          field.dispatchEvent(event('drop'));
+        }""",
+            files,
+        )
+
+    def needing(self, *needed):
+        fleet = Fleet()
+        fleet.needed = [{"key": key, "path": path, "from_override": False, "line": 4} for key, path in needed]
+        return fleet
+
+    def test_a_job_file_is_dropped_together_with_its_data(self):
+        fleet = self.needing(("job.data", "rows/train.jsonl"), ("data.val", "val.json"))
+        page = self.open("/submit", fleet)
+        train, val = '{"text": "a"}\n{"text": "b"}\n', '[{"text": "c"}]\n'
+        self.drop(("train.jsonl", train), ("mine.toml", '[job]\ndata = "rows/train.jsonl"\n'))
+        self.see("train.jsonl: the dry run says what of the job it is")
+        self.assertIn("rows/train.jsonl", page.get_by_label("Job file").last.input_value())
+        page.get_by_role("button", name="Dry run").click()
+        self.see("29 B, 2 rows, on the server".replace("29", str(len(train))))
+        submit = page.get_by_role("button", name="Submit", exact=True)
+        self.assertTrue(submit.is_disabled())
+        self.drop(("other.jsonl", "{}"), ("more.jsonl", "{}"))
+        self.see("the job names no file other.jsonl, more.jsonl")
+        self.drop(("val.json", val))  # no job file, as the job names it
+        self.see(f"{len(val)} B, 1 row, on the server")
+        self.assertEqual(self.axe(), [])
+        submit.click()
+        self.see("waiting for 4 x H100")
+        sent = [request for method, request in fleet.calls if method == "SubmitJob"][0]["files"]
+        self.assertEqual(
+            sent,
+            [
+                {"key": key, "sha256": hashlib.sha256(text.encode()).hexdigest(), "size": len(text), "client_path": name}
+                for key, name, text in (("job.data", "train.jsonl", train), ("data.val", "val.json", val))
+            ],
+        )
+
+    def test_a_file_is_hashed_and_sent_in_slices_from_where_the_server_has_it(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (5 << 20) + 17]
+        hashes = page.evaluate(
+            """async (sizes) => {
+          const { Sha256 } = await import('/assets/lib/sha256.js');
+          return sizes.map((size) => {
+            const bytes = Uint8Array.from({length: size}, (_, i) => (i * 7 + size) % 251);
+            const sha = new Sha256();
+            for (let at = 0, step = 1; at < size; at += step, step = 2 * step + 1) sha.update(bytes.subarray(at, at + step));
+            return sha.digest();
+          });
+        }""",
+            sizes,
+        )
+        content = lambda size: bytes((i * 7 + size) % 251 for i in range(size))
+        self.assertEqual(hashes, [hashlib.sha256(content(size)).hexdigest() for size in sizes])
+        data = b'{"text": "one"}\n' * 500_000
+        name = hashlib.sha256(data).hexdigest()
+        fleet.blobs[name] = data[:1_000_003]
+        page.get_by_role("button", name="Dry run").click()
+        # Never more than a slice of it at once.
+        page.evaluate(
+            """() => {
+          window.longest = 0;
+          const read = Blob.prototype.arrayBuffer;
+          Blob.prototype.arrayBuffer = function () { window.longest = Math.max(window.longest, this.size); return read.call(this); };
+        }"""
+        )
+        page.get_by_label("job.data").set_input_files({"name": "train.jsonl", "mimeType": "", "buffer": data})
+        self.see("8.00 MB, 500,000 rows, on the server")
+        self.assertEqual([(each["sha256"], each["offset"]) for each in fleet.uploads], [(name, "1000003")])
+        self.assertEqual(fleet.blobs[name], data)
+        self.assertLessEqual(page.evaluate("window.longest"), 2 << 20)
+
+    def test_another_path_or_project_needs_its_file_chosen_anew(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        page.get_by_role("button", name="Dry run").click()
+        field = page.get_by_label("job.data")
+        field.set_input_files({"name": "mine.jsonl", "mimeType": "", "buffer": b"{}\n"})
+        self.see("on the server (mine.jsonl)")
+        fleet.needed[0]["path"] = "other.jsonl"
+        page.get_by_label("Job file").last.fill("[job]\n")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("once other.jsonl is there")
+        fleet.needed[0]["path"] = "train.jsonl"
+        page.get_by_role("textbox", name="project").fill("vision")
+        page.get_by_role("button", name="Dry run").click()
+        self.see("once train.jsonl is there")
+        field.set_input_files({"name": "mine.jsonl", "mimeType": "", "buffer": b"[]\n"})
+        self.see("on the server (mine.jsonl)")
+        self.assertEqual([each["project"] for each in fleet.uploads], ["", "vision"])
+
+    def test_what_is_no_job_file_is_refused_in_words(self):
+        page = self.open("/submit", Fleet())
+        page.get_by_label("Job file", exact=True).first.set_input_files(
+            {"name": "job.toml", "mimeType": "", "buffer": b"#" * ((1 << 20) + 1)}
+        )
+        self.see("job.toml has 1.05 MB, a job file at most 1 MiB")
+        self.assertIn("[job]", page.get_by_label("Job file").last.input_value())
+
+    def test_a_file_that_changes_while_it_is_sent_is_told(self):
+        fleet = self.needing(("job.data", "train.jsonl"))
+        page = self.open("/submit", fleet)
+        page.get_by_role("button", name="Dry run").click()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "train.jsonl"
+            path.write_bytes(b"{}\n")
+            page.route("**/StatBlob", lambda route: (path.write_bytes(b"{}\n{}\n"), route.continue_()))
+            self.expected_errors = ("ERR_UPLOAD_FILE_CHANGED",)
+            page.get_by_label("job.data").set_input_files(path)
+            self.see("train.jsonl cannot be read, or has changed since it was chosen: choose it again")
 
     def test_the_log_is_searched_and_shows_what_the_verdict_says(self):
         page = self.open("/jobs/job-b7c2ye")

@@ -7,6 +7,7 @@ points, hostile names, a server that is gone at a chosen moment. dashboard_test.
 import base64
 import datetime
 import gzip
+import hashlib
 import http.server
 import json
 import math
@@ -62,11 +63,14 @@ class Fleet:
         self.stats = {}
         self.audit = []
         self.problems = []  # of every job file
-        self.blobs = set()
+        self.needed = []  # files that every job file names, as NeededFile
+        self.blobs = {}  # sha256 -> bytes of data sets, whole or in part
+        self.uploads = []  # their queries
         self.token = ""  # what a login takes; empty: none is needed
         self.company = ""  # the provider of a company login; empty: there is none
         self.calls = []  # (method, request) of what changes something, and of some others
         self.feeds = []  # addresses of the streams that were opened
+        self.spoil = lambda answer: answer  # what is done to each answer before it is sent
 
     def add_job(self, job, state="PENDING", **fields):
         with self.lock:
@@ -440,7 +444,7 @@ class Calls:
                 {"key": "lora.r", "value": "16", "origin": "default"},
             ],
             "resolved_json": "{}",
-            "needed_files": [],
+            "needed_files": self.fleet.needed,
             "plan": plan,
             "checked_for_submit": True,
         }
@@ -452,7 +456,20 @@ class Calls:
         )
 
     def stat_blob(self, request):
-        return {"complete": request["sha256"] in self.fleet.blobs, "received": "0"}
+        blob = self.fleet.blobs.get(request["sha256"], b"")
+        complete = hashlib.sha256(blob).hexdigest() == request["sha256"]
+        return {"complete": complete, "received": "0" if complete else str(len(blob))}
+
+    def upload_blob(self, query, body):
+        """As the server does, of data sets that are named by their hash; the rows are lines."""
+        self.fleet.uploads.append(query)
+        blob = self.fleet.blobs.get(query["sha256"], b"")
+        if int(query["offset"]) != len(blob):
+            raise Refused(409, "OUT_OF_RANGE", f"{len(blob)} bytes were received")
+        blob = self.fleet.blobs[query["sha256"]] = blob + body
+        if len(blob) != int(query["size"]) or hashlib.sha256(blob).hexdigest() != query["sha256"]:
+            raise Refused(400, "INVALID_ARGUMENT", "what came has another hash")
+        return {"blob": {"sha256": query["sha256"], "size": query["size"]}, "rows": str(blob.count(b"\n"))}
 
 
 def snake(method):
@@ -489,7 +506,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _event(self, data, event="", identity=""):
         head = (f"event: {event}\n" if event else "") + (f"id: {identity}\n" if identity else "")
-        self.wfile.write(f"{head}data: {json.dumps(data)}\n\n".encode())
+        self.wfile.write(f"{head}data: {json.dumps(self.server.fleet.spoil(data))}\n\n".encode())
         self.wfile.flush()
 
     def _is_allowed(self):
@@ -511,11 +528,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         self._send(200, gzip.compress(file.read_bytes(), 1), TYPES[file.suffix], {"Content-Encoding": "gzip"})
 
+    def _upload(self, query, body):
+        if not self._is_allowed():
+            self._json(401, {"code": "UNAUTHENTICATED", "message": "log in", "details": []})
+            return
+        try:
+            self._json(200, Calls(self.server.fleet).upload_blob(query, body))
+        except Refused as refused:
+            self._json(refused.status, refused.body)
+
     def do_DELETE(self):  # pylint: disable=invalid-name
         self._send(204, b"", extra={"Set-Cookie": "__Host-sft=; Secure; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"})
 
     def do_POST(self):  # pylint: disable=invalid-name
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        url = urllib.parse.urlsplit(self.path)
+        if url.path == "/api/v1/DataService/UploadBlob":
+            self._upload(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)), body)
+            return
+        request = json.loads(body)
         if self.path == "/session":
             if self.server.fleet.token not in (request.get("token"), request.get("code")):
                 self._json(401, {"code": "UNAUTHENTICATED", "message": "the token is not valid", "details": []})
@@ -537,12 +568,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             answer = method(request)
             if isinstance(answer, dict):
-                self._json(200, answer)
+                self._json(200, self.server.fleet.spoil(answer))
                 return
             answers = iter(answer)
             first = next(answers, None)
         except Refused as refused:
-            self._json(refused.status, refused.body)
+            self._json(refused.status, self.server.fleet.spoil(refused.body))
             return
         self._begin_stream()
         for message in ([first] if first is not None else []):

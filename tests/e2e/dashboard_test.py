@@ -2,6 +2,7 @@
 """The dashboard of a real server in a browser: jobs submitted, followed, compared and cancelled from the page."""
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import struct
 import subprocess
 import time
+import urllib.parse
 
 import harness
 from browser import DEADLINE_MS, BrowserCase
@@ -215,6 +217,187 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.assertIn("training.rr", said)
         self.assertEqual(json.loads(self.sftctl("list", "--json").stdout), [])
 
+    def to_submit(self, mode="train steps=5", megabytes=0, name="job"):
+        """Opens the page with a job file whose data is on this machine, and says what the dry run says; the data."""
+        path = self.write_job(mode, ranks=1, name=name)
+        data = self.dir / f"{name}.jsonl"
+        row = data.read_bytes()
+        with open(data, "ab") as out:
+            for number in range(20 * megabytes):
+                out.write(json.dumps({"text": f"{number} " + "y" * 49_950}).encode() + b"\n")
+        self.assertTrue(data.read_bytes().startswith(row))
+        page = self.open("/submit")
+        self.sent = []
+        page.on("request", lambda request: self.sent.append(request.url) if "/UploadBlob" in request.url else None)
+        self.session = page.context.new_cdp_session(page)
+        page.get_by_label("Job file").last.fill(path.read_text())
+        self.dry_run()
+        return data
+
+    def dry_run(self):
+        self.page.get_by_role("button", name="Dry run").click()
+        self.see("The job would be accepted.")
+
+    def chosen(self):
+        return self.page.get_by_role("region", name="Its data").get_by_label("job.data")
+
+    def choose(self, path):
+        with self.page.expect_file_chooser() as chooser:
+            self.chosen().click()
+        chooser.value.set_files(path)
+
+    def send_slowly(self, bytes_a_second):
+        """What the page sends from now on; 0: as fast as it can."""
+        self.session.send(
+            "Network.emulateNetworkConditions",
+            {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": bytes_a_second or -1},
+        )
+
+    def wait_for_part(self, share):
+        """Until so much of a file has gone."""
+        self.wait_for(
+            """(share) => {
+          const bar = document.querySelector('progress[aria-label$=send]');
+          return bar && bar.value > share * bar.max;
+        }""",
+            share,
+        )
+
+    def offsets(self):
+        return [int(urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)["offset"][0]) for url in self.sent]
+
+    def submit_chosen(self):
+        self.page.get_by_role("button", name="Submit", exact=True).click()
+        self.page.wait_for_url(re.compile("/jobs/job-"), timeout=DEADLINE_MS)
+        return self.page.url.rsplit("/", 1)[-1]
+
+    def test_a_job_is_submitted_with_a_file_of_20_mb_by_keyboard_alone(self):
+        data = self.to_submit(megabytes=20)
+        page = self.page
+        self.see("choose the file")
+        submit = page.get_by_role("button", name="Submit", exact=True)
+        self.assertTrue(submit.is_disabled())
+        self.see("once job.jsonl is there")
+        field = self.chosen()
+        field.focus()
+        with page.expect_file_chooser() as chooser:
+            page.keyboard.press("Space")
+        self.send_slowly(20 << 20)
+        chooser.value.set_files(data)
+        page.get_by_role("progressbar").wait_for()
+        self.assertEqual(self.axe(), [])
+        self.see("20.0 MB, 401 rows, on the server")
+        self.assertEqual(page.locator("p[role=status]").inner_text(), "job.jsonl is on the server")
+        self.assertEqual(self.axe(), [])
+        self.assertEqual(self.offsets(), [0])
+        biggest = json.loads(self.sftctl("storage", "--json").stdout)["biggest"]
+        stored = {(each["display_name"], each["name"]) for each in biggest}
+        self.assertLessEqual({("job.jsonl", f"dataset:{hashlib.sha256(data.read_bytes()).hexdigest()}")}, stored)
+        self.choose(data)  # which is there already
+        page.get_by_role("region", name="Its data").get_by_text("20.0 MB, on the server").wait_for()
+        self.assertEqual(self.offsets(), [0])
+        submit.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile("/jobs/job-"), timeout=DEADLINE_MS)
+        self.assert_ends(page.url.rsplit("/", 1)[-1], 0)
+
+    def test_an_upload_goes_on_over_a_kill_of_the_server(self):
+        data = self.to_submit(megabytes=20)
+        self.expected_errors = ("ERR_", "Failed to load resource")
+        self.send_slowly(4 << 20)
+        self.choose(data)
+        self.wait_for_part(0.3)
+        self.kill("server")
+        self.see("the server cannot be reached; trying again")
+        self.restart()
+        self.wait_for_part(0.5)
+        self.send_slowly(0)
+        self.see("401 rows, on the server")
+        offsets = self.offsets()
+        self.assertEqual(offsets[0], 0)
+        self.assertGreater(offsets[-1], 1 << 20)
+        self.assert_ends(self.submit_chosen(), 0)
+
+    def test_an_upload_is_cancelled_and_goes_on_when_its_file_is_chosen_again(self):
+        data = self.to_submit(megabytes=20)
+        self.send_slowly(4 << 20)
+        field = self.chosen()
+        self.choose(data)
+        self.wait_for_part(0.3)
+        self.page.get_by_role("button", name="Cancel job.jsonl").click()
+        self.see("cancelled; chosen again, it goes on where it was")
+        self.assertTrue(field.evaluate("(field) => field === document.activeElement"))
+        self.assertTrue(self.page.get_by_role("button", name="Submit", exact=True).is_disabled())
+        self.assertEqual(self.axe(), [])
+        self.send_slowly(0)
+        self.choose(data)
+        self.see("401 rows, on the server")
+        self.assertGreater(self.offsets()[-1], 1 << 20)
+        # A page that is left sends nothing more.
+        data.write_bytes(data.read_bytes() + data.read_bytes())
+        self.send_slowly(4 << 20)
+        self.choose(data)
+        self.wait_for_part(0.1)
+        with self.page.expect_event("requestfailed", lambda request: "/UploadBlob" in request.url):
+            self.page.get_by_role("link", name="Queue").click()
+
+    def test_what_cannot_be_used_as_data_is_told_in_words(self):
+        data = self.to_submit()
+        self.expected_errors = ("400", "429")
+        picture = self.dir / "picture.jsonl"
+        picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40)
+        archive = self.dir / "rows.zip"
+        archive.write_bytes(b"PK\x03\x04" + b"\0" * 100)
+        short = self.dir / "short.json"
+        short.write_text('[{"text": "a"},\n{"text": ')
+        empty = self.dir / "empty.jsonl"
+        empty.write_bytes(b"")
+        item = self.page.locator(".needed li")
+        for path, told in ((picture, "line 1"), (archive, "archive"), (short, "line 2"), (empty, "no rows")):
+            self.choose(path)
+            item.get_by_text(told).wait_for()
+            self.assertTrue(self.page.get_by_role("button", name="Submit", exact=True).is_disabled(), path)
+        self.assertEqual(self.axe(), [])
+        self.choose(data)
+        self.see("1 row, on the server")
+        self.assert_ends(self.submit_chosen(), 0)
+
+    def test_a_project_without_room_for_a_file_says_so_and_another_takes_it(self):
+        data = self.to_submit(megabytes=20)
+        self.expected_errors = ("429",)
+        result = self.sftctl("admin", "quota", "set", "small", "--datasets", "5MB")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        project = self.page.get_by_role("textbox", name="project")
+        project.fill("small")
+        self.dry_run()
+        self.choose(data)
+        self.see("project small has 0 B of its 5.00 MB for data sets")
+        self.page.get_by_role("button", name="Try again").wait_for()
+        # What was chosen for one project is not for another.
+        project.fill("")
+        self.dry_run()
+        self.see("choose the file")
+        self.choose(data)
+        self.see("401 rows, on the server")
+        self.assert_ends(self.submit_chosen(), 0)
+
+    def test_a_full_disk_refuses_a_file_in_words(self):
+        disk = self.small_disk("disk", 60)
+        self.kill("server")
+        self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http",
+                   f"127.0.0.1:{self.http}", "--data-dir", disk / "server", "--disk-low", "5%", "--disk-full", "3%")
+        wait_until("the node to come back", lambda: '"UP"' in self.sftctl("nodes", "--json").stdout)
+        data = self.to_submit(megabytes=20)
+        ballast = self.fill(disk, leave=10 << 20)
+        self.expected_errors = ("429",)
+        self.choose(data)
+        self.page.locator(".needed .bad").wait_for()
+        told = self.page.locator(".needed .bad").inner_text()
+        self.assertRegex(told, "disk")
+        ballast.unlink()
+        self.page.get_by_role("button", name="Try again").click()
+        self.see("401 rows, on the server")
+
     def test_a_real_job_is_cancelled_by_keyboard_alone(self):
         job = self.submit(f"train steps={LONG}", ranks=1)
         self.wait_for_step(job)
@@ -381,11 +564,18 @@ class DashboardTest(BrowserCase, harness.ServiceCase):
         self.see("Outcome")
         self.see("admin (admin)")
         self.assertEqual(page.evaluate("document.cookie"), "")
+        send = """async () => {
+          const { sendFile } = await import('/assets/lib/send_file.js');
+          const file = new File(['{"text": "one"}\\n'], 'rows.jsonl');
+          return sendFile(file, '', new AbortController().signal, () => undefined).catch((error) => error.status);
+        }"""
+        self.assertEqual(page.evaluate(send)["rows"], 1)
         page.get_by_role("link", name="Jobs").click()
         self.see("There is no job yet")
         page.locator(".feed.live").wait_for()
         page.get_by_role("button", name="Log out").click()
         self.see("This server asks who you are")
+        self.assertEqual(page.evaluate(send), 401)
         page.goto("/jobs")
         self.see("This server asks who you are")
         told = subprocess.run(

@@ -116,6 +116,49 @@ class WebTest(harness.ServiceCase):
         for asset in set(re.findall(r'"(/assets/[^"]+)"', page)):
             self.assertEqual(curl("--compressed", "--output", str(self.dir / "asset"), base + asset).returncode, 0, asset)
 
+    def test_text_that_cannot_be_seen_is_refused_wherever_it_is_entered(self):
+        self.start_all()
+        job = self.submit("wait", ranks=1)
+        text = (self.dir / "job.toml").read_text()
+        named = {"source_text": text, "file_name": "job.toml"}
+        for hidden in ("\x1b[31m", "\0", "\u202e", "\u200b", "\u200f", "\U000e0041"):
+            shown = f"U+{ord(hidden[0]):04X}"
+            bad = f"a{hidden}b"
+            quoted = json.dumps(bad) if ord(hidden[0]) < 0x10000 else '"a\\U000E0041b"'
+            for method, request in (
+                ("JobService/CancelJob", {"name": job, "reason": bad}),
+                ("SchedulingService/HoldJob", {"name": job, "reason": bad}),
+                ("OperatorService/HoldNode", {"node": "node-a", "mode": "CORDON", "reason": bad}),
+                ("OperatorService/SetPrice", {"gpu_type": bad, "micros_per_hour": "1", "currency": "EUR"}),
+                ("OperatorService/SetPrice", {"gpu_type": "H100", "micros_per_hour": "1", "currency": bad}),
+                ("AuthService/PutUser", {"user": {"name": bad, "roles": [{"project": "p", "role": "VIEWER"}]}}),
+                ("AuthService/PutUser", {"user": {"name": "u", "roles": [{"project": bad, "role": "VIEWER"}]}}),
+                ("AuthService/CreateToken", {"kind": "JOIN", "comment": bad}),
+                ("WebhookService/AddWebhook", {"url": f"https://h.example/{bad}"}),
+                ("WebhookService/AddWebhook", {"url": f"mailto:{bad}@h.example"}),
+                ("WebhookService/AddWebhook", {"url": "https://h.example/a", "events": [bad]}),
+                ("SchedulingService/SetProject", {"name": bad, "share": 1}),
+                ("SchedulingService/SetProject", {"name": "p", "max_priority": bad}),
+                ("StorageService/SetStorageQuota", {"project": bad, "dataset_bytes": "1"}),
+                ("ClusterService/PullModel", {"model": f"o/{bad}"}),
+                ("JobService/SubmitJob", {**named, "file_name": bad}),
+                ("JobService/SubmitJob", {**named, "request_id": bad}),
+                ("JobService/SubmitJob", {**named, "project": bad}),
+                ("JobService/SubmitJob", {**named, "metadata": {"k": bad}}),
+                ("JobService/SubmitJob", {**named, "metadata": {bad: "v"}}),
+                ("JobService/SubmitJob", {**named, "source_text": text.replace("[job]", f"[job]\nname = {quoted}")}),
+                ("JobService/SubmitJob", {**named, "source_text": text.replace('"tiny"', quoted)}),
+                ("JobService/SubmitJob", {**named, "source_text": text.replace("[job]", f"[job]\n{quoted} = 1")}),
+                ("JobService/SubmitJob", {**named, "overrides": [{"key": bad, "value": "1", "kind": "SET"}]}),
+                ("JobService/SubmitJob", {**named, "files": [{"key": "job.data", "client_path": bad}]}),
+            ):
+                with self.subTest(method=method, request=request):
+                    status, answer = self.post(method, request)
+                    self.assertEqual(status, 400, answer)
+                    self.assertEqual(answer["code"], "INVALID_ARGUMENT")
+                    if "reason" in request and request["reason"] == bad:
+                        self.assertIn(f"reason holds {shown}", answer["message"])
+
     def test_the_description_is_openapi(self):
         python = DEPS / "clients/bin/python"
         if not python.exists():

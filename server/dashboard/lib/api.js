@@ -4,6 +4,8 @@ import { shared } from './dom.js';
 // Set while the server wants a login; the shell then shows the form.
 export const loginWanted = shared(false);
 
+const UNREACHABLE = 'the server cannot be reached';
+
 export class CallError extends Error {
   constructor(status, body) {
     super(body.message || `the server answered ${status}`);
@@ -28,7 +30,7 @@ async function post(path, request, signal) {
     });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new Error('the server cannot be reached');
+    throw new Error(UNREACHABLE);
   }
   if (response.ok) return response;
   if (response.status === 401) loginWanted.set(true);
@@ -44,6 +46,36 @@ async function post(path, request, signal) {
 // One answer: `call('JobService/GetJob', {name})`.
 export async function call(method, request = {}, signal = undefined) {
   return (await post(`/api/v1/${method}`, request, signal)).json();
+}
+
+// Sends the bytes of a Blob, which the browser reads as they go: only XMLHttpRequest says how many have gone.
+export function upload(method, query, blob, signal, onSent) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const stop = () => request.abort();
+    const end = (settle, value) => {
+      signal.removeEventListener('abort', stop);
+      settle(value);
+    };
+    request.open('POST', `/api/v1/${method}?${new URLSearchParams(query)}`);
+    request.setRequestHeader('Content-Type', 'application/octet-stream');
+    request.upload.onprogress = (event) => onSent(event.loaded);
+    request.onerror = () => end(reject, new Error(UNREACHABLE));
+    request.onabort = () => end(reject, new DOMException('cancelled', 'AbortError'));
+    request.onload = () => {
+      let body = {};
+      try {
+        body = JSON.parse(request.responseText);
+      } catch {
+        // As below: of a proxy.
+      }
+      if (request.status === 200) return end(resolve, body);
+      if (request.status === 401) loginWanted.set(true);
+      return end(reject, new CallError(request.status, body));
+    };
+    signal.addEventListener('abort', stop);
+    request.send(blob);
+  });
 }
 
 // Every page of a list, up to `most` items.

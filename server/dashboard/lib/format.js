@@ -1,6 +1,6 @@
 // Numbers, times and names, written as sftctl writes them (client/output/format.cc).
 
-export const shortName = (name) => (name || '').slice((name || '').lastIndexOf('/') + 1);
+export const shortName = (name) => oneLine((name || '').slice((name || '').lastIndexOf('/') + 1));
 
 // A number of the wire: 64-bit integers are strings, and so are "NaN" and "Infinity".
 export const number = (value) => (value === undefined || value === null ? 0 : Number(value));
@@ -80,7 +80,9 @@ export function lines(text) {
   return (text || '').replaceAll('\r\n', '\n').replace(CONTROL, shown);
 }
 
-const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+// As IsControl of plain_text.cc: controls, marks of direction, and what cannot be seen.
+const CONTROL = new RegExp('[\\u{0}-\\u{8}\\u{b}-\\u{1f}\\u{7f}-\\u{9f}\\u{61c}\\u{200b}\\u{200e}\\u{200f}' +
+  '\\u{2028}-\\u{202e}\\u{2060}-\\u{206f}\\u{feff}\\u{fff9}-\\u{fffb}\\u{e0000}-\\u{e007f}]', 'gu');
 const shown = (letter) => (letter === '\r' ? ' ' : `\\x${letter.codePointAt(0).toString(16).padStart(2, '0')}`);
 
 // Colours and cursor movements of programs that think they write to a terminal.

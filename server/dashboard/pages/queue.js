@@ -6,7 +6,7 @@ import { number, oneLine, plural, shortName } from '../lib/format.js';
 import { Ago, Failure, JobLink, JobLinks, Table } from '../parts/bits.js';
 import { JobButtons } from '../parts/actions.js';
 
-const typeOf = (job) => (job.variant || '').replace(/-\d+x$/, '') || 'not yet known';
+const typeOf = (job) => oneLine(job.variant).replace(/-\d+x$/, '') || 'not yet known';
 
 // What the page shows of a job, and what its buttons go by.
 const FIELDS = ['state', 'reason', 'display_name', 'owner', 'variant', 'priority', 'held', 'after', 'outlook',

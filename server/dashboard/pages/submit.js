@@ -5,11 +5,12 @@ import { bytes, count, number, oneLine, plural, shortName, whole } from '../lib/
 import { go, jobLink } from '../lib/router.js';
 import { costText, outlookText } from '../lib/words.js';
 import { Command, Facts, Failure, JobLink, Table, tell } from '../parts/bits.js';
+import { baseName, chooseAnew, DataFiles, useDataFiles } from '../parts/data_files.js';
 import { Wait } from '../parts/wait.js';
 
 const KEPT = 'sft-job-file';
-// A data set is read whole to be hashed; larger ones go by sftctl, which reads them in pieces.
-const MOST_HASHED = 1 << 30;
+// The most that a server takes.
+const MOST_TEXT = 1 << 20;
 const HINT = 'A dry run comes first: it says here what the job would be, and all that a submit would refuse.';
 const START = `[job]
 name = ""
@@ -23,10 +24,8 @@ variant = ""
 mode = "lora"
 `;
 
-async function sha256(file) {
-  const hash = await crypto.subtle.digest('SHA-256', await file.arrayBuffer());
-  return Array.from(new Uint8Array(hash), (byte) => byte.toString(16).padStart(2, '0')).join('');
-}
+// Of what is dropped: a job file by its name, or data.
+const isJobFile = (file) => /\.(toml|ya?ml|json)$/i.test(file.name) || !file.name.includes('.');
 
 // The problems that an error of SubmitJob names, as a dry run gives them.
 function problemsOf(error) {
@@ -45,15 +44,6 @@ function Problems({ problems, name, onLine }) {
         ${oneLine(name)}:${problem.line}</button> ` : null}
       ${problem.key ? html`<code>${oneLine(problem.key)}</code> ` : null}${oneLine(problem.message)}</li>`)}</ul>
         </section>`;
-}
-
-// A data set that the job file names: the file is chosen here, and has to be on the server already.
-function NeededFile({ needed, state, onChoose }) {
-  return html`<li><label class="file"><span><code>${oneLine(needed.key)}</code> ${oneLine(needed.path)}</span>
-      <input type="file" onChange=${(event) => event.target.files[0] && onChoose(needed, event.target.files[0])} />
-        </label>
-    <span class=${state?.bad ? 'bad' : 'dim'}>${state?.text ||
-      'choose the file, so that the server can be asked whether it has it'}</span></li>`;
 }
 
 // A webhook that was made for a job: this is the one time that its secret is there.
@@ -89,7 +79,7 @@ export function SubmitPage() {
   const [project, setProject] = useState('');
   const [answer, setAnswer] = useState(null);
   const [error, setError] = useState(null);
-  const [files, setFiles] = useState({});
+  const files = useDataFiles(project);
   const [busy, setBusy] = useState('');
   const [over, setOver] = useState(false);
   const [made, setMade] = useState(null);
@@ -106,7 +96,10 @@ export function SubmitPage() {
     setError(null);
   };
   const take = async (file) => {
-    if (!file) return;
+    if (file.size > MOST_TEXT) {
+      setError(new Error(`${file.name} has ${bytes(file.size)}, a job file at most 1 MiB`));
+      return;
+    }
     setName(file.name);
     change(await file.text());
   };
@@ -125,31 +118,18 @@ export function SubmitPage() {
     }
     setBusy('');
   };
-  const check = () => during('check', async () => setAnswer(await call('JobService/ResolveJob', {
-    source_text: text, file_name: name, for_submit: true, explain_wait: true, project, request_id: idOf() })));
-  const choose = async (needed, file) => {
-    const put = (state) => setFiles((seen) => ({ ...seen, [needed.key]: state }));
-    if (file.size > MOST_HASHED) {
-      put({ bad: true, text: `${bytes(file.size)} are too many for the page: sftctl submit ${name} sends it` });
-      return;
-    }
-    put({ text: 'reading' });
-    try {
-      const sha = await sha256(file);
-      const stat = await call('DataService/StatBlob', { sha256: sha, purpose: 'DATASET', project });
-      put(stat.complete ? { text: `${bytes(file.size)}, on the server`,
-        file: { key: needed.key, sha256: sha, size: file.size, client_path: needed.path } }
-        : { bad: true, text: `the server does not have this file yet: sftctl submit ${name} sends it` });
-    } catch (failure) {
-      put({ bad: true, text: failure.message });
-    }
-  };
+  const check = () => during('check', async () => {
+    const told = await call('JobService/ResolveJob', { source_text: text, file_name: name, for_submit: true,
+      explain_wait: true, project, request_id: idOf() });
+    setAnswer(told);
+    files.match(told.needed_files || []);
+  });
   const problems = answer ? answer.problems || [] : problemsOf(error);
   const needed = answer?.needed_files || [];
-  const missing = needed.filter((each) => !files[each.key]?.file);
+  const missing = needed.filter((each) => !files.stateOf(each)?.sent);
   const submit = () => during('submit', async () => {
     const job = await call('JobService/SubmitJob', { source_text: text, file_name: name, project, request_id: idOf(),
-      files: needed.map((each) => files[each.key].file) });
+      files: needed.map((each) => files.stateOf(each).sent) });
     sessionStorage.removeItem(KEPT);
     tell(`${shortName(job.name)} ${job.state}`);
     const hook = (job.hooks || []).find((each) => each.secret);
@@ -166,19 +146,30 @@ export function SubmitPage() {
   const drop = (event) => {
     event.preventDefault();
     setOver(false);
-    take(event.dataTransfer.files[0]);
+    const folder = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.())
+      .find((entry) => entry?.isDirectory);
+    if (folder) {
+      setError(new Error(`${folder.name} is a folder: sftctl submit ${name} sends the rows of its files`));
+      return;
+    }
+    const given = [...event.dataTransfer.files];
+    const isData = (file) => needed.some((each) => baseName(each.path) === file.name) || !isJobFile(file);
+    const data = given.filter(isData);
+    const jobFile = given.find((file) => !isData(file));
+    if (jobFile) take(jobFile);
+    if (data.length > 0) files.drop(data, jobFile ? [] : needed);
   };
   return html`<div class="head"><h1>Submit</h1><span
-    class="dim">a job file in TOML, YAML or JSON: paste it, or drop the file here</span></div>
-    <div class="two submit"><section class=${over ? 'over' : ''}
-      onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)}
-        onDrop=${drop}>
+    class="dim">a job file in TOML, YAML or JSON: paste it, or drop it here, with its data</span></div>
+    <div class="two submit ${over ? 'over' : ''}" onDrop=${drop}
+      onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)}><section>
       <div class="tools"><label>name <input value=${name}
         onInput=${(event) => { setName(event.target.value); setAnswer(null); }} /></label>
         <label>project <input value=${project} placeholder="yours"
           onInput=${(event) => { setProject(event.target.value); setAnswer(null); }} /></label>
         <label class="file"><span class="unseen">Job file</span><input type="file" accept=".toml,.yaml,.yml,.json"
-          onChange=${(event) => take(event.target.files[0])} /></label></div>
+          onClick=${chooseAnew} onChange=${(event) => event.target.files[0] && take(event.target.files[0])} />
+            </label></div>
       <div class="editor"><pre class="numbers" aria-hidden="true" ref=${numbers}>
         ${text.split('\n').map((line, i) => html`<span key=${i} class=${bad.has(i + 1) ? 'bad' : ''}>
           ${i + 1}${'\n'}</span>`)}</pre>
@@ -190,6 +181,8 @@ export function SubmitPage() {
         <button type="button" class=${answer ? 'main' : ''}
           disabled=${busy !== '' || !answer || problems.length > 0 || missing.length > 0} onClick=${submit}>
             ${busy === 'submit' ? 'submitting' : 'Submit'}</button>
+        ${answer && problems.length === 0 && missing.length > 0
+          ? html`<span class="dim">once ${missing.map((each) => oneLine(each.path)).join(', ')} is there</span>` : null}
         <${Command} text=${`sftctl submit ${name}${project ? ` --project ${project}` : ''}${answer
           ? '' : ' --dry-run'}`} /></p>
     </section><section aria-live="polite">
@@ -200,10 +193,7 @@ export function SubmitPage() {
       ${(answer?.warnings || []).map((warning) => html`<p key=${warning.key + warning.message} class="warning"><code>
         ${oneLine(warning.key)}</code> ${oneLine(warning.message)}</p>`)}
       ${answer && problems.length === 0 ? html`<p class="good">The job would be accepted.</p>` : null}
-      ${needed.length > 0 && problems.length === 0
-        ? html`<h2>Its data</h2><ul class="needed">
-          ${needed.map((each) => html`<${NeededFile} key=${each.key} needed=${each} state=${files[each.key]}
-            onChoose=${choose} />`)}</ul>` : null}
+      ${needed.length > 0 && problems.length === 0 ? html`<${DataFiles} needed=${needed} files=${files} />` : null}
       ${answer?.plan && problems.length === 0 ? html`<${Plan} plan=${answer.plan}
         resolved=${answer.resolved || []} />` : null}
     </section></div>`;

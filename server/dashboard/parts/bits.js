@@ -50,7 +50,9 @@ export const JobLink = ({ name, view, children }) =>
 export const JobLinks = ({ names }) => (names || []).map((name, i) =>
   html`${i > 0 ? ', ' : ''}<${JobLink} name=${name} />`);
 
-export function Copy({ text }) {
+// What is copied is what is seen: a shell would take a line break for its Enter.
+export function Copy({ text: given }) {
+  const text = oneLine(given);
   const [done, setDone] = useState(false);
   useEffect(() => {
     const timer = done ? setTimeout(() => setDone(false), 1500) : 0;
@@ -73,19 +75,22 @@ export const Failure = ({ error }) => (error
       html`<br /><code>${oneLine(detail.field)}</code> ${oneLine(detail.description)}`)}</p>`
   : null);
 
+// Text that nobody has made safe yet; templates and numbers stay as they are.
+const shown = (cell) => (typeof cell === 'string' ? oneLine(cell) : cell);
+
 export const Facts = ({ items }) => html`<dl class="facts">
   ${items.filter((item) => item && item[1] !== '' && item[1] !== null && item[1] !== undefined)
-  .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+  .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${shown(value)}</dd></div>`)}</dl>`;
 
 // A plain table: `head` of names (or {name, right, class, unseen}), `rows` of cells.
 export function Table({ caption, head, rows, empty = 'nothing yet' }) {
   const heads = head.map((each) => (typeof each === 'string' ? { name: each } : each));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
-    <caption class="unseen">${caption}</caption>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${shown(caption)}><table>
+    <caption class="unseen">${shown(caption)}</caption>
     <thead><tr>${heads.map((each) => html`<th scope="col" class=${each.right ? 'right' : ''}>
       ${each.unseen ? html`<span class="unseen">${each.name}</span>` : each.name}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.key} class=${row.class || ''}>${(row.cells || row).map((cell, i) =>
-      html`<td class=${heads[i].right ? 'right' : heads[i].class || ''}>${cell}</td>`)}</tr>`)}</tbody>
+      html`<td class=${heads[i].right ? 'right' : heads[i].class || ''}>${shown(cell)}</td>`)}</tr>`)}</tbody>
   </table>${rows.length === 0 ? html`<p class="dim pad">${empty}</p>` : null}</div>`;
 }
 

@@ -113,7 +113,8 @@ export function Results({ job }) {
     ${isEnded(job) ? 'The job has delivered nothing.' : 'Results are here once the job has succeeded.'}</p>`;
   return html`<${Failure} error=${error || failure} />
     ${(artifacts || []).map((artifact) => html`<section key=${artifact.name}>
-    <h2>${artifact.kind} <span class="dim">${bytes(artifact.bytes)}, ${utc(artifact.create_time)}${artifact.node
+    <h2>${oneLine(artifact.kind)}${' '}
+    <span class="dim">${bytes(artifact.bytes)}, ${utc(artifact.create_time)}${artifact.node
       ? `, on ${shortName(artifact.node)} in ${oneLine(artifact.node_path)}` : ''}</span></h2>
     <${Table} caption="Files of the ${artifact.kind}" head=${['File', { name: 'Size', right: true }, 'SHA-256', ACTION]}
       rows=${(artifact.files || []).map((file) => ({ key: file.path,

@@ -56,7 +56,12 @@ TEST(TableTest, WidthsAreColumnsOfTheTerminalNotBytes) {
 TEST(TextTest, WhatWouldMoveTheCursorIsShownInstead) {
   EXPECT_EQ(OneLine("a\x1b[31m\nb\tc\x7f\xff\xc2\x9b\xe2\x80\xae"),
             "a\\x1b[31m b c\\x7f\\xff\\x9b\\x202e");
+  EXPECT_EQ(OneLine("\xe2\x80\x8b\xe2\x80\x8f\xef\xbb\xbf\xf3\xa0\x81\x81"),
+            "\\x200b\\x200f\\xfeff\\xe0041");
+  EXPECT_EQ(OneLine("\xe2\x80\x8d"), "\xe2\x80\x8d") << "emoji and letters are joined by it";
   EXPECT_EQ(Lines("a\nb\tc\x07"), "a\nb\tc\\x07");
+  EXPECT_EQ(DumpJson(Json{{"a", "\x1b\xc2\x9b\xf3\xa0\x81\x81\n"}}),
+            R"({"a":"\u001b\u009b\udb40\udc41\n"})");
   EXPECT_EQ(Columns("a\xe6\xbc\xa2"), 3u);
 }
 

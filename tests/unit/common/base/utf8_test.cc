@@ -24,6 +24,17 @@ TEST(Utf8Test, EachBadByteIsReplacedAndTheRestStays) {
   EXPECT_EQ(ToUtf8("a\xff\xc3\xa9\xe2\x82"), "a\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
 }
 
+TEST(Utf8Test, TheBeginOfACharacterIsToldFromAWholeOne) {
+  for (const std::string_view whole :
+       {"", "a", "\xc3\xa9", "\xe6\xbc\xa2", "\xf0\x9f\x99\x82", "\x80\x80\x80\x80"}) {
+    EXPECT_EQ(BytesOfBegunCharacter(whole), 0U) << whole;
+  }
+  const std::string_view emoji = "a\xf0\x9f\x99\x82";
+  for (size_t bytes = 1; bytes < 4; ++bytes) {
+    EXPECT_EQ(BytesOfBegunCharacter(emoji.substr(0, 1 + bytes)), bytes);
+  }
+}
+
 TEST(Utf8Test, HiddenCharactersAreNamed) {
   EXPECT_EQ(FindHidden("run 7, \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xe2\x9d\xa4\xef\xb8\x8f"),
             "");

@@ -91,7 +91,7 @@ TEST(AddressGuardTest, WhatIsNoPlainAddressIsRefused) {
        {"", "example.com", "ftp://example.com/", "https://", "https://ann:x@example.com/",
         "https://example.com:0/", "https://example.com:70000/", "https://example.com:x/",
         "https://[::1/", "https://exam ple.com/", "https://example.com\\@inside/",
-        "https://[::1]x/", "file:///etc/passwd"}) {
+        "https://[::1]x/", "file:///etc/passwd", "https://example.com/\xe2\x80\xae"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(Check(url, {"8.8.8.8"}).status())) << url;
   }
   EXPECT_EQ(TargetOf("https://[2606:4700::1111]:444/a?b")->host, "2606:4700::1111");
