@@ -45,12 +45,12 @@ void PrintSecrets(std::ostream& out, const v1::Job& job) {
     if (!hook.secret().empty()) {
       out << fmt::format(
           "{} tells {} of it; the receiver knows it by the secret {}, which is not shown again\n",
-          hook.webhook(), OneLine(hook.url()), hook.secret());
+          OneLine(hook.webhook()), OneLine(hook.url()), OneLine(hook.secret()));
     } else {
       out << fmt::format(
           "{} tells {} of it, with the secret that was shown when it was made; `sftctl webhook "
           "rotate {}` makes another\n",
-          hook.webhook(), OneLine(hook.url()), hook.webhook());
+          OneLine(hook.webhook()), OneLine(hook.url()), OneLine(hook.webhook()));
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "server/core/job_hooks.h"
+#include "server/state/records.h"
 #include "server/store/store.h"
 #include "sft/v1/job.pb.h"
 
