@@ -149,9 +149,9 @@ class TopTest(harness.ServiceCase):
             self.assertEqual(plain.grid.colours, set(), options)
         for term in ("linux", "xterm-256color"):
             ascii_only = self.top(job, term=term, locale="C")
-            text = ascii_only.see(" at step ")
+            ascii_only.see(" at step ")
+            text = ascii_only.see("|")  # the curve comes with its second point
             self.assertTrue(text.isascii(), text)
-            self.assertIn("|", text)
         unknown = self.top(job, term="no-such-terminal")
         unknown.see("the terminal type \"no-such-terminal\" (TERM) is not known")
         self.assertEqual(unknown.end(), 5)
