@@ -4,6 +4,9 @@ import { html, uPlot, useEffect, useLayoutEffect, useMemo, useRef, useState } fr
 import { axisFigure, figure, whole } from '../lib/format.js';
 import { firstNotBelow, joined } from '../lib/series.js';
 
+// Room for the labels of an axis, in pixels.
+const widthOf = (labels) => Math.max(54, 12 + 7 * Math.max(...labels.map((label) => label.length)));
+
 const TABLE_ROWS = 200;
 
 // Colours as the theme has them now: a canvas knows no custom properties.
@@ -72,8 +75,8 @@ function makePlot(element, curves, options) {
     },
     axes: [
       { ...axis, size: 22, values: (plot, ticks) => ticks.map((tick) => options.tickText(tick)) },
-      { ...axis, size: 54, values: (plot, ticks) => ticks
-        .map((tick) => (tick === null ? '' : options.axisText(tick))) },
+      { ...axis, size: (plot, labels) => widthOf(labels || []),
+        values: (plot, ticks) => ticks.map((tick) => (tick === null ? '' : options.axisText(tick))) },
     ],
     series: [{}, ...curves.map((curve) => ({
       label: curve.name,
