@@ -180,13 +180,18 @@ class ServiceCase(unittest.TestCase):
             out.truncate(max(0, out.tell() - leave))
         return ballast
 
+    def disk_marks(self, *paths):
+        """Options with which a server or a worker does not mind how full this machine's disk is; none where a path
+        lies on a disk of the test's own (small_disk)."""
+        own = tuple(map(str, self.disks))
+        return [] if any(path.startswith(own) for path in paths) else ["--disk-full", "off"]
+
     def start(self, name, *command):
-        """Starts a program; its output goes to NAME.log, appended over restarts. A server or a worker does not
-        mind how full this machine's disk is, but that of a disk of the test's own (small_disk)."""
+        """Starts a program; its output goes to NAME.log, appended over restarts. Servers and workers have disk_marks."""
         words = [str(part) for part in command]
         programs = {str(BUILD / "bin/sft-server"), str(BUILD / "bin/sft-worker")}
-        if programs & set(words) and not any(word.startswith(tuple(map(str, self.disks))) for word in words):
-            command = (*command, *(() if "--disk-full" in words else ("--disk-full", "off")))
+        if programs & set(words) and "--disk-full" not in words:
+            command = (*command, *self.disk_marks(*words))
         with open(self.dir / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(part) for part in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)

@@ -58,11 +58,9 @@ class HubCase(harness.ServiceCase):
         return [line[4] for line in self.hub.asked(path, "store")]
 
     def pull_command(self, name=NAME, cache=None):
-        # How full this machine's disk is decides nothing, only that of a disk of the test's own.
         cache = str(cache or self.cache)
-        marks = [] if cache.startswith(tuple(map(str, self.disks))) else ["--disk-full", "off"]
         return [str(BUILD / "bin/sft-worker"), "pull", name, "--data-dir", str(self.dir / "pulls"),
-                "--model-cache", cache, *marks]
+                "--model-cache", cache, *self.disk_marks(cache)]
 
     def pull(self, name=NAME, token="", cache=None, **environment):
         return subprocess.run(self.pull_command(name, cache), capture_output=True, text=True, check=False,

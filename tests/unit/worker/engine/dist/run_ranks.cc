@@ -21,11 +21,11 @@ namespace {
 
 // Ranks as threads use the cores that there are, and one rank has the bits of several only where
 // they divide products alike: so the thread of the test has one, too.
-int UseOneThread() {
+bool UseOneThread() {
   at::set_num_threads(1);
-  return 1;
+  return true;
 }
-[[maybe_unused]] const int threads = UseOneThread();
+[[maybe_unused]] const bool one_thread = UseOneThread();
 
 // Runs `rank_body` of each rank on a thread of its own.
 void RunThreads(int world, const std::function<void(int)>& rank_body) {
