@@ -18,11 +18,11 @@ constexpr std::string_view kJson = "application/json", kBytes = "application/oct
 constexpr int kLifeLength = 6;
 constexpr Nanos kPatience = std::chrono::milliseconds(20);
 
-// One request in JSON; `write` takes each answer. False: nobody wants more.
+// One request in JSON; `write` takes each answer as such. False: nobody wants more.
 class JsonExchange final : public Exchange {
  public:
   JsonExchange(const CallOrigin& origin, const std::string& body,
-               const std::function<bool(const google::protobuf::Message&)>& write,
+               const std::function<bool(std::string json)>& write,
                const std::function<bool()>& gone)
       : origin_(origin), body_(body), write_(write), gone_(gone) {}
   const CallOrigin& origin() const override { return origin_; }
@@ -32,16 +32,17 @@ class JsonExchange final : public Exchange {
     names_fields_ = fields != nullptr && message.GetReflection()->FieldSize(message, fields) > 0;
     return true;
   }
-  // Whether it says which fields the answer shall have: the others are not printed either.
-  bool names_fields() const { return names_fields_; }
-  bool Write(const google::protobuf::Message& message) override { return write_(message); }
+  bool Write(const google::protobuf::Message& message) override {
+    return write_(JsonOf(message, /*defaults=*/!names_fields_));
+  }
   bool Gone() const override { return gone_(); }
 
  private:
   const CallOrigin& origin_;
   const std::string& body_;
-  const std::function<bool(const google::protobuf::Message&)>& write_;
+  const std::function<bool(std::string json)>& write_;
   const std::function<bool()>& gone_;
+  // It says which fields the answer shall have: the others are not printed either.
   bool names_fields_ = false;
 };
 
@@ -201,15 +202,12 @@ std::shared_ptr<void> RestApi::TakeStreamThread(const WebCaller& caller) {
 void RestApi::RunUnary(HttpStream& stream, const WebCaller& caller, const Method& method,
                        const std::string& body) {
   std::string answer;
-  const JsonExchange* asked = nullptr;
-  const std::function<bool(const google::protobuf::Message&)> take =
-      [&](const google::protobuf::Message& message) {
-        answer = JsonOf(message, /*defaults=*/!asked->names_fields());
-        return true;
-      };
+  const std::function<bool(std::string)> take = [&](std::string json) {
+    answer = std::move(json);
+    return true;
+  };
   const std::function<bool()> gone = [&] { return stream.Gone(); };
   JsonExchange exchange(caller.origin, body, take, gone);
-  asked = &exchange;
   const absl::Status status = door_.Serve(method, exchange);
   stream.Respond(status.ok() ? JsonAnswer(std::move(answer)) : RestError(status));
 }
@@ -221,11 +219,10 @@ void RestApi::RunStream(std::shared_ptr<HttpStream> stream, const WebCaller& cal
   const HttpResponse head{
       200, "text/event-stream", "", {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
   const auto logged_out = [&] { return caller.LoggedOut(events_.sessions); };
-  const std::function<bool(const google::protobuf::Message&)> send =
-      [&](const google::protobuf::Message& message) {
-        if (logged_out() || (!call.begun() && !call.Begin(head))) return false;
-        return call.Write(EventText("", "", JsonOf(message)));
-      };
+  const std::function<bool(std::string)> send = [&](const std::string& json) {
+    if (logged_out() || (!call.begun() && !call.Begin(head))) return false;
+    return call.Write(EventText("", "", json));
+  };
   const std::function<bool()> gone = [&] { return call.Gone() || logged_out(); };
   JsonExchange exchange(caller.origin, body, send, gone);
   const absl::Status status = door_.Serve(method, exchange);
