@@ -18,7 +18,7 @@ enum class Tab { kCurve, kRanks, kLog, kEvents };
 // What a page asks the server for.
 struct Query {
   Page page = Page::kJobs;
-  // Of lists of jobs: ListJobsRequest.filter; of nodes a text in their names.
+  // For jobs, ListJobsRequest.filter; for nodes, text that is in their names.
   std::string filter;
   // Lists have all fields of jobs, not only those that the pages show.
   bool whole = false;

@@ -16,7 +16,7 @@ using v1::Job;
 
 constexpr size_t kMostTold = 80;
 
-// Of GetJob alone: large, or read from other rows.
+// Fields that only GetJob returns: they are large, or come from other rows.
 bool IsOfOneJob(int number) {
   constexpr int kOfOneJob[] = {Job::kSourceTextFieldNumber,    Job::kResolvedJsonFieldNumber,
                                Job::kResolvedFieldNumber,      Job::kAttemptsFieldNumber,

@@ -18,7 +18,7 @@ namespace {
 
 using v1::Job;
 
-// Of which rows those fields are that are not in the job's own.
+// Whether any field is asked for that comes from the row of the job's schedule.
 bool AsksForSchedule(const JobFields& fields) {
   return fields.HasAny({Job::kSweepFieldNumber, Job::kGroupFieldNumber, Job::kExclusiveFieldNumber,
                         Job::kDeadlineFieldNumber, Job::kHeldFieldNumber, Job::kAfterFieldNumber});

@@ -16,7 +16,7 @@ namespace sft::server::sched {
 // One of them.
 struct Cause {
   enum class Kind {
-    // Of the line; `place` is where the job stands in it, or stood.
+    // About the line; `place` is where the job stands or stood in it.
     kSubmitted,
     kStartedAtOnce,  // submitted and placed by the same decision
     kReturned,       // it is in line again, as after a restart
@@ -24,17 +24,17 @@ struct Cause {
     kTurn,           // went ahead of others
     kGone,           // ended without a start
     kBlocked,        // held, or over a limit
-    // Of running jobs; `by_us` tells by how much.
+    // About running jobs; `by_us` says by how much.
     kPreempted,
     kLonger,
     kShorter,
     kKnown,        // when it ends was not known before
     kEndedSooner,  // than expected
     kEnded,        // sooner than its upper bound
-    // Of nodes; `text` is the node and what it lacks.
+    // About nodes; `text` names the node and what it lacks.
     kNodeLost,
     kNodeBack,
-    // Of projects.
+    // About projects.
     kLimits,
     kShares,
   };

@@ -20,7 +20,7 @@ namespace sft::server::sched {
 // It uses no clock and no store, and costs nothing while nobody waits. One thread.
 class WaitHistory {
  public:
-  // Of one job this far apart, so that what moves to and fro is not told.
+  // Changes of one job are at least this far apart: what moves back and forth is not told.
   static constexpr int64_t kApartUs = 60'000'000;
   // Changes that one decision tells; the others follow, if they last.
   static constexpr size_t kMostAtOnce = 100;
